@@ -1,4 +1,4 @@
-"""COCO's instances (Lin et al. 2014, arXiv 1405.0312), and any data set annotated in its form: one JSON file and a folder of images."""
+"""COCO's instances (Lin et al. 2014, arXiv 1405.0312), and other data sets in the same format: one JSON file and a folder of images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, final
 
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
-from samewise.datasets.parts.keyed_split import in_split
+from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_bytes
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
@@ -20,7 +20,7 @@ _ROUNDING = 1.0
 
 @final
 class COCO(AnnotatedImages):
-    """Images with the boxes of a COCO annotation file. All annotations are looked at here, so their faults are told before training.
+    """Images with the boxes of a COCO annotation file. All annotations are checked here, so that errors show before training.
 
     As torchvision's references/detection have it, boxes are cut at the image's border, those that then have no area are left out, and in training so are crowds
     and images that have no box left.
@@ -78,7 +78,7 @@ class COCO(AnnotatedImages):
             _add(one, found, labels, path)
         chosen = [found[number] for number in sorted(found)]
         if split is not None:
-            wanted = set(in_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
+            wanted = set(select_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
             chosen = [one for one in chosen if one.name in wanted]
         self.category_ids = [0, *sorted(names)] if category_ids == "dense" else []
         super().__init__(base / images, chosen, classes=classes, training=training, size=size, cache=cache)

@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn ships: 1,797 grey images of 8x8 pixels, nothing to download."""
+"""The handwritten digits in scikit-learn: 1,797 grey images of 8x8 pixels, without a download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_OF_LAST_FIFTH = 1437
 
 @final
 class Digits(InMemoryImages):
-    """Samples `{"image": uint8[1, 8, 8], "label": int}`; the file's grey values 0 to 16 are spread over 0 to 255.
+    """Samples `{"image": uint8[1, 8, 8], "label": int}`; the file's grey values 0 to 16 are scaled to 0 to 255.
 
     They are the test part of the UCI set "Optical Recognition of Handwritten Digits": 13 people's hands, in blocks, without saying whose is
     which. So there are two ways to hold out a fifth, both fixed, with no chance in them:

@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits drawn on canvases of noise: boxes to detect, with nothing to download and no files."""
+"""Scikit-learn's handwritten digits drawn on noise: boxes to detect, without a download or files."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class DigitsOnCanvas(Generated):
         return torch.tensor([width / height for height, width in shapes], dtype=torch.float64)
 
     def fingerprint(self) -> str:
-        """32 hex digits of what the canvases are made of."""
+        """32 hex digits of everything that determines the canvases."""
         what = (self._digits.fingerprint(), self._key, self._length, self._height, self._width, self._most, self._smallest, self._largest, self._turned)
         return blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
     def _shape(self, drawn: torch.Generator) -> tuple[int, int]:
-        """(height, width): the first thing that is drawn."""
+        """(height, width): drawn first, so that it is known without drawing the canvas."""
         turned = _upto(2, drawn) == 1 and self._turned
         return (self._width, self._height) if turned else (self._height, self._width)
 
@@ -100,7 +100,7 @@ def _upto(end: int, drawn: torch.Generator) -> int:
 def _free_frame(
     taken: list[tuple[int, int, int, int]], height: int, width: int, smallest: int, largest: int, drawn: torch.Generator
 ) -> tuple[int, int, int, int] | None:
-    """(top, left, height, width) apart from those taken; None if none was found."""
+    """(top, left, height, width) without overlap with those taken; None if none was found."""
     for _ in range(_TRIES):
         tall, wide = (smallest + _upto(largest - smallest + 1, drawn) for _ in range(2))
         wide = min(wide, 2 * tall) if wide > tall else max(wide, tall // 2, smallest)
@@ -111,7 +111,7 @@ def _free_frame(
 
 
 def _draw(canvas: Tensor, digit: Tensor, frame: tuple[int, int, int, int], drawn: torch.Generator) -> list[int]:
-    """Draw uint8[8, 8] over uint8[3, H, W], in place, enlarged to the frame; the box [x1, y1, x2, y2] around its ink."""
+    """Draw uint8[8, 8], enlarged to the frame, into uint8[3, H, W]; return the box [x1, y1, x2, y2] around its ink."""
     top, left, tall, wide = frame
     pixels = digit[torch.arange(tall) * 8 // tall][:, torch.arange(wide) * 8 // wide].to(torch.int64)
     tint = torch.randint(192, 256, (3, 1, 1), generator=drawn)

@@ -1,4 +1,4 @@
-"""Images made on the spot, for trying a recipe without its data: each class has a pattern, each image that pattern and noise of its own."""
+"""Generated images, to try a recipe without its data: each class has a pattern, and each image adds its own noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CELLS = 4
 
 @final
 class GeneratedClassification(InMemoryImages):
-    """Samples `{"image": uint8[channels, size, size], "label": int}`; classes take turns, so every split holds them evenly.
+    """Samples `{"image": uint8[channels, size, size], "label": int}`; classes alternate, so every split is balanced.
 
     A class's pattern is a 4x4 grid of random greys, each image its class's pattern in half contrast under uniform noise: a small
     network learns them in some tens of steps. Integers throughout, so the pixels are the same on every machine.

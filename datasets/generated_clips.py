@@ -1,4 +1,4 @@
-"""Sounds made on the spot, for trying a vocoder without its data: tones that glide from one pitch to another."""
+"""Generated sounds, to try a vocoder without its data: tones that glide between two pitches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures made on the spot, for trying a recipe without its data: each voice is a train of tones in a band of its own."""
+"""Generated mixtures, to try a recipe without its data: each voice is a sequence of tones in its own frequency band."""
 
 from __future__ import annotations
 

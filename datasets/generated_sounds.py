@@ -1,4 +1,4 @@
-"""Sounds made on the spot, for trying a recipe without its data: each class is a tone of its own."""
+"""Generated sounds, to try a recipe without its data: each class is a different tone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, final
 from torch.utils.data import Dataset
 
 from samewise.datasets.generated_speech import GeneratedSpeech
-from samewise.datasets.parts.recordings import fitted
+from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -36,5 +36,5 @@ class GeneratedSounds(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         spoken = self._tones[index]
-        length = min(spoken["length"], self._frames)
-        return {"waveform": fitted(spoken["waveform"], self._frames), "length": length, "label": ord(spoken["transcript"]) - ord("a"), "name": spoken["name"]}
+        waveform, label = crop_or_pad(spoken["waveform"], self._frames), ord(spoken["transcript"]) - ord("a")
+        return {"waveform": waveform, "length": min(spoken["length"], self._frames), "label": label, "name": spoken["name"]}

@@ -1,4 +1,4 @@
-"""Speech made on the spot, for trying a recipe without its data: each letter is a tone of its own."""
+"""Generated speech, to try a recipe without its data: each letter is a different tone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: images or recordings in a column, and their classes in another."""
+"""Data sets of Hugging Face: images or recordings in one column, and their classes in another."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from samewise.datasets.parts.classes import require_count
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.decode import DAMAGED, Mode, decode
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.keyed_split import in_split
-from samewise.datasets.parts.recordings import fitted
+from samewise.datasets.parts.keyed_split import select_split
+from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _HASHED = dict[Any, list[str]]()
@@ -29,7 +29,7 @@ _HASHED = dict[Any, list[str]]()
 
 
 class _Rows(Dataset[dict[str, Any]], abc.ABC):
-    """The rows of one split, each with encoded bytes and a label.
+    """The rows of a split, each with encoded bytes and a label.
 
     A split of which the data set has its own rows has those. Where it has none for `valid` or `test`, they are taken from its rows for training by a hash of
     the column `id`, or else of the bytes: adding rows moves none of the others to another split.
@@ -73,10 +73,10 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         own = {one: share for one, share in shares.items() if one not in found}
         if split not in found or (split == "train" and any(own.values())):
             texts = [str(one) for one in self._table.column(id).to_pylist()] if id else self._digests()
-            chosen = set(in_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
+            chosen = set(select_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
             places = [at for at in places if texts[at] in chosen]
         self._places = places
-        self.classes, numbers = _numbered({name: table.column(label).to_pylist() for name, table in found.items()}, features.get(label), classes, root)
+        self.classes, numbers = _number_classes({name: table.column(label).to_pylist() for name, table in found.items()}, features.get(label), classes, root)
         require_count(root, self.classes, num_classes)
         of_split = numbers[split if split in found else "train"]
         self._labels = torch.tensor([of_split[at] for at in places], dtype=torch.int64)
@@ -84,22 +84,22 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
     def __len__(self) -> int:
         return len(self._places)
 
-    def named(self, index: int) -> str:
-        """What messages call a sample."""
+    def name_of(self, index: int) -> str:
+        """How messages refer to a sample."""
         return f"{self.root}, row {self._places[index]}"
 
     def _bytes(self, index: int) -> bytes:
-        return self._encoded(self._places[index])
+        return self._read_encoded(self._places[index])
 
     def _digests(self) -> list[str]:
-        """Of each row's bytes; kept for the next split, which asks for those of the same files."""
+        """The digest of each row's bytes; cached for the next split, which uses the same files."""
         key = (state_of_files(self.root), self._column)
         if key not in _HASHED:
             _HASHED.clear()
-            _HASHED[key] = [blake2b(self._encoded(place), digest_size=16).hexdigest() for place in range(self._table.num_rows)]
+            _HASHED[key] = [blake2b(self._read_encoded(place), digest_size=16).hexdigest() for place in range(self._table.num_rows)]
         return _HASHED[key]
 
-    def _encoded(self, place: int) -> bytes:
+    def _read_encoded(self, place: int) -> bytes:
         value = self._table.column(self._column)[place].as_py()
         raw = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(raw, bytes):
@@ -109,7 +109,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         return raw
 
     def fingerprint(self) -> str:
-        """32 hex digits of what the samples are: classes, labels, places, and the bytes of 64; the same wherever the data lie."""
+        """32 hex digits of the samples: classes, labels, positions, and the bytes of 64; independent of where the data are."""
         digest = blake2b(repr((self.classes, self._labels.tolist(), self._places)).encode(), digest_size=16)
         for index in spaced_indices(len(self), CONTENTS):
             digest.update(self._bytes(index))
@@ -151,15 +151,15 @@ class HuggingFaceImages(_Rows):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            image: Tensor = decode(self._bytes(index), mode=self._mode, name=self.named(index))
+            image: Tensor = decode(self._bytes(index), mode=self._mode, name=self.name_of(index))
         except (*DAMAGED, Image.DecompressionBombError) as error:
-            raise DataError(Problem(self.named(index), f"is not an image, or is damaged: {type(error).__name__}")) from None
+            raise DataError(Problem(self.name_of(index), f"is not an image, or is damaged: {type(error).__name__}")) from None
         return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
 
 
 @final
 class HuggingFaceRecordings(_Rows):
-    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`, all of one length T; `length` is without the silence at the end.
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`, all of length T; `length` excludes the silence at the end.
 
     Args:
         audio: The column of the recordings.
@@ -194,15 +194,15 @@ class HuggingFaceRecordings(_Rows):
             try:
                 waveform, _ = read_audio(file.name, sample_rate=self.sample_rate)
             except DataError as error:
-                raise DataError(*(replace(one, path=self.named(index)) for one in error.problems)) from None
+                raise DataError(*(replace(one, path=self.name_of(index)) for one in error.problems)) from None
         spare = len(waveform) - self._frames
         start = 0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
         heard = waveform[start : start + self._frames]
-        return {"waveform": fitted(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": f"row {self._places[index]}"}
+        return {"waveform": crop_or_pad(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": f"row {self._places[index]}"}
 
 
-def _numbered(labels: Mapping[str, list[Any]], feature: Any, classes: Sequence[str] | None, root: str) -> tuple[list[str], dict[str, list[int]]]:
-    """The classes, and the number of each row's, by split."""
+def _number_classes(labels: Mapping[str, list[Any]], feature: Any, classes: Sequence[str] | None, root: str) -> tuple[list[str], dict[str, list[int]]]:
+    """The classes, and each row's class number, by split."""
     names = feature.get("names") if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" else None
     if any(one is None for some in labels.values() for one in some):
         raise DataError(Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column"))

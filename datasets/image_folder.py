@@ -1,4 +1,4 @@
-"""Any images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as torchvision's ImageFolder reads them; or `ROOT/CLASS/*.jpg`, split by a hash of their names."""
+"""Images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as in torchvision's ImageFolder; or `ROOT/CLASS/*.jpg`, split by a hash of their names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import final
 
 from samewise.datasets.parts.channels import EXTENSIONS as channels_extensions
-from samewise.datasets.parts.image_files import EXTENSIONS, Cache, ImageFiles, ImageMode, check_classes, class_folders, list_by_class
+from samewise.datasets.parts.image_files import EXTENSIONS, Cache, DecodedBy, ImageFiles, ImageMode, check_classes, class_folders, list_by_class
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.keyed_split import in_split
+from samewise.datasets.parts.keyed_split import select_split
 from samewise.runner.errors import DataError, Problem
 
 
@@ -26,6 +26,7 @@ class ImageFolder(ImageFiles):
         split, shares, key: With shares, this one's part of all images of `folder`, by a hash of each one's CLASS/NAME (`parts.keyed_split`); None: all of them.
         mode, channels: As in `ImageFiles`.
         cache: "memory": decode all images once and keep them; they must be of one size. "none": decode each when it is asked for.
+        decode: As in `ImageFiles`.
         transform: Applied to each image.
 
     Raises:
@@ -45,6 +46,7 @@ class ImageFolder(ImageFiles):
         mode: ImageMode = "rgb",
         channels: int | None = None,
         cache: Cache = "none",
+        decode: DecodedBy = "worker",
         transform: Transform | None = None,
     ) -> None:
         base = Path(root).expanduser().absolute()
@@ -56,5 +58,6 @@ class ImageFolder(ImageFiles):
         if not found:
             expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
             raise DataError(Problem(str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"))
-        names = list(found) if shares is None else in_split(list(found), split, shares, key=key, where=str(here))
-        super().__init__(here, names, [found[name] for name in names], classes=classes, mode=mode, channels=channels, cache=cache, transform=transform)
+        names = list(found) if shares is None else select_split(list(found), split, shares, key=key, where=str(here))
+        labels = [found[name] for name in names]
+        super().__init__(here, names, labels, classes=classes, mode=mode, channels=channels, cache=cache, decode=decode, transform=transform)

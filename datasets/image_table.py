@@ -1,4 +1,4 @@
-"""Images and labels that a table lists: CSV, JSON, JSON lines or Parquet."""
+"""Images and labels listed in a table: CSV, JSON, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from samewise.datasets.parts.classes import require_count, require_known
-from samewise.datasets.parts.image_files import Cache, ImageFiles, ImageMode
+from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.keyed_split import in_split
+from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import BYTES, ROWS, read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest
 
@@ -40,7 +40,7 @@ class ImageTable(ImageFiles):
         key: Of the hash: another key splits otherwise.
         classes: The labels in the order of their numbers; None: all that occur in any split.
         num_classes: How many there should be; None: as many as there are.
-        mode, channels, cache, transform: As in `ImageFiles`.
+        mode, channels, cache, decode, transform: As in `ImageFiles`.
 
     Raises:
         DataError: the table cannot be read, or lacks a column; an image is missing; there are other classes.
@@ -63,6 +63,7 @@ class ImageTable(ImageFiles):
         mode: ImageMode = "rgb",
         channels: int | None = None,
         cache: Cache = "none",
+        decode: DecodedBy = "worker",
         transform: Transform | None = None,
     ) -> None:
         path = Path(table_path).expanduser()
@@ -73,7 +74,7 @@ class ImageTable(ImageFiles):
         if twice := next((name for name, times in Counter(names).items() if times > 1), None):
             raise DataError(Problem(str(path), "lists an image twice", twice, "a row for each image"))
         labels = dict(zip(names, (str(row[label]) for row in rows), strict=True))
-        known = list(map(str, classes)) if classes is not None else _in_order(set(labels.values()))
+        known = list(map(str, classes)) if classes is not None else _sort_classes(set(labels.values()))
         require_known(str(path), labels, known)
         require_count(str(path), known, num_classes)
         if split_column:
@@ -82,18 +83,17 @@ class ImageTable(ImageFiles):
             if not chosen and split != "test":
                 raise DataError(Problem(str(path), f"has no image for the split {split}", sorted(set(told.values())), "train, valid and test"))
         else:
-            chosen = in_split(names, split, shares, key=key, where=str(path))
+            chosen = select_split(names, split, shares, key=key, where=str(path))
         if missing := [name for name in chosen if not os.path.isfile(folder / name)]:
             hint = "set dataset.root=FOLDER, what the names are relative to"
             raise DataError(Problem(str(folder / missing[0]), f"is listed in {path.name} but missing, one of {len(missing)}", hint=hint))
         number = {name: place for place, name in enumerate(known)}
-        super().__init__(
-            folder, chosen, [number[labels[name]] for name in chosen], classes=known, mode=mode, channels=channels, cache=cache, transform=transform
-        )
+        chosen_labels = [number[labels[name]] for name in chosen]
+        super().__init__(folder, chosen, chosen_labels, classes=known, mode=mode, channels=channels, cache=cache, decode=decode, transform=transform)
 
 
 def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The table's rows, each with the columns that are asked for."""
+    """The table's rows, with the requested columns."""
     try:
         rows = _read(path, list(columns.values()))
     except OSError as error:
@@ -132,7 +132,7 @@ def _read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _rows_of_parquet(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """A value that is repeated stands in the file once, so the file's size says nothing of what it unpacks to."""
+    """A repeated value is stored once, so the file's size does not limit its unpacked size."""
     from pyarrow import compute, parquet  # pyright: ignore[reportMissingImports]
 
     with parquet.ParquetFile(path) as file:
@@ -156,9 +156,9 @@ def _rows_of_parquet(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]
 
 
 def _relative(name: str, folder: Path) -> str:
-    """Relative to the folder where it lies in it, so that the split and the fingerprint do not depend on where that is."""
+    """The path relative to the folder if it is inside, so that split and fingerprint do not depend on the folder's location."""
     return str(Path(name).relative_to(folder)) if os.path.isabs(name) and Path(name).is_relative_to(folder) else name
 
 
-def _in_order(labels: set[str]) -> list[str]:
+def _sort_classes(labels: set[str]) -> list[str]:
     return sorted(labels, key=int) if all(label.isdecimal() and label.isascii() for label in labels) else sorted(labels)

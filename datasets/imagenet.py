@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.parts.image_files import Cache, ImageFiles, class_folders, list_by_class, list_images
+from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, class_folders, list_by_class, list_images
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.limits import read_bytes, read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
@@ -33,6 +33,7 @@ class ImageNet(ImageFiles):
         split: "train" or "valid".
         num_classes: How many classes `train` should have: 1,000, unless it is a subset.
         cache: "none"; "memory" only where all images are of one size.
+        decode: As in `ImageFiles`.
         transform: Applied to each image.
 
     Raises:
@@ -41,7 +42,14 @@ class ImageNet(ImageFiles):
     """
 
     def __init__(
-        self, *, root: str, split: Literal["train", "valid"], num_classes: int = 1000, cache: Cache = "none", transform: Transform | None = None
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid"],
+        num_classes: int = 1000,
+        cache: Cache = "none",
+        decode: DecodedBy = "worker",
+        transform: Transform | None = None,
     ) -> None:
         if split not in ("train", "valid"):
             raise ConfigError(Problem("split", "ImageNet has no labelled split of this name", split, "train or valid", nearest(split, ["train", "valid"])))
@@ -55,11 +63,11 @@ class ImageNet(ImageFiles):
             raise DataError(Problem(str(base / "train"), f"has {len(wnids)} folders named by WordNet ids", expected=f"{num_classes}, {_LAYOUT}", hint=hint))
         here = base / ("train" if split == "train" else "val")
         names, labels = _images(here, wnids, base)
-        super().__init__(here, names, labels, classes=_class_names(wnids), cache=cache, transform=transform)
+        super().__init__(here, names, labels, classes=_class_names(wnids), cache=cache, decode=decode, transform=transform)
 
 
 def _images(here: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
-    """The files of a split relative to it, and their labels."""
+    """The files of a split, relative to it, with their labels."""
     found = list_by_class(here, wnids)
     names, labels = list(found), list(found.values())
     if not names and here.name == "val":
@@ -86,7 +94,7 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
         source = solution
     elif kit.is_dir():
         source = kit / "ILSVRC2012_validation_ground_truth.txt"
-        found = _of_development_kit(kit, len(names))
+        found = _read_development_kit(kit, len(names))
     else:
         raise DataError(Problem(str(base / "val"), "is a flat folder without labels for its images", expected=_LAYOUT, hint=_GET))
     unknown = [name for name, wnid in zip(names, found, strict=True) if wnid not in label_of]
@@ -95,7 +103,7 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
     return [label_of[wnid] for wnid in found if wnid is not None]
 
 
-def _of_development_kit(kit: Path, count: int) -> list[str]:
+def _read_development_kit(kit: Path, count: int) -> list[str]:
     """The WordNet id of each validation image, in the order of their names."""
     from scipy.io import loadmat  # takes a while, and only this layout needs it
 
@@ -114,7 +122,7 @@ def _of_development_kit(kit: Path, count: int) -> list[str]:
 
 
 def _require_modest(path: Path) -> None:
-    """Parts of MATLAB's files are packed, and unpack to up to a thousand times their size."""
+    """Parts of MATLAB files are compressed, and may expand a thousandfold."""
     raw, place = read_bytes(path), 128
     while place + 8 <= len(raw):
         kind, length = struct.unpack("<II", raw[place : place + 8])
@@ -127,7 +135,7 @@ def _require_modest(path: Path) -> None:
 
 
 def _class_names(wnids: list[str]) -> list[str]:
-    """In words where they are the thousand; else the ids."""
+    """The usual names if the classes are the thousand of ImageNet; otherwise the ids."""
     if len(wnids) != 1000:
         return wnids
     from torchvision.models import ResNet18_Weights

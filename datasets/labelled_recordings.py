@@ -1,4 +1,4 @@
-"""Any folder of recordings whose names say what they are: `dog/1.wav`, `7_jackson_32.wav`."""
+"""A folder of recordings whose names contain their labels: `dog/1.wav`, `7_jackson_32.wav`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import match_audio
 from samewise.datasets.parts.classes import require_count, require_known
-from samewise.datasets.parts.keyed_split import in_split
-from samewise.datasets.parts.recordings import Cache, Recordings, fitted
+from samewise.datasets.parts.keyed_split import select_split
+from samewise.datasets.parts.recordings import Cache, Recordings, crop_or_pad
 from samewise.runner.errors import DataError, Problem
 
 
 @final
 class LabelledRecordings(Dataset[dict[str, Any]]):
-    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`, all of one length T; `length` is without the silence at the end.
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`, all of length T; `length` excludes the silence at the end.
 
     Files are all audio below ROOT whose names match a pattern with named groups: `label` is the class; a file in which `valid` or `test` takes part
     belongs to that split. In a pattern that has neither, a hash of the file's name decides (`parts.keyed_split`), or of `group` where the pattern has it, as a
@@ -62,7 +62,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         self.classes = list(classes) if classes is not None else sorted({found["label"] for found in matched.values()})
         require_known(str(folder), {name: found["label"] for name, found in matched.items()}, self.classes)
         require_count(str(folder), self.classes, num_classes)
-        chosen = _of_split(matched, split, shares, key, str(folder))
+        chosen = _select_split(matched, split, shares, key, str(folder))
         self.sample_rate, self._frames, self._training = sample_rate, max(1, round(seconds * sample_rate)), split == "train"
         self._labels = torch.tensor([self.classes.index(matched[name]["label"]) for name in chosen], dtype=torch.int64)
         self._recordings = Recordings(folder, chosen, sample_rate=sample_rate, cache=cache) if chosen else None
@@ -76,7 +76,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         spare = self._recordings.frames(index) - self._frames
         start = 0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
         heard = self._recordings.stretch(index, start, min(self._frames, self._frames + spare))
-        return {"waveform": fitted(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": self._recordings.names[index]}
+        return {"waveform": crop_or_pad(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": self._recordings.names[index]}
 
     def path(self, index: int) -> Path:
         """The file of a sample."""
@@ -84,12 +84,12 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         return self._recordings.path(index)
 
     def fingerprint(self) -> str:
-        """32 hex digits of the recordings, their labels, and what is taken of each."""
+        """32 hex digits of the recordings, their labels, and how they are cropped."""
         what = (self._recordings.fingerprint() if self._recordings else "", self.classes, self._labels.tolist(), self._frames, self._training)
         return blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
 
-def _of_split(matched: Mapping[str, re.Match[str]], split: str, shares: Mapping[str, float], key: str, where: str) -> list[str]:
+def _select_split(matched: Mapping[str, re.Match[str]], split: str, shares: Mapping[str, float], key: str, where: str) -> list[str]:
     groups = next(iter(matched.values())).re.groupindex
     if "valid" in groups or "test" in groups:
         splits = {name: next((one for one in ("valid", "test") if found.groupdict().get(one) is not None), "train") for name, found in matched.items()}
@@ -98,5 +98,5 @@ def _of_split(matched: Mapping[str, re.Match[str]], split: str, shares: Mapping[
             raise DataError(Problem(where, f"none of {len(matched)} recordings belongs to the split {split}, by dataset.pattern"))
         return chosen
     hashed = {name: found.groupdict().get("group") or name for name, found in matched.items()}
-    wanted = set(in_split(list(dict.fromkeys(hashed.values())), split, shares, key=key, where=where))
+    wanted = set(select_split(list(dict.fromkeys(hashed.values())), split, shares, key=key, where=where))
     return [name for name in matched if hashed[name] in wanted]

@@ -51,7 +51,7 @@ class LibriSpeech(Utterances):
             if subset not in SUBSETS:
                 raise ConfigError(Problem("dataset.subsets", "LibriSpeech has no such part", subset, ", ".join(SUBSETS), nearest(subset, SUBSETS)))
         folder = _folder(Path(root).expanduser(), subsets, download=download)
-        listed = [line for subset in subsets for line in _listed(folder, subset)]
+        listed = [line for subset in subsets for line in _list_utterances(folder, subset)]
         super().__init__(
             folder,
             [name for name, _ in listed],
@@ -63,7 +63,7 @@ class LibriSpeech(Utterances):
 
 
 def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
-    """The folder that holds the subsets, all of them there."""
+    """The folder that contains all of the subsets."""
     if not (root / _ARCHIVE).is_dir() and any((root / subset).is_dir() for subset in subsets):
         return root
     folder = root / _ARCHIVE
@@ -79,7 +79,7 @@ def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
     return folder
 
 
-def _listed(folder: Path, subset: str) -> list[tuple[str, str]]:
+def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
     """(file, transcript) of all utterances in a subset, speaker by speaker, chapter by chapter, in numerical order.
 
     Each chapter's file of transcripts is read once; torchaudio's `get_metadata` reads it anew for each of its utterances.

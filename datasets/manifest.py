@@ -1,4 +1,4 @@
-"""Your own recordings, listed in a file with their transcripts: CSV, TSV or JSON lines."""
+"""The user's recordings, listed in a file with their transcripts: CSV, TSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samewise.runner.errors import DataError, Problem, nearest
 
 @final
 class Manifest(Utterances):
-    """Samples as `Utterances`, from a file with a line for each recording.
+    """Samples as `Utterances`, from a file with one line per recording.
 
     Args:
         file: NAME.csv or NAME.tsv with a first line of column names, or NAME.jsonl with an object a line.
@@ -56,7 +56,7 @@ class Manifest(Utterances):
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The number of each line, from 1, and what it says by column."""
+    """The number of each line (from 1) and its values by column."""
     try:
         require_regular(path)
         with open(path, encoding="utf-8-sig", newline="") as handle:

@@ -1,4 +1,4 @@
-"""MNIST (LeCun et al. 1998) and Fashion-MNIST (arXiv 1708.07747): 70,000 grey images of 28x28 pixels, by torchvision, with its checksums."""
+"""MNIST (LeCun et al. 1998) and Fashion-MNIST (arXiv 1708.07747): 70,000 grey images of 28x28 pixels, loaded and verified by torchvision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any images with boxes annotated as in Pascal VOC (Everingham et al. 2010): in its layout (JPEGImages, Annotations, ImageSets/Main), or without lists."""
+"""Images with boxes annotated as in Pascal VOC (Everingham et al. 2010): in its layout (JPEGImages, Annotations, ImageSets/Main), or without lists."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_labels, checked_box
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_box, check_labels
 from samewise.datasets.parts.image_files import EXTENSIONS, list_images
-from samewise.datasets.parts.keyed_split import in_split
+from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
@@ -25,7 +25,7 @@ class _Object:
 
 @final
 class PascalVOC(AnnotatedImages):
-    """The images that `ImageSets/Main/SPLIT.txt` lists, or a keyed share of all, with the boxes of their XML files.
+    """The images in `ImageSets/Main/SPLIT.txt`, or a keyed share of all, with the boxes in their XML files.
 
     Every annotation is looked at here, so its faults are told before training.
 
@@ -74,8 +74,8 @@ class PascalVOC(AnnotatedImages):
             raise ConfigError(Problem("dataset", message, value))
         base = Path(root).expanduser()
         images_at, annotations_at = base / images_dir, base / annotations_dir
-        files = _paired(images_at, annotations_at, drop=unannotated == "drop") if shares is not None else {}
-        ids = _listed(base, split) if shares is None else in_split(list(files), split, shares, key=key, where=str(annotations_at))
+        files = _match_annotations(images_at, annotations_at, drop=unannotated == "drop") if shares is not None else {}
+        ids = _read_list(base, split) if shares is None else select_split(list(files), split, shares, key=key, where=str(annotations_at))
         found_in = _classes(annotations_at, files) if classes is None else {}
         names = list(classes) if classes is not None else list(found_in)
         check_labels(len(names) + 1, num_classes, where=str(annotations_at), names=names, files=found_in)
@@ -83,20 +83,20 @@ class PascalVOC(AnnotatedImages):
         images: list[Annotated] = []
         for number, one in enumerate(ids):
             path = annotations_at / f"{one}.xml"
-            image, objects = _parsed(path, one, number, file=files.get(one))
+            image, objects = _parse_annotation(path, one, number, file=files.get(one))
             for found in objects:
                 if found.name not in labels:
                     raise DataError(Problem(str(path), "has an object of an unknown class", found.name, ", ".join(names), nearest(found.name, names)))
                 hint = "correct the annotation" if min(found.box) < 0 else "these corners count from 0: set dataset.first_pixel=0"
                 shifted = [found.box[0] - first_pixel, found.box[1] - first_pixel, found.box[2], found.box[3]]
-                box = checked_box(shifted, where=str(path), width=image.width, height=image.height, empty=empty_boxes, hint=hint)
+                box = check_box(shifted, where=str(path), width=image.width, height=image.height, empty=empty_boxes, hint=hint)
                 if box is not None and (difficult or not found.difficult):
                     image.add(box, labels[found.name])
             images.append(image)
         super().__init__(images_at, images, classes=["background", *names], training=training, size=size, cache=cache)
 
 
-def _listed(base: Path, split: str) -> list[str]:
+def _read_list(base: Path, split: str) -> list[str]:
     path = base / "ImageSets" / "Main" / f"{split}.txt"
     try:
         lines = read_text(path).splitlines()
@@ -111,14 +111,14 @@ def _listed(base: Path, split: str) -> list[str]:
 
 
 def _set(missing: Path, key: str, endings: Sequence[str]) -> str:
-    """What to set: the folder beside the missing one that holds such files, where there is one."""
+    """The hint: the folder beside the missing one that contains such files, if there is one."""
     beside = sorted(one for one in missing.parent.iterdir() if one.is_dir()) if missing.parent.is_dir() else []
     fitting = next((one.name for one in beside if list_images(one, extensions=endings)), None)
     return f"set dataset.{key}={fitting}" if fitting else f"set dataset.root=FOLDER, and dataset.{key} to the folder's name in it"
 
 
-def _paired(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
-    """From names without endings, sorted, to the image files' names; each has its XML file."""
+def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
+    """Match sorted names without extensions to image files, each of which has an XML file."""
     kinds = ((images, "images", "images_dir", EXTENSIONS), (annotations, "annotations", "annotations_dir", (".xml",)))
     missing = [
         Problem(str(folder), f"is not a folder of {what}", hint=_set(folder, key, endings)) for folder, what, key, endings in kinds if not folder.is_dir()
@@ -144,18 +144,18 @@ def _paired(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
 
 
 def _classes(annotations: Path, known: Mapping[str, str]) -> dict[str, list[str]]:
-    """All classes of all annotations, not only of one split's, so that every split numbers them alike: sorted, each with the file of each of its objects."""
+    """The classes of all annotations, so that every split numbers them alike: sorted, each with the file of each of its objects."""
     found: dict[str, list[str]] = {}
     for number, path in enumerate([annotations / f"{name}.xml" for name in known] or sorted(annotations.glob("*.xml"))):
-        for one in _parsed(path, path.stem, number)[1]:
+        for one in _parse_annotation(path, path.stem, number)[1]:
             found.setdefault(one.name, []).append(path.name)
     if not found:
         raise DataError(Problem(str(annotations), "has no annotated objects", hint="set dataset.root=FOLDER"))
     return dict(sorted(found.items()))
 
 
-def _parsed(path: Path, name: str, number: int, *, file: str | None = None) -> tuple[Annotated, list[_Object]]:
-    """An XML file: its image without boxes, of this file or of the one that it names, and the objects."""
+def _parse_annotation(path: Path, name: str, number: int, *, file: str | None = None) -> tuple[Annotated, list[_Object]]:
+    """Parse an XML file: its image (this file's, or the one that it names), and its objects."""
     try:
         require_regular(path)
         tree = ElementTree.parse(path).getroot()

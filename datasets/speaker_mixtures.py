@@ -1,4 +1,4 @@
-"""Mixtures made on the spot from any folder of speakers' recordings: who speaks, what, when and how loud is drawn anew for each."""
+"""Mixtures generated from any folder of speakers' recordings: who speaks, what, when and how loudly is random for each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
     ) -> None:
         _require_sound(length=length, num_speakers=num_speakers, sample_rate=sample_rate, seconds=seconds, levels=levels, pause=pause)
         folder = Path(root).expanduser()
-        spoken = _by_speaker(folder, pattern, num_speakers)
+        spoken = _group_by_speaker(folder, pattern, num_speakers)
         self.sample_rate = sample_rate
         self.speakers = list(spoken)
         self._settings = repr((length, seconds, num_speakers, list(levels), list(pause), fixed, seed))
@@ -92,11 +92,11 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         return {"mixture": sources.sum(0), "sources": sources, "length": self._frames, "name": name}
 
     def fingerprint(self) -> str:
-        """32 hex digits of the recordings and of how they are mixed."""
+        """32 hex digits of the recordings and the settings of the mixtures."""
         return blake2b(f"{self._recordings.fingerprint()} {self._settings}".encode(), digest_size=16).hexdigest()
 
     def _track(self, speaker: int, draw: Generator) -> Tensor:
-        """float32[T]: one speaker's recordings, one after the other, seen from a moment drawn at random."""
+        """float32[T]: one speaker's recordings in sequence, from a random start."""
         shortest, longest = self._pause
         pieces, total = list[tuple[int, int, int]](), 0  # (recording, where it begins, where it ends)
         while total < self._frames:
@@ -113,8 +113,8 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         return track
 
 
-def _by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]:
-    """The names of each speaker's files, speakers sorted."""
+def _group_by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]:
+    """Each speaker's files, by sorted speaker."""
     found = dict[str, list[str]]()
     expected = "a folder for each speaker, or a dataset.pattern of your own"
     for name, match in match_audio(folder, pattern, marks={"speaker": "speaker"}, expected=expected).items():

@@ -1,4 +1,4 @@
-"""Speech Commands: one-second recordings of single words (Warden 2018, arXiv 1804.03209), through torchaudio."""
+"""Speech Commands: one-second recordings of single words (Warden 2018, arXiv 1804.03209), by torchaudio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTS = {"train": "training", "valid": "validation", "test": "testing"}
 
 @final
 class SpeechCommands(Utterances):
-    """Samples as `Utterances`, the word being the transcript. The splits are the official ones, by speaker.
+    """Samples as `Utterances`, with the word as transcript. The splits are the official ones, by speaker.
 
     Args:
         root: Holds SpeechCommands/VERSION/WORD/*.wav.

@@ -21,7 +21,7 @@ _NAME = re.compile(r"([0-9])_([A-Za-z]+)_([0-9]+)\.wav")
 
 @final
 class SpokenDigits(Utterances):
-    """Samples as `Utterances`: a digit's name, or several of one speaker one after the other.
+    """Samples as `Utterances`: a digit's name, or several digits of one speaker in sequence.
 
     The files are ROOT/recordings/DIGIT_SPEAKER_TAKE.wav, or lie in ROOT itself. By the data set's own rule the takes 0 to 4 are for testing.
 
@@ -60,7 +60,7 @@ class SpokenDigits(Utterances):
                 raise ConfigError(Problem(f"dataset.{name}", "is not a valid interval", list(ends), f"[low, high], both at least {least}"))
         folder = Path(root).expanduser()
         folder = folder / "recordings" if (folder / "recordings").is_dir() else folder
-        chosen = [line for line in _listed(folder) if takes[0] <= line[3] <= takes[1] and (speakers is None or line[2] in speakers)]
+        chosen = [line for line in _list_recordings(folder) if takes[0] <= line[3] <= takes[1] and (speakers is None or line[2] in speakers)]
         self._digits = (int(digits[0]), int(digits[1]))
         self._pause = (float(pause[0]), float(pause[1]))
         speaker_of = [speaker for _, _, speaker, _ in chosen]
@@ -92,7 +92,7 @@ class SpokenDigits(Utterances):
         return f"{super().fingerprint()}-{self._digits}-{self._pause}" if self._digits != (1, 1) else super().fingerprint()
 
 
-def _listed(folder: Path) -> list[tuple[str, int, str, int]]:
+def _list_recordings(folder: Path) -> list[tuple[str, int, str, int]]:
     """(file, digit, speaker, take), by digit, speaker and take."""
     found = [(name, int(parts[1]), parts[2], int(parts[3])) for name in list_audio(folder, extensions=(".wav",)) if (parts := _NAME.fullmatch(name))]
     if not found:

@@ -1,4 +1,4 @@
-"""Clips of videos in folders by class: `ROOT/SPLIT/CLASS/*.mp4`."""
+"""Clips from videos in folders by class: `ROOT/SPLIT/CLASS/*.mp4`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLOCK = 1 << 16
 
 @final
 class VideoClips(Dataset[dict[str, Any]]):
-    """Samples `{"image": uint8[T, 3, H, W], "label": int}`, a clip of each video; labels number the class folders in sorted order.
+    """Samples `{"image": uint8[T, 3, H, W], "label": int}`, one clip per video; labels number the class folders in sorted order.
 
     Args:
         root: The folder with the splits' folders in it.
@@ -75,7 +75,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         return len(self._names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        clip = read_frames(self.path(index), self._chosen)
+        clip = read_frames(self.path(index), self._choose_frames)
         return {"image": clip if self._transform is None else self._transform(clip), "label": self._labels[index]}
 
     def path(self, index: int) -> Path:
@@ -83,7 +83,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         return self._folder / os.fsdecode(self._names[index])
 
     def fingerprint(self) -> str:
-        """32 hex digits: what decodes, classes, names, labels, sizes of the files (of up to 100,000), and the first and last 64 KiB of 64."""
+        """32 hex digits of the decoder, classes, names, labels, sizes of the files (of up to 100,000), and the first and last 64 KiB of 64."""
         digest = blake2b(repr((versions(), self.classes, self._labels)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         add_sizes(digest, self.path, len(self))
@@ -95,8 +95,8 @@ class VideoClips(Dataset[dict[str, Any]]):
                 digest.update(file.read())
         return digest.hexdigest()
 
-    def _chosen(self, available: int) -> list[int]:
-        """The numbers of the clip's frames in a video of so many."""
+    def _choose_frames(self, available: int) -> list[int]:
+        """The numbers of the clip's frames in a video with so many."""
         start = centre if self._clip == "centre" else _anywhere
         return clip_frames(available, frames=self._length, stride=self._stride, start=start)
 

@@ -1,4 +1,4 @@
-"""Any folder of recordings, whose names say which belong to a split."""
+"""A folder of recordings whose names determine their split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samewise.datasets.parts.recordings import Cache, Recordings
 
 @final
 class WavFolder(Clips):
-    """Samples as `Clips`; files are all audio below ROOT whose names match.
+    """Samples as `Clips`; files are all audio files below ROOT whose names match.
 
     Args:
         root: The folder.

@@ -1,4 +1,4 @@
-"""YesNo: sixty recordings of one man saying eight times yes or no in Hebrew (openslr.org/1), transcribed in English."""
+"""YesNo: sixty recordings of a man saying yes or no eight times in Hebrew (openslr.org/1), transcribed in English."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images from noise: a generator and a discriminator against each other, each with its own optimizer."""
+"""Image generation with a GAN: a generator and a discriminator, each with its own optimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GENERATOR = Phase("generator", modules=("generator",))
 
 @dataclass(frozen=True)
 class MeasuredAdversarial:
-    """What one evaluation batch of B images gives, on the CPU.
+    """The measurements of one evaluation batch of B images, on the CPU.
 
     Args:
         real: bool[B], which images the discriminator takes for real.
@@ -40,7 +40,7 @@ class MeasuredAdversarial:
 
 @final
 class GenerativeAdversarial(Recipe):
-    """Batches are `{"image": float32[B, C, H, W] in [-1, 1]}` and whatever else a data set of images gives, which is left alone.
+    """Batches are `{"image": float32[B, C, H, W] in [-1, 1]}`; other entries of an image data set are ignored.
 
     A step first trains the discriminator D, on the batch and on as many generated images, then the generator G against it, with noise of its own.
     With D's logits, the sums over the batch are
@@ -75,7 +75,7 @@ class GenerativeAdversarial(Recipe):
         return (_DISCRIMINATOR, _GENERATOR)
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Sums over the B images, in float32 whatever the precision of the model; the discriminator's in its parts `real` and `fake`."""
+        """Sums over the B images, in float32 for any precision of the model; the discriminator's in its parts `real` and `fake`."""
         images = batch["image"]
         noise = self._noise(images)
         if phase.name == _GENERATOR.name:
@@ -95,7 +95,7 @@ class GenerativeAdversarial(Recipe):
         return AdversarialScores(compared=self.compared)
 
     def _noise(self, images: Tensor) -> Tensor:
-        """float32[B, noise], drawn on the CPU so that every device gets the same, by the stream that the runner has seeded."""
+        """float32[B, noise], drawn on the CPU so that every device gets the same numbers, from the runner's stream."""
         return torch.randn(len(images), self.noise).to(images.device, non_blocking=True)
 
     def _discriminator_loss(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ class GenerativeAdversarial(Recipe):
 
 @final
 class AdversarialScores(Scores):
-    """How often the discriminator is right on images it has not seen, and how far generated images are from them.
+    """How often the discriminator is right on unseen images, and how much generated images differ from them.
 
     Args:
         compared: How many of either the energy distance compares.
@@ -130,7 +130,7 @@ class AdversarialScores(Scores):
         self.count += len(measured.real)
 
     def compute(self) -> dict[str, float]:
-        """`energy_distance` in grey values of the images' scale; `real_accuracy` and `fake_accuracy`, the shares that the discriminator gets right."""
+        """`energy_distance` in grey values at the images' scale; `real_accuracy` and `fake_accuracy`, the discriminator's."""
         if self.count < 2:
             raise DataError("the evaluated split has fewer than two images")
         return {
@@ -140,14 +140,14 @@ class AdversarialScores(Scores):
         }
 
     def save_pictures(self, folder: Path) -> None:
-        """Write `generated.png` and, to compare it with, `real.png`: sheets of the first 64."""
+        """Write `generated.png` and, for comparison, `real.png`: sheets of the first 64."""
         for name, key in (("generated", "fake"), ("real", "real")):
             if self.count:
                 pictures.save_image_grid(folder / f"{name}.png", torch.cat(self._kept[key])[:64])
 
 
 def energy_distance(first: Tensor, second: Tensor) -> float:
-    """2 E|X - Y| - E|X - X'| - E|Y - Y'| between two samples (Székely, Rizzo 2013, doi 10.1016/j.jspi.2013.03.018), unbiased.
+    """The unbiased 2 E|X - Y| - E|X - X'| - E|Y - Y'| of two samples (Székely, Rizzo 2013, doi 10.1016/j.jspi.2013.03.018).
 
     It is 0 in the mean if and only if both come from one distribution, needs no network and no parameter. |.| is the root mean square over an image's
     pixels, so the unit is that of a pixel.
@@ -162,5 +162,5 @@ def energy_distance(first: Tensor, second: Tensor) -> float:
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
-    """float64[N, M], each by itself: as a matrix product, equal rows would not come out at zero."""
+    """float64[N, M], computed directly: with a matrix product, equal rows would not have distance zero."""
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,4 +1,4 @@
-"""Audio classification: one label a recording, by what a front end makes of it: an image of its spectrum, or a sequence."""
+"""Audio classification: one label per recording, from the output of a front end: an image of its spectrum, or a sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
-from samewise.datasets.parts.recordings import fitted
+from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.recipes.classification import Classification
 from samewise.recipes.parts.classification_scores import MeasuredClassification
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -19,7 +19,7 @@ from samewise.runner.interfaces import Batch
 
 @final
 class AudioClassification(Classification):
-    """Batches are `{"waveform": float32[B, T], "length": int64[B], "label": int64[B]}`, to which the transforms add `features` float32[B, F, N].
+    """Batches are `{"waveform": float32[B, T], "length": int64[B], "label": int64[B]}`; the transforms add `features` float32[B, F, N].
 
     Args:
         sample_rate: In Hz; a file of the user's at another rate is resampled.
@@ -49,7 +49,7 @@ class AudioClassification(Classification):
         self._sample_rate, self._seconds = sample_rate, seconds
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Samples with `waveform` float32[T] and `label` to a batch; shorter ones are followed by silence.
+        """Collate samples with `waveform` float32[T] and `label`; shorter ones are padded with silence.
 
         Raises:
             DataError: a sample of another form, or a label out of range.
@@ -72,12 +72,12 @@ class AudioClassification(Classification):
         return batch["features"] if self.dimensions == 1 else batch["features"][:, None]
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
-        """As of images; the pictures are of the features, low ones below."""
+        """As for images; the pictures show the features, low frequencies at the bottom."""
         self.inputs(batch)
         return super().measure(model, {**batch, "image": batch["features"][:, None].flip(2)})
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A recording; the label only fills its place."""
+        """A recording with a placeholder label."""
         waveform, _ = read_audio(file, sample_rate=self._sample_rate)
         wanted = max(1, round(self._seconds * self._sample_rate))
-        return {"waveform": fitted(waveform, wanted), "length": min(len(waveform), wanted), "label": 0}
+        return {"waveform": crop_or_pad(waveform, wanted), "length": min(len(waveform), wanted), "label": 0}

@@ -1,4 +1,4 @@
-"""Image classification: one label an image, cross-entropy, accuracy, and the confusion matrix."""
+"""Image classification: one label per image, cross-entropy, accuracy, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
 from samewise.recipes.parts.classification_scores import ClassificationScores, MeasuredClassification
-from samewise.recipes.parts.labelled_images import as_record, as_tensor, stacked
+from samewise.recipes.parts.labelled_images import as_record, collate_images, stack_images
 from samewise.recipes.parts.losses import shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.recipes.parts.test_time import check_kind, views
-from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
+from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, class_names
 
 
 class Classification(Recipe):
-    """Batches are `{"image": float32[B, C, H, W], "label": int64[B]}`; MixUp and CutMix turn the label into float32[B, K]. Of clips, float32[B, C, T, H, W].
+    """Batches are `{"image": float32[B, C, H, W], "label": int64[B]}`; MixUp and CutMix make the label float32[B, K]. Clips are float32[B, C, T, H, W].
 
     Args:
         num_classes: K, to find a label out of range in the loader's worker; None: the first batch is checked against the model's outputs.
@@ -82,14 +82,14 @@ class Classification(Recipe):
         """Samples to a batch. Each is a dict with `image` and `label`, or a pair of them as torchvision's data sets give.
 
         An image is a tensor[C, H, W] or a clip[T, C, H, W] (kept as it is), a PIL image or an array[H, W] or [H, W, C] (made uint8[C, H, W]). A
-        label is an integer, or float[K].
+        label is an integer, or float[K]. Images that the device decodes (`datasets.parts.encoded`) stay encoded.
 
         Raises:
             DataError: images of different sizes, a sample of another form, or a label out of range.
         """
         records = [as_record(sample) for sample in samples]
         batch = {
-            "image": stacked([as_tensor(record["image"]) for record in records]),
+            "image": collate_images([record["image"] for record in records]),
             "label": self.labels([record["label"] for record in records]),
         }
         if len(records[0]) > 2:
@@ -101,7 +101,7 @@ class Classification(Recipe):
             _check_range(batch["label"], self.num_classes, f"there are {self.num_classes} classes")
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The loss summed over the B images, in float32 whatever the precision of the model; `accuracy` counts those that it gets right as it trains."""
+        """The loss summed over the B images, in float32 for any precision of the model; `accuracy` counts the correct ones during training."""
         logits = self._logits(model, batch)
         if self.criterion is None:
             total = F.cross_entropy(logits, batch["label"], reduction="sum", label_smoothing=self.label_smoothing)
@@ -134,7 +134,7 @@ class Classification(Recipe):
         return ClassificationScores(classes=class_names(dataset), top_k=self.top_k, metrics=self.metrics)
 
     def read(self, file: Path) -> dict[str, Any]:
-        """An image, or the middle of a video where the recipe has learned from clips; the label only fills its place."""
+        """An image, or the middle of a video if the recipe was trained on clips; with a placeholder label."""
         if frames := self._frames:
             image = read_frames(file, partial(clip_frames, frames=frames, stride=self._stride, start=centre))
         elif self._as_stored:
@@ -149,22 +149,22 @@ class Classification(Recipe):
         return [Classified(each, self.classes, picture) for each, picture in zip(probabilities, drawn, strict=True)]
 
     def _picture(self, file: str) -> Tensor:
-        """uint8[3, H, W]: an image to draw a class in; of stored channels the first three, or the only one, stretched to their range."""
+        """uint8[3, H, W], to draw a class into; of stored channels the first three, or the only one, stretched to their range."""
         if not self._as_stored:
             return read_image(file)
         return pictures.thumbnails(multichannel.read_channels(Path(file), self.channels)[None], longest=1280)[0].expand(3, -1, -1)
 
     def inputs(self, batch: Batch) -> Tensor:
-        """What the model is called with."""
-        return batch["image"]
+        """The model's input."""
+        return batch["image"] if isinstance(batch["image"], Tensor) else stack_images(batch["image"])
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """float32[B, K]: the model's output, checked. Shapes are compared at every call, which is free; values at most once, which waits for the device."""
+        """float32[B, K]: the model's output, checked. Shapes are compared at every call, values at most once, since that waits for the device."""
         output = model(self.inputs(batch))
         if not isinstance(output, Tensor) or output.dim() != 2:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             has_more = hasattr(output, "aux_logits") or hasattr(output, "aux_logits1")
-            hint = "auxiliary outputs are not trained: model.aux_logits=false" if has_more else of_nothing(output)
+            hint = "auxiliary outputs are not trained: model.aux_logits=false" if has_more else none_hint(output)
             raise ConfigError(Problem("model", "does not return one row of logits for each image", form, "a tensor [batch, classes]", hint))
         if self.num_classes is not None and output.shape[1] != self.num_classes:
             reason = f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes"
@@ -176,13 +176,13 @@ class Classification(Recipe):
         return output.to(torch.promote_types(output.dtype, torch.float32))
 
     def _mean_logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """float32[B, K]: over the versions of each image."""
+        """float32[B, K]: the mean over each image's versions."""
         if self._views == "none":
             return self._logits(model, batch)
         return torch.stack([weight * self._logits(model, {**batch, "image": image}) for weight, image in views(batch["image"], self._views)]).sum(0)
 
     def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
-        """float32[B]: each image's loss, of the shape that was asked for."""
+        """float32[B]: each image's loss, with its shape checked."""
         with torch.autocast(logits.device.type, enabled=False):
             each = criterion(logits, label)
         if not isinstance(each, Tensor) or each.shape != logits.shape[:1]:
@@ -213,7 +213,7 @@ class Classification(Recipe):
 
 @final
 class Classified(Prediction):
-    """One image's class.
+    """The predicted class of an image.
 
     Args:
         probabilities: float32[K].
@@ -229,13 +229,13 @@ class Classified(Prediction):
         self._least = least
 
     def values(self) -> dict[str, Any]:
-        """The likeliest class, by number and by name where it has one, and the probabilities of the five likeliest; None where it is below the threshold."""
+        """The likeliest class, by number and, if known, name, and the probabilities of the five likeliest; None if it is below the threshold."""
         best = [one for one in self.probabilities.argsort(descending=True, stable=True)[:5].tolist() if self.probabilities[one] >= self._least]
         named = {"class": self.classes[best[0]] if best else None} if self.classes else {}
         return {"label": best[0] if best else None, **named, "probabilities": {self._name(label): float(self.probabilities[label]) for label in best}}
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write `NAME_class.png`: the image with its class and probability; of videos nothing."""
+        """Write `NAME_class.png`, the image with its class and probability; nothing for videos."""
         if self._picture is None:
             return []
         likeliest = next(iter(self.values()["probabilities"].items()), None)
@@ -243,7 +243,7 @@ class Classified(Prediction):
         return [pictures.save_classified(folder / f"{name}_class.png", self._picture(), words)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One, with the `probability` of the class."""
+        """One row, with the `probability` of the class."""
         found = self.values()
         probability = next(iter(found.pop("probabilities").values()), None)
         return [{**found, "probability": probability}]
@@ -252,7 +252,7 @@ class Classified(Prediction):
         return Classified(self.probabilities, self.classes, self._picture, least=score)
 
     def _name(self, label: int) -> str:
-        """Unlike any other class's: some data sets have two of one name."""
+        """Distinct for each class: some data sets use a name twice."""
         if not self.classes:
             return str(label)
         name = self.classes[label]
@@ -260,7 +260,7 @@ class Classified(Prediction):
 
 
 def _check_range(labels: Tensor, classes: int, reason: str) -> None:
-    """One pass over B integers; which it is is looked for only once one is known to be wrong."""
+    """One pass over B integers; a wrong one is located only if there is one."""
     low, high = (int(end) for end in torch.aminmax(labels))
     if low < 0 or high >= classes:
         reason, value, expected = f"the label is out of range: {reason}", int(labels[(labels < 0) | (labels >= classes)][0]), f"0 to {classes - 1}"
@@ -269,19 +269,19 @@ def _check_range(labels: Tensor, classes: int, reason: str) -> None:
 
 
 def _hits(logits: Tensor, label: Tensor) -> Tensor:
-    """int64[]: of how many images the largest logit is the label's, or the likeliest label's."""
+    """int64[]: for how many images the largest logit belongs to the label, or to the likeliest label."""
     prediction = logits.argmax(1)
     return (prediction == (label if label.dim() == 1 else _likeliest_label(label, prediction))).sum()
 
 
 def _likeliest_label(labels: Tensor, prediction: Tensor) -> Tensor:
-    """int64[B]: of labels float[B, K] the largest; of several that are as large the predicted one: an image that shows both shows it."""
+    """int64[B]: the largest of labels float[B, K]; of several, the predicted one, since the image shows it."""
     best, first = labels.max(1)
     return torch.where((labels.gather(1, prediction[:, None])[:, 0] == best) & (best > 0), prediction, first)
 
 
 def _rank(logits: Tensor, label: Tensor) -> Tensor:
-    """int64[B]: how many classes come before the true one, by larger logit, then by lower number.
+    """int64[B]: the number of classes ranked before the true one, by larger logit, then by lower number.
 
     Unlike `topk`, whose choice among equal logits is not specified, this is one answer on every device; it is 0 exactly where
     `argmax` is right. A logit that is not a number counts as larger, so a model that gives nothing else is never right.
@@ -292,7 +292,7 @@ def _rank(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def _worth_seeing(loss: Tensor, *, worst: int = 4, first: int = 4) -> Tensor:
-    """int64[S]: the batch's positions of largest loss, and its first few."""
+    """int64[S]: the batch's positions with the largest loss, and its first few."""
     chosen = torch.zeros_like(loss, dtype=torch.bool)
     chosen[loss.argsort(descending=True, stable=True)[:worst]] = True
     chosen[:first] = True

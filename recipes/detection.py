@@ -23,13 +23,13 @@ from samewise.datasets.parts.image_files import EXTENSIONS
 from samewise.recipes.parts import detection_pictures as pictures
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
 from samewise.recipes.parts.pictures import thumbnails
-from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
+from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores, class_names
 
 
 @dataclass(frozen=True)
 class MeasuredDetection:
-    """What one evaluation batch of B images gives, on the CPU.
+    """The measurements of one evaluation batch of B images, on the CPU.
 
     Args:
         images: Their true boxes and the detections.
@@ -67,7 +67,7 @@ class Detection(Recipe):
         self.shown = shown
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Samples with `image`, `boxes` and `labels` to a batch; further keys become lists. Boxes without area, as a crop leaves them, are taken out.
+        """Collate samples with `image`, `boxes` and `labels`; other keys become lists. Boxes without area, which crops can leave, are removed.
 
         Raises:
             DataError: a sample of another form, an inverted box, one outside of its image, or a label out of range.
@@ -79,7 +79,7 @@ class Detection(Recipe):
         return {"image": torch.stack(images) if same else images, **columns}
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The sum over the B images of each image's loss; the step's loss is then their mean, as torchvision's, however the step is cut into micro-batches.
+        """The sum of each image's loss over the B images; the step's loss is their mean, as torchvision's, for any split into micro-batches.
 
         For RetinaNet an image's loss is its focal loss, summed over anchors and classes, plus its box loss, summed over its foreground
         anchors, both over their number (Lin et al. 2017, arXiv 1708.02002, section 4.1).
@@ -88,7 +88,7 @@ class Detection(Recipe):
         losses: Mapping[str, Tensor] = model(images, _targets(batch))
         if not isinstance(losses, Mapping) or not losses:
             words = "does not return a dict of losses in training"
-            raise ConfigError(Problem("model", words, type(losses).__name__, "a detector with torchvision's interface", of_nothing(losses)))
+            raise ConfigError(Problem("model", words, type(losses).__name__, "a detector with torchvision's interface", none_hint(losses)))
         parts = {name: loss.float() * len(images) for name, loss in losses.items()}
         total = torch.stack(list(parts.values())).sum()
         return Loss(total, count=len(images), parts={_short(name): part.detach() for name, part in parts.items()} if len(parts) > 1 else {})
@@ -119,8 +119,8 @@ class Detection(Recipe):
         ]
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
-        """Of one image [1, 3, H, W]: its boxes float32[N, 4], labels int64[N] and scores float32[N], the surest first."""
-        return {"": Form(_found_in_one, {"image": batch["image"]})}
+        """For one image [1, 3, H, W]: boxes float32[N, 4], labels int64[N] and scores float32[N], by descending score."""
+        return {"": Form(_detect_in_one, {"image": batch["image"]})}
 
     def _record(self, sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
@@ -158,7 +158,7 @@ class Detection(Recipe):
 
 @final
 class DetectionScores(Scores):
-    """COCO's average precision of all images, in the order in which they came.
+    """COCO's average precision of all images, in order.
 
     Args:
         names: Of the labels, the background's first; empty: their numbers.
@@ -183,7 +183,7 @@ class DetectionScores(Scores):
         self._found = None
 
     def compute(self) -> dict[str, float]:
-        """`map` (IoU .5 to .95), `map_50`, `map_75`, by area where there are such boxes, `mar_100`; `loss` and its parts where the model gives them."""
+        """`map` (IoU .5 to .95), `map_50`, `map_75`, by area if there are such boxes, `mar_100`; `loss` and its parts if the model returns them."""
         if not self.images:
             raise DataError("the evaluated split is empty")
         losses = {name: total / len(self.images) for name, total in self._losses.items()}
@@ -207,7 +207,7 @@ class DetectionScores(Scores):
 
 @final
 class Detected(Prediction):
-    """What was found in one image.
+    """The objects found in one image.
 
     Args:
         found: The boxes, in pixels of the image as the transforms of evaluation leave it: of the file, where they do not resize.
@@ -224,18 +224,18 @@ class Detected(Prediction):
         self._least = least
 
     def values(self) -> dict[str, Any]:
-        """`detections`, the surest first: `label`, `class` where it has a name, `score`, and `box` as [x1, y1, x2, y2]."""
+        """`detections`, by descending score: `label`, `class` if it has a name, `score`, and `box` as [x1, y1, x2, y2]."""
         found = self.found
         order = found.found_scores.argsort(descending=True, stable=True).tolist()
-        return {"width": found.size[1], "height": found.size[0], "detections": [self._one(place) for place in order]}
+        return {"width": found.size[1], "height": found.size[0], "detections": [self._plain_values(place) for place in order]}
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write `NAME_detections.png`: the image with the boxes of at least the threshold; without one, of the score .3, or the three best."""
+        """Write `NAME_detections.png`: the image with boxes of at least the threshold; without one, of at least .3, or the three best."""
         least, best = (0.3, 3) if self._least is None else (self._least, 0)
         return [pictures.save_prediction(folder / f"{name}_detections.png", self._image, self.found, self.classes, least=least, best=best)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One a box; of an image in which nothing is found, one without columns."""
+        """One row per box; for an image without detections, one row without columns."""
         detections: list[dict[str, Any]] = self.values()["detections"]
         boxes = [dict(zip(("x1", "y1", "x2", "y2"), one.pop("box"), strict=True)) for one in detections]
         return [one | box for one, box in zip(detections, boxes, strict=True)] or [{}]
@@ -246,7 +246,7 @@ class Detected(Prediction):
         return Detected(chosen, self._image, self.classes, self._category_ids, least=score)
 
     def coco(self, image: int | str) -> list[dict[str, Any]]:
-        """As https://cocodataset.org/#format-results has it: `bbox` is [x, y, width, height] in pixels, `category_id` that of the data set's file."""
+        """In the form of https://cocodataset.org/#format-results: `bbox` is [x, y, width, height] in pixels, `category_id` from the data set's file."""
         made = list[dict[str, Any]]()
         for one in self.values()["detections"]:
             (x1, y1, x2, y2), label = one["box"], one["label"]
@@ -254,7 +254,7 @@ class Detected(Prediction):
             made.append({"image_id": image, "category_id": number, "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)], "score": one["score"]})
         return made
 
-    def _one(self, place: int) -> dict[str, Any]:
+    def _plain_values(self, place: int) -> dict[str, Any]:
         label, box = int(self.found.found_labels[place]), self.found.found_boxes[place].tolist()
         named = {"class": self.classes[label]} if label < len(self.classes) else {}
         return {"label": label, **named, "score": float(self.found.found_scores[place]), "box": [round(edge, 2) for edge in box]}
@@ -267,7 +267,7 @@ def _floats(images: Sequence[Tensor] | Tensor) -> list[Tensor]:
     return [image.to(torch.float32) / 255 for image in images]
 
 
-def _found_in_one(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
+def _detect_in_one(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
     (found,) = model(_floats(image))
     return {name: found[name] for name in ("boxes", "labels", "scores")}
 
@@ -296,5 +296,5 @@ def _image(batch: Batch, place: int, found: Mapping[str, Tensor]) -> Image:
 
 
 def _short(name: str) -> str:
-    """The name of one of torchvision's losses, in a word."""
+    """A short name for one of torchvision's losses."""
     return {"bbox_regression": "boxes", "loss_box_reg": "boxes", "loss_classifier": "classification"}.get(name, name.removeprefix("loss_"))

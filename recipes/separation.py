@@ -1,4 +1,4 @@
-"""Speech separation: a mixture of S speakers into S signals, by permutation-invariant scale-invariant SDR (Luo and Mesgarani, arXiv 1809.07454)."""
+"""Speech separation: a mixture of S speakers into S signals, with permutation-invariant scale-invariant SDR (Luo and Mesgarani, arXiv 1809.07454)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
-from samewise.recipes.parts.si_sdr import best_assignment, in_order, pairwise_si_sdr, select_assigned, si_sdr
+from samewise.recipes.parts.si_sdr import best_assignment, order_by_assignment, pairwise_si_sdr, select_assigned, si_sdr
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.recipes.parts.tables import write_csv
-from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
+from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 
 _HEARD_S = 4.0
@@ -39,7 +39,7 @@ class Example:
 
 @dataclass(frozen=True)
 class MeasuredSeparation:
-    """What one evaluation batch of B mixtures of S speakers gives, in dB, on the CPU.
+    """The measurements of one evaluation batch of B mixtures of S speakers, in dB, on the CPU.
 
     Args:
         names: B, of the mixtures.
@@ -60,7 +60,7 @@ class MeasuredSeparation:
 
 @final
 class Separation(Recipe):
-    """Batches are `{"mixture": float32[B, T], "sources": float32[B, S, T], "length": int64[B], "name": [B]}`, padded with zeros at their ends.
+    """Batches are `{"mixture": float32[B, T], "sources": float32[B, S, T], "length": int64[B], "name": [B]}`, padded with zeros.
 
     The model takes float32[B, 1, T] and gives float32[B, S, T] in any order and at any loudness, as `torchaudio.models.ConvTasNet` does.
 
@@ -84,7 +84,7 @@ class Separation(Recipe):
         self.sdr = sdr
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Samples to a padded batch. Each is a dict with `mixture` float32[T] and, but for prediction, `sources` float32[S, T].
+        """Collate and pad samples. Each is a dict with `mixture` float32[T] and, except for prediction, `sources` float32[S, T].
 
         Raises:
             DataError: a sample has another form, or its sources are not as long as the mixture or not as many as the others'.
@@ -99,24 +99,24 @@ class Separation(Recipe):
         return batch
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Minus the SI-SDR in dB, averaged over speakers under their best assignment, summed over the B mixtures."""
-        estimates = _separated(model, batch["mixture"], batch["sources"].shape[1])
+        """Minus the SI-SDR in dB, averaged over speakers with the best assignment, summed over the B mixtures."""
+        estimates = _separate(model, batch["mixture"], batch["sources"].shape[1])
         pairwise = pairwise_si_sdr(estimates, batch["sources"], _inside(batch))
         reached = select_assigned(pairwise, best_assignment(pairwise)).mean(1)
         return Loss(-reached.sum(), count=len(reached))
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredSeparation:
         sources, inside = batch["sources"].double(), _inside(batch)
-        estimates = self._separated_one_by_one(model, batch, sources.shape[1]).double()
+        estimates = self._separate_one_by_one(model, batch, sources.shape[1]).double()
         pairwise = pairwise_si_sdr(estimates, sources, inside)
         assignment = best_assignment(pairwise)
-        estimates = in_order(estimates, assignment)
+        estimates = order_by_assignment(estimates, assignment)
         reached = select_assigned(pairwise, assignment).cpu()
         before = si_sdr(batch["mixture"].double()[:, None], sources, inside[:, None]).cpu()
         after_sdr, before_sdr = self._bss_eval(estimates, batch) if self.sdr else (None, None)
         gain = (reached - before).mean(1)
         shown = dict.fromkeys((int(gain.argmin()), int(gain.argmax())))
-        examples = tuple(Example(place, self._heard(batch, estimates, place)) for place in shown)
+        examples = tuple(Example(place, self._excerpt(batch, estimates, place)) for place in shown)
         return MeasuredSeparation(list(batch["name"]), reached, before, after_sdr, before_sdr, examples)
 
     def scores(self, dataset: Any) -> SeparationScores:
@@ -128,7 +128,7 @@ class Separation(Recipe):
         return {"mixture": waveform, "length": len(waveform), "name": file.name}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        estimates = self._separated_one_by_one(model, batch, None).double().cpu()
+        estimates = self._separate_one_by_one(model, batch, None).double().cpu()
         mixtures = batch["mixture"].double().cpu()
         lengths = batch["length"].tolist()
         return [
@@ -136,16 +136,16 @@ class Separation(Recipe):
             for mixture, estimate, length in zip(mixtures, estimates, lengths, strict=True)
         ]
 
-    def _separated_one_by_one(self, model: nn.Module, batch: Batch, count: int | None) -> Tensor:
-        """float32[B, S, T], each separated at its own length; at once where they all are as long."""
+    def _separate_one_by_one(self, model: nn.Module, batch: Batch, count: int | None) -> Tensor:
+        """float32[B, S, T], each separated at its own length; together if all are equally long."""
         mixture, lengths = batch["mixture"], batch["length"].tolist()
         if min(lengths) == mixture.shape[1]:
-            return _separated(model, mixture, count)
-        each = [_separated(model, mixture[place : place + 1, :length], count)[0] for place, length in enumerate(lengths)]
+            return _separate(model, mixture, count)
+        each = [_separate(model, mixture[place : place + 1, :length], count)[0] for place, length in enumerate(lengths)]
         return torch.stack([nn.functional.pad(one, (0, mixture.shape[1] - one.shape[1])) for one in each])
 
     def _bss_eval(self, estimates: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Two float64[B, S] in dB: the SDR of the estimates, and of the mixture taken for each source."""
+        """Two float64[B, S] in dB: the SDR of the estimates, and of the mixture as an estimate of each source."""
         from torchmetrics.functional.audio import signal_distortion_ratio  # importing it takes seconds
 
         after, before = list[Tensor](), list[Tensor]()
@@ -159,7 +159,7 @@ class Separation(Recipe):
             before.append(found[1])
         return torch.stack(after), torch.stack(before)
 
-    def _heard(self, batch: Batch, estimates: Tensor, place: int) -> Tensor:
+    def _excerpt(self, batch: Batch, estimates: Tensor, place: int) -> Tensor:
         length = min(int(batch["length"][place]), round(_HEARD_S * self.sample_rate))
         mixture, sources = batch["mixture"][place, :length].double().cpu(), batch["sources"][place, :, :length].double().cpu()
         signals = torch.cat([mixture[None], sources, at_natural_loudness(mixture, estimates[place, :, :length].cpu())])
@@ -168,7 +168,7 @@ class Separation(Recipe):
 
 @final
 class SeparationScores(Scores):
-    """float64 sums taken in the order of the mixtures: the same bits however the split was cut into batches.
+    """float64 sums in the order of the mixtures: the same bits for any split into batches.
 
     Args:
         sample_rate: Of the examples, in Hz.
@@ -199,7 +199,7 @@ class SeparationScores(Scores):
                     heapq.heappop(heap)
 
     def compute(self) -> dict[str, float]:
-        """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their improvement on the mixture), and `loss`, minus `si_sdr`."""
+        """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their improvement over the mixture), and `loss`, minus `si_sdr`."""
         if not self._rows:
             raise DataError("the evaluated split is empty")
         totals = dict.fromkeys(self._rows[0][1], 0.0)
@@ -210,7 +210,7 @@ class SeparationScores(Scores):
         return {"loss": -means["si_sdr"], **means}
 
     def save_pictures(self, folder: Path) -> None:
-        """Write the worst and best separated mixtures as WAV files, their spectrograms, and a table of all mixtures."""
+        """Write the best and worst separated mixtures as WAV files, their spectrograms, and a table of all mixtures."""
         lines = ([name, *(f"{value:.2f}" for value in row.values())] for name, row in self._rows)
         write_csv(folder / "mixtures.csv", ("mixture", *self._rows[0][1]), lines)
         shown = {-place: ("worst", signals) for _, place, signals in sorted(self._worst, reverse=True)}
@@ -230,7 +230,7 @@ class SeparationScores(Scores):
 
 @final
 class Separated(Prediction):
-    """The S signals of one recording, float[S, T]."""
+    """The S separated signals of one recording, float[S, T]."""
 
     def __init__(self, signals: Tensor, sample_rate: int) -> None:
         self.signals = signals
@@ -247,20 +247,20 @@ class Separated(Prediction):
 
 
 def at_natural_loudness(mixture: Tensor, estimates: Tensor) -> Tensor:
-    """float64[S, T]: estimates, whose scale means nothing, at the scales at which their sum comes nearest to the mixture float64[T] (least squares)."""
+    """float64[S, T]: estimates (of arbitrary scale), scaled so that their sum is closest to the mixture float64[T] (least squares)."""
     estimates = estimates / estimates.norm(dim=1, keepdim=True).clamp(min=1e-12)
     # A little of the diagonal keeps signals that are alike, or silent, from blowing up.
     products = estimates @ estimates.t() + 1e-6 * torch.eye(len(estimates), dtype=estimates.dtype)
     return torch.linalg.solve(products, estimates @ mixture)[:, None] * estimates
 
 
-def _separated(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
+def _separate(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
     """float32[B, S, T] or wider, the model's output, checked."""
     output = model(mixture[:, None])
     wanted = [len(mixture), "speakers" if count is None else count, mixture.shape[1]]
     if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[0] != wanted[0] or output.shape[2] != wanted[2]:
         form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(Problem("model", "does not return one signal per speaker, as long as the mixture", form, f"a tensor {wanted}", of_nothing(output)))
+        raise ConfigError(Problem("model", "does not return one signal per speaker, as long as the mixture", form, f"a tensor {wanted}", none_hint(output)))
     if count is not None and output.shape[1] != count:
         reason = f"gives {output.shape[1]} signals, but the data set's mixtures have {count} speakers"
         raise ConfigError(Problem("model", reason, hint="set model.num_sources=${dataset.num_speakers}"))
@@ -289,7 +289,7 @@ def _check(samples: Sequence[Any]) -> None:
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    """One torch thread inside: MKL's solver of several systems at once fails on two ("Parameter 6 was incorrect on entry to DLASWP", torch 2.14.1)."""
+    """Within it, torch uses one thread: MKL's batched solver fails with two ("Parameter 6 was incorrect on entry to DLASWP", torch 2.14.1)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

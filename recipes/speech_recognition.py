@@ -15,13 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.recipes.models.wav2letter import length_after
 from samewise.recipes.parts import ctc, transcripts
-from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
+from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 
 
 @dataclass(frozen=True)
 class MeasuredSpeech:
-    """What one evaluation batch of B utterances gives, on the CPU.
+    """The measurements of one evaluation batch of B utterances, on the CPU.
 
     Args:
         loss: float32[B], nats a character.
@@ -83,7 +83,7 @@ class SpeechRecognition(Recipe):
         self._sample_rate = sample_rate
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Pad samples `{"waveform": float32[T], "transcript": str}` at their ends with 0; `name`, where there is one, says which it is.
+        """Pad samples `{"waveform": float32[T], "transcript": str}` with zeros; `name`, if present, identifies them.
 
         Raises:
             DataError: a sample of another form, or an unknown letter.
@@ -102,7 +102,7 @@ class SpeechRecognition(Recipe):
         }
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The sum over utterances of nats a character; the count is the number of utterances."""
+        """The sum over utterances of nats per character; the count is the number of utterances."""
         log_probs, lengths = self._read(model, batch)
         nats, possible, explain = self._nats(log_probs, lengths, batch)
         if self._impossible == "skip":
@@ -117,7 +117,7 @@ class SpeechRecognition(Recipe):
         if self._impossible == "error":
             explain()
         loss = torch.where(possible, nats.detach(), 0.0).cpu()
-        hypotheses = self._decoded(log_probs, lengths)
+        hypotheses = self._decode(log_probs, lengths)
         edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
         shown = {0, max(range(len(edits)), key=lambda place: edits[place] / max(1, len(batch["transcript"][place])))}
         lines = [self._line(batch, place, hypotheses[place], edits[place], float(loss[place]), drawn=place in shown) for place in range(len(edits))]
@@ -127,12 +127,12 @@ class SpeechRecognition(Recipe):
         return SpeechScores()
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A recording of speech, without its transcript."""
+        """A recording without its transcript."""
         waveform, _ = read_audio(file, sample_rate=self._sample_rate)
         return {"waveform": waveform, "transcript": "", "name": file.name}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        texts = self._decoded(*self._read(model, batch))
+        texts = self._decode(*self._read(model, batch))
         lengths = batch["length"].tolist()
         return [Understood(text, batch["waveform"][place, : lengths[place]].cpu(), self._sample_rate) for place, text in enumerate(texts)]
 
@@ -147,7 +147,7 @@ class SpeechRecognition(Recipe):
             raise DataError(Problem(where, "the transcript has an unknown letter", error.args[0], self.letters, hint)) from None
 
     def _read(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities float32[B, K, M], and the int64[B] of their valid frames."""
+        """Log-probabilities float32[B, K, M], and the number of valid frames int64[B]."""
         if "features" not in batch:
             raise ConfigError(Problem("transforms", "give the model no features to read", hint="transforms=mfcc, mel or waveform"))
         features, frames = batch["features"], batch["feature_length"]
@@ -156,9 +156,8 @@ class SpeechRecognition(Recipe):
         if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[1] != len(self.letters) + 1:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             expected = f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and {len(self.letters)} letters"
-            raise ConfigError(
-                Problem("model", "does not return a score for every letter at every frame", form, expected, of_nothing(output) or "set model.num_classes")
-            )
+            hint = none_hint(output) or "set model.num_classes"
+            raise ConfigError(Problem("model", "does not return a score for every letter at every frame", form, expected, hint))
         count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
         if int(count(model, torch.tensor(features.shape[-1]))) != output.shape[-1]:
             hint = "give the model a method output_lengths(lengths)"
@@ -166,7 +165,7 @@ class SpeechRecognition(Recipe):
         return output.float().log_softmax(1), count(model, frames)
 
     def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], None]]:
-        """float32[B] of nats a character; bool[B], whether there are frames enough, and so the loss is finite; and what raises where there are not.
+        """float32[B] in nats per character; bool[B], whether there are enough frames for a finite loss; and a function that raises if not.
 
         On the CPU where CTC is computed there.
         """
@@ -191,7 +190,7 @@ class SpeechRecognition(Recipe):
         nats = ctc.negative_log_likelihood(log_probs, lengths, target, torch.where(possible, target_length, 0))
         return nats / target_length.clamp(min=1), possible, explain
 
-    def _decoded(self, log_probs: Tensor, lengths: Tensor) -> list[str]:
+    def _decode(self, log_probs: Tensor, lengths: Tensor) -> list[str]:
         if self._beam is not None:
             return ctc.beam_search(log_probs, lengths, letters=self.letters, **self._beam)
         return ["".join(self.letters[label - 1] for label in labels) for labels in ctc.greedy(log_probs, lengths)]
@@ -211,7 +210,7 @@ class SpeechRecognition(Recipe):
 
 @final
 class Understood(Prediction):
-    """What was understood of a recording.
+    """The transcript of a recording.
 
     Args:
         text: The transcript.
@@ -228,7 +227,7 @@ class Understood(Prediction):
         return {"text": self.text, **({} if self._seconds is None else {"seconds": round(self._seconds, 3)})}
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write `NAME.txt`, and `NAME.png` with the spectrogram over the text."""
+        """Write `NAME.txt`, and `NAME.png` with the spectrogram and the text."""
         text, picture = folder / f"{name}.txt", folder / f"{name}.png"
         text.write_text(self.text + "\n", encoding="utf-8")
         transcripts.save_spectrogram(picture, transcripts.spectrogram(self._waveform), title=self.text, seconds=self._seconds)
@@ -237,7 +236,7 @@ class Understood(Prediction):
 
 @final
 class SpeechScores(Scores):
-    """Integer counts of edits, and a float64 sum of losses in the order of the utterances: the same however the split was cut into batches.
+    """Integer counts of edits, and a float64 sum of losses in utterance order: the same for any split into batches.
 
     Args:
         rows: Utterances in the table, the first of the split.
@@ -296,7 +295,7 @@ def _waveform(sample: Any) -> Tensor:
 
 
 def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
-    """The frames that the 1-d convolutions of a model leave, taken one after the other: T // 2 + 1 for torchaudio's Wav2Letter on features."""
+    """The number of frames after a model's 1-d convolutions in sequence: T // 2 + 1 for torchaudio's Wav2Letter on features."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv1d):
             lengths = length_after(layer, lengths)

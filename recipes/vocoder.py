@@ -1,4 +1,4 @@
-"""A vocoder: speech from its mel spectrogram, sample after sample, by a recurrent network (WaveRNN, Kalchbrenner et al., arXiv 1802.08435)."""
+"""A vocoder: speech from its mel spectrogram, sample by sample, with a recurrent network (WaveRNN, Kalchbrenner et al., arXiv 1802.08435)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.models.wavernn import WaveRNN, conditioning, speak, step
 from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
-from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
+from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
 
 
 @dataclass(frozen=True)
 class Resynthesis:
-    """One clip and what the model made of its spectrogram.
+    """A clip and the model's resynthesis from its spectrogram.
 
     Args:
         name: Of the recording.
@@ -41,7 +41,7 @@ class Resynthesis:
 
 @dataclass(frozen=True)
 class MeasuredVocoder:
-    """What one evaluation batch of B clips of S samples gives, on the CPU.
+    """The measurements of one evaluation batch of B clips of S samples, on the CPU.
 
     Args:
         surprise: float64[B], in nats, summed over a clip's samples.
@@ -58,7 +58,7 @@ class MeasuredVocoder:
 
 @final
 class Vocoder(Recipe):
-    """Batches are `{"waveform": float32[B, S + 1] in [-1, 1], "mel": float32[B, n_mels, N], ...}`, as `VocoderMel` makes them.
+    """Batches are `{"waveform": float32[B, S + 1] in [-1, 1], "mel": float32[B, n_mels, N], ...}`, as made by `VocoderMel`.
 
     At time t the model reads sample t and the spectrogram, and predicts sample t + 1; its state begins at zero with each clip. Speaking, its output at
     time t is what it reads at time t + 1, so what it speaks is the clip from its second sample on, as the targets are.
@@ -85,7 +85,7 @@ class Vocoder(Recipe):
         self.resynthesise = resynthesise
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Clips of one length to a batch.
+        """Collate clips of equal length.
 
         Raises:
             DataError: a sample has another form, or clips differ in length.
@@ -108,19 +108,19 @@ class Vocoder(Recipe):
         labels = torch.zeros(0, dtype=torch.int64)
         if isinstance(self.amplitudes, MuLaw):
             labels = torch.bincount(self.amplitudes.labels(batch["waveform"][:, 1:]).flatten().cpu(), minlength=self.amplitudes.n_classes)
-        return MeasuredVocoder(surprise, batch["waveform"].shape[1] - 1, labels, self._resynthesised(model, batch))
+        return MeasuredVocoder(surprise, batch["waveform"].shape[1] - 1, labels, self._resynthesise(model, batch))
 
     def scores(self, dataset: Any) -> VocoderScores:
         return VocoderScores(sample_rate=self.front_end.sample_rate)
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A recording, to be spoken again."""
+        """A recording to resynthesise."""
         waveform, _ = read_audio(file, sample_rate=self.front_end.sample_rate)
         context, beyond = self.front_end.context, -len(waveform) % self.front_end.hop_length
         return {"waveform": F.pad(waveform, (context, context + beyond)), "length": len(waveform), "name": file.name}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        spoken = self._spoken(model, batch["mel"])
+        spoken = self._speak(model, batch["mel"])
         made = list[Prediction]()
         for place, length in enumerate(batch["length"].tolist()):
             true, again = batch["waveform"][place, 1 : length + 1], spoken[place, :length]
@@ -129,7 +129,7 @@ class Vocoder(Recipe):
         return made
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
-        """What a program needs to speak: `conditioning`, once for each spectrogram, and `step`, once for each sample, drawn by `uniform` float32[B, 2].
+        """What a program needs to speak: `conditioning`, once per spectrogram, and `step`, once per sample, which uses `uniform` float32[B, 2].
 
         Their checks are what is spoken for a short spectrogram, and the numbers by which it was drawn.
         """
@@ -150,7 +150,7 @@ class Vocoder(Recipe):
         return {"conditioning": Form(conditioning, {"mel": mel}), "step": Form(self._next, example, checks)}
 
     def log_mel_distance(self, true: Tensor, spoken: Tensor) -> Tensor:
-        """float32[B] in dB: the difference of the two log-mel spectrograms, a root mean square over bands, averaged over frames.
+        """float32[B] in dB: the root mean square over bands of the difference of two log-mel spectrograms, averaged over frames.
 
         Phases have no part in it, and levels below -100 dB count as that.
 
@@ -170,7 +170,7 @@ class Vocoder(Recipe):
         wanted = [*target.shape, self.amplitudes.n_classes]
         if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != wanted:
             form = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            hint = of_nothing(outputs) or "set recipe.n_classes"
+            hint = none_hint(outputs) or "set recipe.n_classes"
             raise ConfigError(Problem("model", "does not return the outputs that the recipe reads", form, f"a tensor {wanted}", hint))
         # One row for each sample: over (N, C, T) the gradient of cross-entropy is not deterministic on CUDA.
         flat = outputs.reshape(-1, self.amplitudes.n_classes)
@@ -181,14 +181,14 @@ class Vocoder(Recipe):
         outputs, state1, state2 = step(model, *known)
         return {"next": self.amplitudes.drawn_by(outputs, uniform), "after1": state1, "after2": state2}
 
-    def _spoken(self, model: nn.Module, mel: Tensor) -> Tensor:
+    def _speak(self, model: nn.Module, mel: Tensor) -> Tensor:
         return self.amplitudes.heard(speak(model, mel, self.amplitudes.drawn))
 
-    def _resynthesised(self, model: nn.Module, batch: Batch) -> tuple[Resynthesis, ...]:
+    def _resynthesise(self, model: nn.Module, batch: Batch) -> tuple[Resynthesis, ...]:
         places = [place for place, index in enumerate(batch["index"].tolist()) if index < self.resynthesise] if self.resynthesise else []
         if not places:
             return ()
-        true, spoken = batch["waveform"][places, 1:], self._spoken(model, batch["mel"][places])
+        true, spoken = batch["waveform"][places, 1:], self._speak(model, batch["mel"][places])
         distances = self.log_mel_distance(true, spoken).tolist()
         names = [batch["name"][place] for place in places]
         return tuple(Resynthesis(*one) for one in zip(names, true.cpu(), spoken.cpu(), distances, strict=True))
@@ -196,7 +196,7 @@ class Vocoder(Recipe):
 
 @final
 class VocoderScores(Scores):
-    """float64 sums taken in the order of the clips, and integer counts: the same bits however the split was cut into batches."""
+    """float64 sums in clip order, and integer counts: the same bits for any split into batches."""
 
     def __init__(self, *, sample_rate: int) -> None:
         self.sample_rate = sample_rate
@@ -213,7 +213,7 @@ class VocoderScores(Scores):
         self._spoken += measured.spoken
 
     def compute(self) -> dict[str, float]:
-        """`loss` in nats a sample, `bits_per_sample`, and `log_mel_distance` in dB where clips were resynthesised.
+        """`loss` in nats per sample, `bits_per_sample`, and `log_mel_distance` in dB if clips were resynthesised.
 
         For mu-law also `label_entropy`, the loss of a model that knows no more than how often each step occurs, and `below_entropy`, how much less the loss is.
         """
@@ -229,7 +229,7 @@ class VocoderScores(Scores):
         return found
 
     def save_pictures(self, folder: Path) -> None:
-        """Write the resynthesised clips beside the true ones, as WAV files and spectrograms."""
+        """Write the resynthesised and the true clips, as WAV files and spectrograms."""
         rows = list[list[tuple[str, Tensor]]]()
         for number, one in enumerate(self._spoken):
             save_wav(folder / f"clip_{number}_true.wav", one.true, sample_rate=self.sample_rate)
@@ -241,7 +241,7 @@ class VocoderScores(Scores):
 
 @final
 class Spoken(Prediction):
-    """One recording, spoken again."""
+    """A resynthesised recording."""
 
     def __init__(self, resynthesis: Resynthesis, sample_rate: int) -> None:
         self.resynthesis = resynthesis

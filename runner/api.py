@@ -1,4 +1,4 @@
-"""What the commands do, as functions for notebooks and scripts: `samewise.train` is `train` here. They give the commands' bits and raise what those print.
+"""The commands as functions, for notebooks and scripts: `samewise.train` is `train` here. They give the commands' bits and raise the errors that those print.
 
 Torch, MLflow and pandas are imported when a function needs them.
 """
@@ -17,9 +17,9 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare as set_variables
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json
-from samewise.runner.secrets import plain_output
+from samewise.runner.secrets import filter_output
 from samewise.runner.sweep.results import current_results
-from samewise.runner.training.undisturbed import undisturbed
+from samewise.runner.training.fresh_torch import fresh_torch_state
 
 if TYPE_CHECKING:
     import pandas
@@ -41,7 +41,7 @@ class Trained:
         steps: Optimizer steps.
         metrics: Of the last evaluation.
         best: Of the best evaluation, with its `step`.
-        monitor: The metric that says what is best.
+        monitor: The metric that determines the best step.
         weights_sha256: Of the last weights.
         level: The promise: R0 to R3, or none.
         is_new: Whether it was trained just now, rather than found finished.
@@ -59,7 +59,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Transforms:
-    """What makes of files and samples what a run's model takes. Call it."""
+    """Turns files and samples into the batches that a run's model takes. Call it."""
 
     predictor: Predictor = field(repr=False)
 
@@ -73,7 +73,7 @@ class Transforms:
 
 
 class LoadedRun(NamedTuple):
-    """A run's model and what goes with it: `model, transforms, config = samewise.load(run)`."""
+    """A run's model with its transforms and config: `model, transforms, config = samewise.load(run)`."""
 
     model: nn.Module
     """With the checkpoint's weights, in eval mode, on the config's device."""
@@ -89,7 +89,7 @@ def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence
 
     Args:
         overrides: As on the command line: `experiment=resnet18_digits`, `optimizer.lr=0.05`.
-        packages: Packages of yours whose classes configs may name, beside those of your pyproject.toml.
+        packages: Packages of yours whose classes configs may name, in addition to those in your pyproject.toml.
         config_dirs: Config folders of yours, likewise.
 
     Raises:
@@ -102,13 +102,13 @@ def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence
 
 @for_python
 def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), fresh: bool = False) -> Trained:
-    """Train an experiment, or go on with it, or find it finished, with the bits of `samewise train`.
+    """Train an experiment, resume it, or return its result if it is finished: the same bits as `samewise train`.
 
     Args:
-        experiment: Overrides, or what `compose` made of them.
+        experiment: Overrides, or the result of `compose`.
         packages: As in `compose`.
         config_dirs: As in `compose`.
-        fresh: Train it again, in a folder beside what is there; nothing is deleted.
+        fresh: Train again, in a folder beside the existing ones; nothing is deleted.
 
     Raises:
         ConfigError: with all that is wrong, before anything is trained; or this process cannot give the same bits, and why.
@@ -118,22 +118,22 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
     from samewise.runner.config.check import settings_are_sound
     from samewise.runner.training.prepare import finished_summary, prepare
 
-    composed = _composed(experiment, packages, config_dirs)
-    composed = composed.anew() if fresh else replace(composed)  # with the code of now, where one config is trained twice
-    with plain_output():
+    composed = _compose_given(experiment, packages, config_dirs)
+    composed = composed.with_new_folder() if fresh else replace(composed)  # with the current code, in case one config is trained twice
+    with filter_output():
         if settings_are_sound(composed):
             if (done := finished_summary(composed)) is not None:
-                return _trained(done, composed, is_new=False)
+                return _summary_to_trained(done, composed, is_new=False)
             set_variables(composed.cfg.reproducibility)
 
-        with undisturbed():
+        with fresh_torch_state():
             ready = prepare(composed)
             from samewise.runner.training.loop import fit
             from samewise.runner.training.run import Run
 
             summary = fit(ready) if isinstance(ready, Run) else ready or read_json(composed.folder.summary, shapes.SUMMARY)
     assert summary is not None, "ranks that have trained a run leave its summary"
-    return _trained(summary, composed, is_new=True)
+    return _summary_to_trained(summary, composed, is_new=True)
 
 
 @for_python
@@ -146,7 +146,7 @@ def load(
     packages: Sequence[str] = (),
     trust: bool = False,
 ) -> LoadedRun:
-    """A run's model, its transforms and its config.
+    """Load a run's model, its transforms and its config.
 
     Args:
         run: What `train` gave; or the run's folder or name, the start of its fingerprint, or its MLflow run id.
@@ -158,7 +158,7 @@ def load(
         trust: Use a folder that someone else has made and that you trust; remembered for it as it is now.
 
     Raises:
-        ConfigError: there is no such run, or it is not one of yours.
+        ConfigError: the run does not exist, or is not one of yours.
         CheckpointError: it has no such checkpoint.
     """
     from samewise.runner.config import saved
@@ -173,7 +173,7 @@ def load(
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
     from samewise.runner.training.predictor import build_predictor
 
-    with undisturbed():
+    with fresh_torch_state():
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
         state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, which).path)
         labels = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {})
@@ -191,7 +191,7 @@ def predict(
     batch: int = 1,
     **how: Any,
 ) -> list[Prediction]:
-    """What a run's model makes of files: the same each time, and whatever other files are asked for, unless it takes several at once.
+    """Apply a run's model to files. A file's result does not depend on the other files, unless the model takes several at once.
 
     Args:
         run: What `load` gave, or what it takes.
@@ -199,7 +199,7 @@ def predict(
         output: A folder for pictures and sounds; None: none are written.
         threshold: The least score of a box or a class; None: all.
         batch: How many files the model takes at once. In a batch the last bits of a prediction may differ.
-        how: As in `load`, where `run` is not loaded yet.
+        how: As in `load`, if `run` is not loaded yet.
 
     Returns:
         A prediction for each file, in their order; `values()` of it are plain values.
@@ -211,7 +211,7 @@ def predict(
     if isinstance(run, LoadedRun) and how:
         raise ConfigError(*(Problem(name, "is for a run that is not loaded yet", value, hint="give it to samewise.load") for name, value in how.items()))
     loaded = run if isinstance(run, LoadedRun) else load(run, **how)
-    with undisturbed():
+    with fresh_torch_state():
         predictor, folder = loaded.transforms.predictor, None if output is None else Path(output)
         made = predictor.predict_files(predictor.files(asked), folder, threshold=threshold, batch=batch)
         return [prediction for _, prediction, _ in made]
@@ -223,7 +223,7 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
 
     Args:
         run_root: Where the runs are.
-        where: Conditions, all of which hold: `state=finished`, `valid/accuracy>0.9`.
+        where: Conditions, all of which must hold: `state=finished`, `valid/accuracy>0.9`.
         sort: A column or metric, the largest first; `-KEY`: the smallest first.
         diff: Add what differs between their configs.
         uri: List what this MLflow store has instead. MLflow's tokens in the environment are sent there.
@@ -244,7 +244,7 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
         found, stored = list_stored(uri)
     found = listing.matching(found, several(where))
     if sort:
-        found = listing.in_order(found, sort)
+        found = listing.sort_runs(found, sort)
     differing = (listing.varying(found) if uri is None else stored) if diff and found else {}
     rows = [{**(facts := one.facts()), **facts.pop("metrics"), **differing.get(one.folder, {})} for one in found]
     table = pandas.DataFrame(rows, columns=None if rows else list(_COLUMNS))
@@ -262,11 +262,11 @@ def sweep(
     config_dirs: Sequence[str | Path] = (),
     trust: bool = False,
 ) -> pandas.DataFrame:
-    """Train with several values, each run in a process of its own, or go on with it: a table with a row for each run, also for those that have failed.
+    """Train with several values, each run in a separate process, or resume a sweep: a table with a row for each run, including those that failed.
 
     Args:
         overrides: As on the command line, some with several values: `optimizer.lr=0.03,0.1`, `seed=range(3)`; or a sweep's id or folder.
-        wait: Stay until all have ended; otherwise only until they are submitted, where the launcher hands them over to a cluster.
+        wait: Wait until all have ended; otherwise only until they are submitted, if the launcher submits to a cluster.
         retry_failed: Run those again that have failed.
         run_root: Where to look for sweeps by id.
         packages: As in `compose`.
@@ -279,15 +279,15 @@ def sweep(
     """
     import pandas
 
-    from samewise.runner.sweep import carried_out
+    from samewise.runner.sweep import running
     from samewise.runner.sweep.tables import as_plain_values
 
     if not overrides:
         raise ConfigError(Problem("sweep", "has no values to try", expected="overrides, one with several values", hint="optimizer.lr=0.03,0.1"))
     mine = project.find(packages=several(packages), configs=several(config_dirs))
-    with plain_output():
-        ready = carried_out.make_ready(overrides, mine, run_root=Path(run_root), trust=trust, wait=wait)
-        carried_out.carry_out(ready, wait=wait, retry_failed=retry_failed)
+    with filter_output():
+        ready = running.prepare_sweep(overrides, mine, run_root=Path(run_root), trust=trust, wait=wait)
+        running.run_sweep(ready, wait=wait, retry_failed=retry_failed)
         rows = [as_plain_values(one) for one in current_results(ready.folder, mine)]
     kept = ("state", "reason", "steps", "seconds", "weights_sha256", "folder")
     return pandas.DataFrame(
@@ -299,7 +299,7 @@ def sweep(
 
 
 def _number(text: Any) -> Any:
-    """A sweep's value as a number, where it is one."""
+    """Convert a sweep's value to a number if it is one."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -308,7 +308,7 @@ def _number(text: Any) -> Any:
     return text
 
 
-def _composed(experiment: Sequence[Any], packages: Sequence[str], config_dirs: Sequence[str | Path]) -> Composed:
+def _compose_given(experiment: Sequence[Any], packages: Sequence[str], config_dirs: Sequence[str | Path]) -> Composed:
     from samewise.runner.config.compose import Composed
 
     given = [one for one in experiment if isinstance(one, str)]
@@ -323,7 +323,7 @@ def _composed(experiment: Sequence[Any], packages: Sequence[str], config_dirs: S
     raise ConfigError(Problem("experiment", "takes overrides, each a string, or one composed config", wrong, hint=hint))
 
 
-def _trained(summary: Any, composed: Composed, *, is_new: bool) -> Trained:
+def _summary_to_trained(summary: Any, composed: Composed, *, is_new: bool) -> Trained:
     metrics = summary["metrics"]
     return Trained(
         folder=composed.folder.path,

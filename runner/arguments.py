@@ -1,4 +1,4 @@
-"""What the functions of `api` are given: arguments of other types or names are refused, and errors are in the words of Python."""
+"""Checks the arguments of the functions in `api`: wrong types and unknown names are errors, phrased in Python's terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, close, nearest
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, did_you_mean, nearest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -44,12 +44,12 @@ _SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "packages": ("is not a package", "a name, or a list of names: 'mylab'", (str,)),
     "config_dirs": ("is not a folder", "a string or a path, or a list of them", PATH),
 }
-"""What arguments may be: what is said of another, what is expected, and its types; one of them, and one or a list."""
+"""Allowed arguments: how messages describe them, what is expected, and their types; one of them, and one or a list."""
 _COMMANDS = re.compile(r"(`[^`]*`)")
 
 
 def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Have it refuse arguments of other types, and its errors name arguments (`run_root=`) where a command's name options (`--run-root`)."""
+    """Decorate a function to refuse arguments of wrong types; its errors name arguments (`run_root=`) where those of a command name options (`--run-root`)."""
     signature = inspect.signature(function)
     defaults = {name: one.default for name, one in signature.parameters.items()}
 
@@ -64,7 +64,7 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 replace(
                     one,
                     path=one.path[2:].replace("-", "_") if one.path.startswith("--") else _NAMED.get(one.path, one.path),
-                    **{name: _in_python(getattr(one, name)) for name in ("message", "expected", "hint")},
+                    **{name: _in_python_terms(getattr(one, name)) for name in ("message", "expected", "hint")},
                 )
                 for one in error.problems
             )
@@ -75,7 +75,7 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _require_known(function: str, signature: inspect.Signature, named: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for an argument that the function does not have: often an override."""
+    """Raise a ConfigError for an argument that the function does not have, which is often meant as an override."""
     kinds = {name: one.kind for name, one in signature.parameters.items()}
     known = [name for name, kind in kinds.items() if kind is not inspect.Parameter.VAR_POSITIONAL]
     takes_overrides = not {"overrides", "experiment"}.isdisjoint(set(kinds) - set(known))
@@ -83,14 +83,14 @@ def _require_known(function: str, signature: inspect.Signature, named: Mapping[s
     for name, value in named.items() if inspect.Parameter.VAR_KEYWORD not in kinds.values() else ():
         if name not in known:
             text = f"overrides are strings: samewise.{function}({'run, ' if 'run' in kinds else ''}'{name}={value}')"
-            hint = close(name, known) or (text if takes_overrides else nearest(name, known))
+            hint = did_you_mean(name, known) or (text if takes_overrides else nearest(name, known))
             problems.append(Problem(name, f"samewise.{function} has no such argument", value, hint=hint))
     if problems:
         raise ConfigError(*problems)
 
 
 def _require_types(function: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for arguments of types that they cannot have."""
+    """Raise a ConfigError for arguments of the wrong types."""
     problems = list[Problem]()
     for name, value in given.items():
         if name == "overrides" and (wrong := [one for one in value if not isinstance(one, str)]):
@@ -106,8 +106,8 @@ def _require_types(function: str, given: Mapping[str, Any], defaults: Mapping[st
         raise ConfigError(*problems)
 
 
-def _in_python(text: str) -> str:
-    """A message's text, in which commands stay what they are."""
+def _in_python_terms(text: str) -> str:
+    """Rephrase a message in Python's terms; names of commands stay as they are."""
     parts = _COMMANDS.split(text)
     for place in range(0, len(parts), 2):
         for option, argument in _VALUED.items():
@@ -119,7 +119,7 @@ def _in_python(text: str) -> str:
 
 
 def all_files(given: Sequence[Any]) -> list[Path]:
-    """All files that `predict` is given, those in lists too."""
+    """Collect all files passed to `predict`, including those in lists."""
     each = [one for group in given for one in (group if isinstance(group, list | tuple) else [group])]
     if not each:
         raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
@@ -130,10 +130,10 @@ def all_files(given: Sequence[Any]) -> list[Path]:
 
 
 def _kind(value: Any) -> Any:
-    """A number or the like as it is; of what holds many, its type and shape."""
+    """Describe a value: a scalar as it is, a container by type and shape."""
     return f"{type(value).__name__} {list(value.shape)}" if hasattr(value, "shape") else value
 
 
 def several(given: Sequence[_T] | _T) -> Sequence[_T]:
-    """One string or path is a list of one, not of letters."""
+    """Return a list of the strings or paths; a single one becomes a list of one."""
     return (given,) if isinstance(given, str | Path) else given  # pyright: ignore[reportReturnType]

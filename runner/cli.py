@@ -1,4 +1,4 @@
-"""The `samewise` command: find the command's module, read its arguments, run it, say what went wrong."""
+"""The `samewise` command: finds the command's module, parses its arguments, runs it, and prints errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import partial
 from typing import NoReturn
 
 from samewise.runner.commands import commands
-from samewise.runner.errors import INTERRUPTED, ConfigError, PeerFailed, Problem, SamewiseError, close, describe, nearest, report_exits, traceback_of
-from samewise.runner.secrets import plain_output
+from samewise.runner.errors import INTERRUPTED, ConfigError, PeerFailed, Problem, SamewiseError, describe, did_you_mean, nearest, report_exits, traceback_of
+from samewise.runner.secrets import filter_output
 
 _INSTEAD = {
     "resume": "`samewise train` with the same overrides resumes where the run was stopped",
@@ -26,18 +26,18 @@ _INSTEAD = {
 
 def entry() -> None:
     """The console script."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # no process that this one starts takes a module from the folder that it happens to be in
+    os.environ["PYTHONSAFEPATH"] = "1"  # so that no child process imports modules from the current folder
     if sys.argv[1:2] in (["train"], ["sweep"]) and "RANK" not in os.environ:
-        _say_if_stopped()
+        _report_signals()
     sys.exit(main(sys.argv[1:]))
 
 
-def _say_if_stopped() -> None:
-    """Before and after training, too, SIGTERM and SIGUSR1 end the command with a message and its exit code, at once: imports alone take seconds."""
+def _report_signals() -> None:
+    """Before and after training, SIGTERM and SIGUSR1 end the command at once with a message and its exit code, since imports alone take seconds."""
     process, leave = os.getpid(), os._exit
 
     def stop(number: int, frame: object) -> None:
-        if os.getpid() != process:  # a child, by fork
+        if os.getpid() != process:  # a forked child
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -49,7 +49,7 @@ def _say_if_stopped() -> None:
             signal.signal(number, stop)
 
 
-@plain_output()
+@filter_output()
 @report_exits()
 def main(argv: Sequence[str]) -> int:
     """Run one command.
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     """
     debug = "--debug" in argv
     try:
-        run = _chosen(list(argv))
+        run = _find_command(list(argv))
         return run()
     except BaseException as error:
         if debug:
@@ -67,15 +67,15 @@ def main(argv: Sequence[str]) -> int:
         return _say(error)
 
 
-def _chosen(argv: list[str]) -> Callable[[], int]:
-    """What the arguments ask for, ready to be called; returns the exit code."""
+def _find_command(argv: list[str]) -> Callable[[], int]:
+    """Parse the arguments into a function that runs the command and returns its exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         return partial(_show, _help())
     if argv[0] in ("-V", "--version"):
         from samewise import __version__
 
         return partial(_show, f"samewise {__version__}")
-    if argv[0] in ("-sc", "--shell-completion"):  # what the scripts of `samewise completion` call
+    if argv[0] in ("-sc", "--shell-completion"):  # called by the scripts of `samewise completion`
         from samewise.runner.commands.completion import answer
 
         return partial(answer, argv[1:])
@@ -93,19 +93,19 @@ def _chosen(argv: list[str]) -> Callable[[], int]:
         parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
     try:
         given = parser.parse_intermixed_args(argv[1:])
-    except SystemExit as stop:  # --help; what a command itself raises is an error
+    except SystemExit as stop:  # --help; a SystemExit from a command itself is an error
         code = stop.code if isinstance(stop.code, int) else 2
         return lambda: code
     return partial(run, given)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose complaints say what was meant."""
+    """An argparse parser whose errors suggest what was meant."""
 
     given: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ConfigError of what is wrong with the arguments; an unknown option before all else, as its value is then taken for something else."""
+        """Raise a ConfigError for wrong arguments; an unknown option is reported first, since argparse would take its value for another argument."""
         help_ = f"`{self.prog} --help` explains the command"
         options = [name for action in self._actions for name in action.option_strings]
         for place, word in enumerate(self.given):
@@ -123,7 +123,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(Problem(self.prog, message, hint=help_))
 
     def _meant(self, name: str, value: str, options: Sequence[str]) -> str:
-        if bare := close(name.lstrip("-"), [option.lstrip("-") for option in options]):
+        if bare := did_you_mean(name.lstrip("-"), [option.lstrip("-") for option in options]):
             return bare.replace("'", "'--", 1)
         if name in ("--resume", "--continue"):
             return "run the same command again without it: it resumes where the run was stopped"
@@ -185,7 +185,7 @@ def _help() -> str:
 
 
 def _say(error: BaseException) -> int:
-    """Tell a person what went wrong, on stderr; the exit code."""
+    """Print an error on stderr; return the exit code."""
     code, text = describe(error)
     if not isinstance(error, PeerFailed) or not error.is_told:
         print(text, file=sys.stderr)

@@ -41,7 +41,7 @@ class Phase:
     """One optimizer's share of a step. A recipe with several optimizers (a GAN) lists them in the order they step.
 
     Args:
-        name: The key of its optimizer in the config, where `optimizer` is a mapping of several.
+        name: The key of its optimizer in the config, if `optimizer` is a mapping of several.
         modules: Prefixes of the parameters it trains (`("generator",)`); empty: all. Only these gather gradients while it computes its loss.
     """
 
@@ -50,11 +50,11 @@ class Phase:
 
 
 class Scores(abc.ABC):
-    """Accumulates what `Recipe.measure` returned, batch by batch, in order; then says how good it was."""
+    """Accumulates the results of `Recipe.measure` batch by batch, in order, and computes the metrics."""
 
     @abc.abstractmethod
     def add(self, measured: Any) -> None:
-        """Take in the outcome of the next batch."""
+        """Add the measurements of the next batch."""
 
     @abc.abstractmethod
     def compute(self) -> dict[str, float]:
@@ -102,7 +102,7 @@ class Form:
     Args:
         call: From the model and these tensors to what it gives, by name.
         inputs: An example, by name, in the order of the call. Where all of them are entries of the batch, its transforms can go into the export.
-        checks: What a program that calls it in a loop of its own can hold its result against.
+        checks: Values with which a program that calls it in its own loop can compare its result.
     """
 
     call: Callable[..., Mapping[str, Tensor]]
@@ -114,13 +114,13 @@ class Recipe(abc.ABC):
     """The science of one task. It knows no device, rank, optimizer, file or logger."""
 
     classes: Sequence[str] = ()
-    """The names of the labels, where the run's data set has them: set before `predict` is asked."""
+    """The names of the labels, if the run's data set has them: set before `predict` is called."""
 
     category_ids: Sequence[int] = ()
-    """The labels' numbers in the data set's own file, where it numbers them otherwise: set likewise."""
+    """The labels' numbers in the data set's own file, if it numbers them differently: set likewise."""
 
     takes: str = "files of its own kind"
-    """What `read` takes, in a word: `images`."""
+    """What `read` reads, in a word: `images`."""
 
     gives: str = ""
     """How to read what the model gives, for those who run it elsewhere: `a row of logits for each image`."""
@@ -129,7 +129,7 @@ class Recipe(abc.ABC):
     """How the names of such files end: those in a folder that `predict` is given. Empty: folders are refused."""
 
     export_samples: int = 2
-    """How many samples an export's example has. A size of 1 stays fixed in the file; others are left free where the model leaves them."""
+    """The number of samples in an export's example. A size of 1 is fixed in the file; other sizes stay dynamic if the model allows it."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -189,6 +189,9 @@ class BatchTransform(nn.Module, abc.ABC):
     (which the step's stream has seeded; so CPU and CUDA choose alike), `apply` is a pure function of the batch and the choices.
     """
 
+    takes_encoded = False
+    """Whether it decodes the images of a data set whose attribute `encoded` is true; it must then be the first."""
+
     needs_places = False
     """Whether in training it needs the entry `place`, int64[B, 2], on the batch's device: each sample's epoch, from 0, and its index in the data set."""
 
@@ -213,7 +216,7 @@ class Outcome:
         losses: By name, the loss and its parts (an accuracy among them), each the mean over what the recipe counts.
         count: How much that was.
         gradient_norms: The 2-norm of each phase's gradient before clipping, by name, in the order of the phases: `gradient_norm`, `generator/gradient_norm`.
-        batch: A digest of the batch as it was loaded; 0 where the step is not traced.
+        batch: A digest of the batch as it was loaded; 0 if the step is not traced.
         inputs: A digest of it as the model got it.
     """
 
@@ -245,7 +248,7 @@ class RunView(Protocol):
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, where nothing ends it sooner."""
+        """Steps of the whole run, unless it ends sooner."""
         ...
 
     @property
@@ -281,7 +284,7 @@ class RunView(Protocol):
 
     @property
     def left_out(self) -> str:
-        """What an evaluation takes of the validation split, in words, where `evaluate.limit` leaves something out; else nothing."""
+        """What an evaluation takes of the validation split, in words, if `evaluate.limit` leaves something out; otherwise empty."""
         ...
 
     @property
@@ -311,7 +314,7 @@ class RunView(Protocol):
 
     @property
     def is_saved(self) -> bool:
-        """Whether there is a checkpoint of where it stands."""
+        """Whether there is a checkpoint of the current step."""
         ...
 
     @property
@@ -338,11 +341,11 @@ class RunView(Protocol):
         ...
 
     def copy_model(self) -> nn.Module:
-        """A copy of the model that lies as it does, in shards where it is sharded: for an average of its weights."""
+        """A copy of the model with the same layout, sharded if the model is: for an average of its weights."""
         ...
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics at the current step; what a step's callbacks log goes out together, at its end.
+        """Log metrics at the current step; those of a step's callbacks are sent together, at its end.
 
         `samewise verify` compares them, except those whose names begin with `speed/`, `time/`, `memory/` or `system/`: these may depend on the machine.
         """
@@ -380,7 +383,7 @@ class Callback(abc.ABC):
         return None
 
     def models(self) -> Mapping[str, nn.Module]:
-        """Further models to evaluate beside the trained one, by prefix (`{"ema": averaged}` gives `ema/valid/accuracy`)."""
+        """Further models to evaluate in addition to the trained one, by prefix (`{"ema": averaged}` gives `ema/valid/accuracy`)."""
         return {}
 
     def weights(self, state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Tensor]]:
@@ -402,7 +405,7 @@ def batch_size(batch: Batch) -> int:
 
 
 def class_names(dataset: Any) -> list[str]:
-    """`classes` of a data set, or of the one that it wraps (`torch.utils.data.Subset` and the like); empty where there are none."""
+    """`classes` of a data set, or of the one that it wraps (`torch.utils.data.Subset` and the like); empty if there are none."""
     return [str(name) for name in of_labels(dataset, "classes")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ _LEAST_SCALE = 2.0**-24
 
 
 class Precision:
-    """How the forward pass computes and how the backward pass is scaled. Weights and optimizer states stay float32.
+    """The number format of the forward pass, and the scaling of the backward pass. Weights and optimizer states stay float32.
 
     Args:
         dtype: What autocast computes in: float32 (no autocast), bfloat16 or float16 (with a dynamic loss scale).
@@ -41,22 +41,23 @@ class Precision:
         self._scaler = torch.amp.GradScaler("cpu", enabled=False)
 
     def begin(self, device: torch.device) -> None:
-        """Set the switches for `device`, whatever they were.
+        """Set torch's switches for `device`.
 
         Raises:
             ConfigError: a variable of the environment says otherwise, and the libraries go by that.
         """
         self._device = device.type
-        if device.type == "cuda" and (problem := overridden(tf32=self._tf32, variables=os.environ)):
+        if device.type == "cuda" and (problem := tf32_conflict(tf32=self._tf32, variables=os.environ)):
             raise ConfigError(problem)
         _switch(tf32=self._tf32)
         self._scaler = torch.amp.GradScaler(
             device.type, init_scale=self._initial_scale, growth_interval=self._growth_interval, enabled=self._dtype is torch.float16
         )
-        self.scale(torch.zeros((), device=device))  # a process that computes no loss (a pipeline's first stage) has a scale from the beginning too
+        if self._scaler.is_enabled():
+            self._scaler.scale(torch.zeros((), device=device))  # a process that computes no loss (a pipeline's first stage) has a scale from the beginning too
 
     def cautions(self) -> list[Problem]:
-        """What a person should know of it, where it does not do on the device what it is for."""
+        """Warnings if the format has no benefit on the device."""
         if self._device == "cuda":
             return []
         found = [Problem("precision.tf32", "has no effect on the CPU, which computes in full single precision", True, hint="precision=fp32")]
@@ -67,25 +68,27 @@ class Precision:
         """The context of every forward pass, in training and evaluation."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device, self._dtype)
 
-    def scale(self, total: Tensor) -> Tensor:
-        """The loss to call backward on."""
-        return self._scaler.scale(total) if self._scaler.is_enabled() else total
+    def first_gradient(self, total: Tensor, nominal: float) -> Tensor:
+        """What to call `total.backward` with for the gradients of `total / nominal`, scaled; dividing the loss itself is an operator more in each pass."""
+        if self._scaler.is_enabled():
+            return self._scaler.scale(torch.ones_like(total)) / nominal
+        return _share(nominal, total.dtype, total.device, total.shape)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Take the loss scale out of the gradients, before they are clipped or read."""
+        """Remove the loss scale from the gradients, before they are clipped or read."""
         if self._scaler.is_enabled():
             self._scaler.unscale_(optimizer)
 
     def stepper(self, optimizer: Optimizer, step: Callable[[], Any]) -> Callable[[], Any]:
-        """What steps it: `step`; with float16 one that is skipped when a gradient overflowed."""
+        """An object whose `step` steps the optimizer; with float16 it skips a step with overflowed gradients."""
         return partial(self._scaler.step, optimizer) if self._scaler.is_enabled() else step
 
     def may_overflow(self) -> bool:
-        """Whether a gradient that is not finite is the loss scale's doing, and the step is skipped: not where the scale has become too small for that."""
+        """Whether a non-finite gradient is due to the loss scale, so that the step is skipped: no longer if the scale has become too small."""
         return self._scaler.is_enabled() and self._scaler.get_scale() >= _LEAST_SCALE
 
     def update(self) -> None:
-        """Adapt the loss scale, once all of a step's optimizers have stepped."""
+        """Adapt the loss scale after all of a step's optimizers have stepped."""
         if self._scaler.is_enabled():
             self._scaler.update()
 
@@ -97,8 +100,14 @@ class Precision:
             self._scaler.load_state_dict(state)
 
 
-def overridden(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None:
-    """What is wrong where the environment would have NVIDIA's libraries use TensorFloat-32, or not, against the config; None where it is as it says."""
+@lru_cache(maxsize=16)
+def _share(whole: float, dtype: torch.dtype, device: torch.device, shape: torch.Size) -> Tensor:
+    """One divided by `whole`, as dividing a tensor rounds it. Kept here, since it is no state of a run."""
+    return torch.ones(shape, dtype=dtype, device=device) / whole
+
+
+def tf32_conflict(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None:
+    """The problem if the environment makes NVIDIA's libraries use TensorFloat-32, or not, against the config; None if they agree."""
     given = variables.get("NVIDIA_TF32_OVERRIDE")
     if given in (None, "", str(int(tf32))):
         return None
@@ -107,9 +116,9 @@ def overridden(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None:
 
 
 def _switch(*, tf32: bool) -> None:
-    """Each operator's own switch, of CUDA's libraries and of oneDNN: one that is not set takes a more general one's value, whoever has set that."""
+    """Set each operator's own switch, in CUDA's libraries and oneDNN: an unset one inherits a more general one, which others may have set."""
     backends: Any = torch.backends
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # the older switches first, so that who reads those is told the same
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # the older switches first, so that code that reads them gets the same answer
     backends.cudnn.allow_tf32 = tf32
     for operator in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operator.fp32_precision = "tf32" if tf32 else "ieee"

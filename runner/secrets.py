@@ -1,4 +1,4 @@
-"""What is not written down or shown: passwords and tokens; and what would make a terminal or a spreadsheet do something."""
+"""Removes from output what must not be written or shown: passwords and tokens, and characters that control a terminal or a spreadsheet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEY = re.compile(_NAMES)
 _WIDTH = re.compile(r"(?i:.*(?:pw|pass)\W+\d{1,4})")
 """`pw` is the width of a patch, too, and `pass` a number."""
 _USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@:'\"]*:(?!\d{1,5}/)[^\s'\"]*|[^\s/@'\"]+)(?=@)")
-"""A password may hold a slash or an `@` that nobody has encoded; what follows a port is none."""
+"""A password may contain an unencoded slash or `@`; what follows a port is not one."""
 _QUERY = re.compile(r"((?:[?&;=]|%3[BD]|%26)(?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)(?:=|%3D))((?:(?!%3B|%26)[^\s&;'\"])+)", re.IGNORECASE)
 """Also of ODBC's words in an address, encoded or not: `?odbc_connect=UID%3Dme%3BPWD%3D...`."""
 _HEADER = re.compile(r"((?i:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+))([^\s'\",]+)")
@@ -40,7 +40,7 @@ _BARE = re.compile(
     r"(?<![\w-])()(sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{40,}|xox[a-z]-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{35}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)"
 )
-"""Keys that tell themselves by how they begin, under whatever name or none."""
+"""Keys that are recognised by how they begin, under any name or none."""
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(?=-----END [A-Z ]*PRIVATE KEY|\Z)")
 SECRET_FILES = (
     *(".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
@@ -53,18 +53,18 @@ _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def redact(text: str) -> str:
-    """The text with stars for what may open something: user and password of an address, and the values of names such as `token` and `password`."""
+    """Replace secrets in a text by stars: user and password of an address, and the values of names such as `token` and `password`."""
     if "://" in text:
-        text = _QUERY.sub(_starred, _USER.sub(_starred, text))
+        text = _QUERY.sub(_mask, _USER.sub(_mask, text))
     if "uthorization" in text:
-        text = _HEADER.sub(_starred, text)
+        text = _HEADER.sub(_mask, text)
     if _KEY.search(text):
-        text = _GIVEN.sub(_starred, text)
-    return _BARE.sub(_starred, text)
+        text = _GIVEN.sub(_mask, text)
+    return _BARE.sub(_mask, text)
 
 
 def redact_file(name: str, text: str) -> str:
-    """A run's file as it is handed on, of its format still: in YAML a bare `***` would be an alias, and in JSON a secret may end in the middle of an escape."""
+    """A run's file without secrets, still valid in its format: in YAML a bare `***` would be an alias, and in JSON a secret may end inside an escape."""
     if name.endswith(".yaml"):
         return re.sub(r"(?m)([:-] +)\*\*\*(?=\s*$)", rf"\1'{HIDDEN}'", redact(text))
     if name != "environment.json":
@@ -75,35 +75,35 @@ def redact_file(name: str, text: str) -> str:
         return redact(text)
 
 
-def without_keys(text: str) -> str:
-    """The text, often a diff, less the private keys in it."""
+def remove_private_keys(text: str) -> str:
+    """Remove private keys from a text, often a diff."""
     return _PRIVATE_KEY.sub(rf"\1{HIDDEN}", text)
 
 
 def looks_secret(path: PurePath) -> bool:
-    """Whether a file, or a folder that it is in, is called as those are that hold secrets."""
+    """Whether the name of a file, or of a folder above it, is one that usually holds secrets."""
     return any(fnmatchcase(part.lower(), pattern) for part in path.parts for pattern in SECRET_FILES)
 
 
 def redact_values(value: Any) -> Any:
-    """Plain values with the same done to every text in them, and to whatever stands under such a name."""
+    """Redact every text in plain values, and every value under the name of a secret."""
     if isinstance(value, Mapping):
-        return {key: _under(str(key), part) for key, part in cast(Mapping[Any, Any], value).items()}
+        return {key: _redact_value(str(key), part) for key, part in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
         parts = cast(Sequence[Any], value)
-        return [_under(before[2:], part) if _is_option(before) else redact_values(part) for before, part in zip((None, *parts), parts, strict=False)]
+        return [_redact_value(before[2:], part) if _is_option(before) else redact_values(part) for before, part in zip((None, *parts), parts, strict=False)]
     return redact(value) if isinstance(value, str) else value
 
 
 def printable(text: str) -> str:
-    """The text with characters that steer a terminal (escapes, carriage returns) spelled as Python does; lines and tabs stay."""
+    """Escape characters that control a terminal (escapes, carriage returns) as Python does; line ends and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if one in "\n\t" or not (one in _TURNING or unicodedata.category(one) in ("Cc", "Cs")) else _spelled(one) for one in text)
+    return "".join(one if one in "\n\t" or not (one in _TURNING or unicodedata.category(one) in ("Cc", "Cs")) else _escape(one) for one in text)
 
 
 def plain_cell(value: Any) -> Any:
-    """A cell of a CSV file that no spreadsheet takes for a formula: text that begins like one gets an apostrophe before it. Numbers stay."""
+    """A CSV cell that no spreadsheet takes for a formula: a text that starts like one gets an apostrophe. Numbers stay."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -115,7 +115,7 @@ def plain_cell(value: Any) -> Any:
 
 
 class LastingStream:
-    """A stream that is silent once nobody reads it (`| head`, a terminal that is closed): what is done goes on, and ends as it would have."""
+    """A stream that discards output once its reader is gone (`| head`, a closed terminal), so that the work continues and ends normally."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
@@ -137,7 +137,7 @@ class LastingStream:
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.raw.fileno())  # what is written from now on, by whomever, and what Python has not written yet
+            os.dup2(nowhere, self.raw.fileno())  # everything written from now on, and what Python still buffers
             os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
@@ -145,16 +145,16 @@ class LastingStream:
 
 
 class PlainStream(LastingStream):
-    """Such a stream that gives on what it is told, printable and without secrets."""
+    """A lasting stream that escapes control characters and redacts secrets."""
 
     def write(self, text: str) -> int:
-        lead = "\r" if text.startswith("\r") else ""  # a library's bar of a download begins its line anew
+        lead = "\r" if text.startswith("\r") else ""  # a library's download bar restarts its line
         return super().write(lead + printable(redact(text[len(lead) :])))
 
 
 @contextmanager
-def plain_output() -> Generator[None]:
-    """All that is printed within goes through such streams."""
+def filter_output() -> Generator[None]:
+    """Within it, everything that is printed is escaped and redacted."""
     before = sys.stdout, sys.stderr
     within = tuple(PlainStream(stream.raw if isinstance(stream, PlainStream) else stream) for stream in before)
     sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], within)
@@ -163,12 +163,12 @@ def plain_output() -> Generator[None]:
     finally:
         sys.stdout, sys.stderr = before
         for stream in within:
-            with suppress(OSError, ValueError):  # a full disk is told by Python, as it ends
+            with suppress(OSError, ValueError):  # Python reports a full disk when it ends
                 stream.flush()
 
 
-def unfiltered(stream: TextIO) -> TextIO:
-    """The stream for who colours what is printable already."""
+def unfiltered_stream(stream: TextIO) -> TextIO:
+    """The stream below the filter, for coloured output that is already escaped."""
     return cast(TextIO, LastingStream(stream.raw if isinstance(stream, LastingStream) else stream))
 
 
@@ -176,16 +176,16 @@ def _is_option(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value.startswith("--")
 
 
-def _under(key: str, value: Any) -> Any:
+def _redact_value(key: str, value: Any) -> Any:
     if isinstance(value, str) and _KEY.fullmatch(key) and value not in _NOTHING:
         return HIDDEN
     return redact_values(value)
 
 
-def _starred(found: re.Match[str]) -> str:
+def _mask(found: re.Match[str]) -> str:
     before, value = found.groups()
     return found[0] if value in _NOTHING or value.startswith("${") or _WIDTH.fullmatch(found[0]) else before + HIDDEN
 
 
-def _spelled(one: str) -> str:
+def _escape(one: str) -> str:
     return one.encode("unicode_escape").decode("ascii")

@@ -1,4 +1,4 @@
-"""What `mlflow models serve` and `mlflow.pyfunc.load_model` load of a logged model: files in, predictions out, with the bits of `samewise predict`.
+"""The model that `mlflow models serve` and `mlflow.pyfunc.load_model` load: files in, predictions out, with the bits of `samewise predict`.
 
 The model is data alone: a run's config, environment and checkpoint (`tracking/logged_model.py`). Nothing in it is code or a pickle of objects; the
 classes that its config names are samewise's, torch's and those of your own packages, and are made where the user has made or trusts the run.
@@ -27,7 +27,7 @@ FOLDER = "run"
 
 
 def _load_pyfunc(path: str) -> ServedModel:  # pyright: ignore[reportUnusedFunction] (MLflow calls it by this name)
-    """The model in a folder of MLflow's.
+    """Load a model from MLflow's folder.
 
     Raises:
         ConfigError: this user has not made it, and `SAMEWISE_TRUST_MODEL` is not 1; or a part of it cannot be made.
@@ -36,17 +36,17 @@ def _load_pyfunc(path: str) -> ServedModel:  # pyright: ignore[reportUnusedFunct
 
 
 class ServedModel:
-    """A model behind an address."""
+    """A model as MLflow serves it."""
 
     def __init__(self, run: api.LoadedRun) -> None:
         self._run = run
-        self._one_at_a_time = threading.Lock()  # torch's settings and random streams are the process's
+        self._one_at_a_time = threading.Lock()  # torch's settings and random streams are global to the process
 
     def predict(self, model_input: pandas.DataFrame, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """What the model makes of each file, by itself: the values that `samewise predict --json` prints.
+        """Predict each file separately: the values that `samewise predict --json` prints.
 
         Args:
-            model_input: A row for each file: its bytes as `file`, and, where `name` is given, what it is called.
+            model_input: A row for each file: its bytes as `file` and, optionally, its name as `name`.
             params: `threshold`, the least score; `files`, to have pictures and sounds in the answer, as base64 by name.
 
         Raises:

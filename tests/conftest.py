@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import runpy
@@ -17,6 +18,9 @@ import pytest
 
 # Before torch is imported anywhere, here or in a child process. MLflow's usage reports stay off: tests need no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads that wait sleep soon, as in `samewise train`: with more processes than cores, busy waiting takes several times as long as the work.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # What reproducibility=strict would set: a test that runs commands in its own process has torch imported already.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -107,6 +111,17 @@ def ffmpeg() -> None:
         require_torchcodec()
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+def pytest_sessionstart() -> None:
+    """Collecting imports torch and more, and makes no garbage worth a search: without one it takes half the time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What exists now stays to the end, and later searches for garbage leave it out."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

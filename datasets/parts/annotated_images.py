@@ -1,4 +1,4 @@
-"""What data sets have in common whose images carry boxes: packed annotations, checks that name the file, decoding, keeping small images in memory."""
+"""The base of data sets of images with boxes: packed annotations, checks that name the file, decoding, a cache for small images."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Annotated:
     areas: list[float] = field(default_factory=list)
 
     def add(self, box: list[float], label: int, *, crowd: bool = False, area: float | None = None) -> None:
-        """Take in one object."""
+        """Add one object."""
         self.boxes.append(box)
         self.labels.append(label)
         self.crowd.append(crowd)
@@ -61,7 +61,7 @@ class Annotated:
 
 
 class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
-    """Samples of an image and its boxes, as torchvision's v2 transforms take them whole; a subclass says which files.
+    """Samples of an image and its boxes, in the form of torchvision's v2 transforms; a subclass lists the files.
 
     A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes float32[N, 4] (x1, y1, x2, y2), "labels": int64[N],
     "image_id": int}`, and in evaluation (`training=False`) also `"crowd": bool[N]` and `"area": float32[N]`, in the pixels of the annotation.
@@ -128,11 +128,11 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         return self._folder / os.fsdecode(self._names[index])
 
     def aspect_ratios(self) -> Tensor:
-        """float64[N]: width / height of each image, by its annotation: no file is opened."""
+        """float64[N]: width / height of each image according to its annotation; opens no files."""
         return self._sizes[:, 1].double() / self._sizes[:, 0].double()
 
     def fingerprint(self) -> str:
-        """32 hex digits of what the samples are: classes, names, annotations, sizes of the files, and the bytes of 64."""
+        """32 hex digits of the samples: classes, names, annotations, sizes of the files, and the bytes of 64."""
         digest = blake2b(repr((self.classes, self._training, self._size)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         for packed in (self._sizes, self._numbers, self._offsets, self._boxes, self._labels, self._crowd, self._areas):
@@ -149,7 +149,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         return image if self._size is None else functional.resize(image, list(self._size), antialias=True)
 
     def _read_all(self) -> list[Tensor]:
-        """By a thread for each core: the decoders do not hold Python's lock."""
+        """With a thread per core: the decoders release Python's lock."""
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
             return list(pool.map(self._read, range(len(self))))
@@ -158,7 +158,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
 
 
 def annotated_sample(image: Tensor, boxes: Tensor, labels: Tensor, *, number: int) -> dict[str, Any]:
-    """A sample in the form that `AnnotatedImages` describes, of uint8[3, H, W], float32[N, 4] and int64[N]."""
+    """A sample in the form described by `AnnotatedImages`, from uint8[3, H, W], float32[N, 4] and int64[N]."""
     height, width = image.shape[-2:]
     return {
         "image": tv_tensors.Image(image),
@@ -168,8 +168,8 @@ def annotated_sample(image: Tensor, boxes: Tensor, labels: Tensor, *, number: in
     }
 
 
-def checked_box(box: list[float], *, where: str, width: int, height: int, empty: EmptyBoxes, hint: str = "correct the annotation") -> list[float] | None:
-    """The box [x1, y1, x2, y2] if it lies in an image of `width` x `height` pixels; None if it has no area and such are dropped.
+def check_box(box: list[float], *, where: str, width: int, height: int, empty: EmptyBoxes, hint: str = "correct the annotation") -> list[float] | None:
+    """The box [x1, y1, x2, y2] if it is inside an image of `width` x `height` pixels; None if it has no area and such boxes are dropped.
 
     Raises:
         DataError: it is not finite, negative, inverted or reaches out of the image; or has no area, and such are refused. It names `where`.
@@ -192,7 +192,7 @@ def checked_box(box: list[float], *, where: str, width: int, height: int, empty:
 
 
 def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequence[str], files: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
-    """Raise a DataError unless there are `count` classes, the background among them, as the config says.
+    """Raise a DataError unless there are `count` classes, including the background, as configured.
 
     Args:
         count: Of classes, with the background.
@@ -211,7 +211,7 @@ def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequ
 
 
 def _misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str, list[str]]]:
-    """Names that may be misspelt, each with those that it is like: those that differ only by case first, then the rarest."""
+    """Names that may be misspelt, each with the similar ones: those that differ only by case first, then the rarest."""
     found = list[tuple[str, list[str]]]()
     for name in names:
         others = [other for other in names if other != name and (not counts or counts[name] <= counts[other])]
@@ -223,7 +223,7 @@ def _misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str
 
 
 def _require_files(folder: Path, names: Sequence[str]) -> None:
-    """One listing for each folder instead of a question for each file."""
+    """Lists each folder once instead of checking every file."""
     listed: dict[str, set[str]] = {}
     for name in names:
         below, _, file = name.rpartition("/")

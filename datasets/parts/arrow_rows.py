@@ -1,4 +1,4 @@
-"""Rows of what the library `datasets` of Hugging Face wrote, read by pyarrow alone: no code that comes with a data set runs, and none of its own is needed."""
+"""Rows written by Hugging Face's library `datasets`, read by pyarrow alone: the library is not needed, and no code of a data set is run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXPECTED = "a folder written by save_to_disk, .arrow or .parquet files, a folde
 
 
 def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pyarrow tables by split (`train` where no file says which), of the columns asked for, and the features by column as the library wrote them.
+    """The pyarrow tables by split (`train` if no file says which) with the requested columns, and the features by column as the library wrote them.
 
     Args:
         root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them whose names begin with or contain the split
@@ -44,13 +44,13 @@ def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[
 
 
 def state_of_files(root: str) -> tuple[tuple[str, int, int], ...]:
-    """(path, size, time of the last change) of each file that `tables` reads, by which to know that they are the same still."""
+    """(path, size, modification time) of each file that `tables` reads, to detect changes."""
     files = [file for some in _files(_place(root)).values() for file in some]
     return tuple((str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
 def _place(root: str) -> Path:
-    """The folder or file; of a name, the one version of it in the cache."""
+    """The folder or file; for a name, its only version in the cache."""
     path = Path(root).expanduser()
     if path.exists():
         return path
@@ -73,9 +73,9 @@ def _files(place: Path) -> dict[str, list[Path]]:
     if place.is_file():
         return {"train": [place]}
     if (state := place / "state.json").is_file():
-        return {"train": _saved(state)}
+        return {"train": _saved_files(state)}
     if (place / "dataset_dict.json").is_file():
-        return {_split(one.parent.name): _saved(one) for one in sorted(place.glob("*/state.json"))}
+        return {_split(one.parent.name): _saved_files(one) for one in sorted(place.glob("*/state.json"))}
     found = dict[str, list[Path]]()
     for file in sorted([*place.rglob("*.parquet"), *place.glob("*.arrow")]):
         if not file.name.startswith(("cache-", ".")):
@@ -90,7 +90,7 @@ def _split(name: str) -> str:
     return SPLITS.get(name.lower(), name)
 
 
-def _saved(state: Path) -> list[Path]:
+def _saved_files(state: Path) -> list[Path]:
     try:
         names = [Path(one["filename"]).name for one in json.loads(read_text(state))["_data_files"]]
         if not names or len({*names}) < len(names) or any("\0" in name for name in names):
@@ -128,14 +128,14 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
 
 
 def _rows_at_once(metadata: Any) -> int:
-    """As many as have the bytes allowed even if each row repeats all that a group of rows holds."""
+    """As many rows as fit into the allowed bytes even if each repeats everything in a group of rows."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     largest = max((group.column(place).total_uncompressed_size for group in groups for place in range(group.num_columns)), default=0)
     return max(1, min(_ROWS_AT_ONCE, BYTES.most // max(1, largest)))
 
 
 def _table(batches: Iterable[Any], schema: Any, columns: Sequence[str], file: Path) -> Any:
-    """The columns of all batches: a value that is repeated, or none at all, stands in the file once, so the file's size says nothing of what it unpacks to."""
+    """The columns of all batches: repeated or missing values are stored once, so the file's size does not limit their unpacked size."""
     import pyarrow as pa
 
     found, rows, size = list[Any](), 0, 0
@@ -143,15 +143,15 @@ def _table(batches: Iterable[Any], schema: Any, columns: Sequence[str], file: Pa
         rows += batch.num_rows
         ROWS.check(file, rows)
         held = batch.select(columns)
-        size += sum(map(_unpacked, held.columns))
+        size += sum(map(_unpacked_bytes, held.columns))
         BYTES.check(file, size)
         held.validate(full=True)  # offsets may lead out of the buffer
         found.append(held)
     return pa.Table.from_batches(found, pa.schema([schema.field(name) for name in columns], schema.metadata))
 
 
-def _unpacked(column: Any) -> int:
-    """The bytes of a column once each row has its own value."""
+def _unpacked_bytes(column: Any) -> int:
+    """The bytes of a column if each row has its own value."""
     from pyarrow import compute, types
 
     if not hasattr(column, "dictionary"):
@@ -169,7 +169,7 @@ def _require(columns: Mapping[str, str], names: Sequence[str], file: Path) -> No
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """What the library notes in the schema: of a ClassLabel, the names of the classes."""
+    """The features in the schema's metadata: for a ClassLabel, the names of the classes."""
     try:
         found = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""An audio file to a tensor: WAV, FLAC, MP3 and OGG by soundfile, which needs nothing from the system; other formats by torchcodec where it works."""
+"""Decodes audio files to tensors: WAV, FLAC, MP3 and OGG by soundfile, which needs no system libraries; other formats by torchcodec if it works."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SIZE_UNKNOWN = (0, 0xFFFFFFFF)  # what programs that write into a pipe leave in
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """What a file's header says. `frames` counts samples of one channel."""
+    """The content of a file's header. `frames` counts samples of one channel."""
 
     frames: int
     sample_rate: int
@@ -41,14 +41,14 @@ class AudioInfo:
         return self.frames / self.sample_rate
 
     def frames_at(self, sample_rate: int) -> int:
-        """The frames that `read_audio` gives of the whole file at another rate."""
+        """The frames that `read_audio` returns for the whole file at another rate."""
         return -(-self.frames * sample_rate // self.sample_rate)
 
 
 def read_audio(
     path: str | os.PathLike[str], *, sample_rate: int | None = None, mono: bool = True, start: int = 0, frames: int | None = None
 ) -> tuple[Tensor, int]:
-    """Decode a file, or a stretch of it, and resample it where its rate is another.
+    """Decode a file, or a section of it, and resample it if its rate differs.
 
     Args:
         path: The file.
@@ -65,11 +65,11 @@ def read_audio(
             (`limits`); it names the file.
     """
     try:
-        with _opened(path) as file:
+        with _open_audio(path) as file:
             _require_resampling(path, file.samplerate, sample_rate)
             samples, rate = _stretch(path, file, start, frames), file.samplerate
     except soundfile.LibsndfileError as error:
-        samples, rate = _by_torchcodec(path, error)
+        samples, rate = _read_by_torchcodec(path, error)
         samples = samples[:, start : None if frames is None else start + frames]
     if not samples.shape[1] or (frames is not None and samples.shape[1] < frames):
         have = f"{start + samples.shape[1]} frames" if samples.shape[1] else "no frames there"
@@ -86,21 +86,21 @@ def read_audio(
 
 
 def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
-    """Length, rate and channels from the header, without decoding.
+    """Read length, rate and channels from the header, without decoding.
 
     Raises:
         DataError: the file does not exist, or it is empty, cut short or no audio.
     """
     try:
-        with _opened(path) as file:
+        with _open_audio(path) as file:
             return AudioInfo(file.frames, file.samplerate, file.channels)
     except soundfile.LibsndfileError as error:
-        samples, rate = _by_torchcodec(path, error)
+        samples, rate = _read_by_torchcodec(path, error)
         return AudioInfo(samples.shape[1], rate, samples.shape[0])
 
 
 def match_audio(folder: Path, pattern: str, *, marks: Mapping[str, str] | None = None, expected: str = "") -> dict[str, re.Match[str]]:
-    """The audio files below a folder whose names, as `list_audio` gives them, match `dataset.pattern` from end to end.
+    """The audio files below a folder whose names, in the form of `list_audio`, match `dataset.pattern` completely.
 
     Args:
         folder: Where they are.
@@ -140,8 +140,8 @@ def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EX
         raise DataError(Problem(os.fspath(folder), reason, hint="set dataset.root=FOLDER")) from None
 
 
-def _opened(path: str | os.PathLike[str]) -> soundfile.SoundFile:
-    """A regular file that is whole and of a rate that is decoded, open."""
+def _open_audio(path: str | os.PathLike[str]) -> soundfile.SoundFile:
+    """Open a regular, complete file with a supported rate."""
     _require_file(path)
     file = soundfile.SoundFile(path)
     try:
@@ -161,7 +161,7 @@ def _require_file(path: str | os.PathLike[str]) -> None:
 
 
 def _require_resampling(path: str | os.PathLike[str], rate: int, wanted: int | None) -> None:
-    """The filter's size grows with both rates, in lowest terms."""
+    """Check the filter's size, which grows with both rates in lowest terms."""
     if wanted is not None and wanted > 0 and rate > 0:
         common = math.gcd(rate, wanted)
         FILTER.check(path, (rate // common) * (wanted // common))
@@ -183,7 +183,7 @@ def _stretch(path: str | os.PathLike[str], file: soundfile.SoundFile, start: int
 
 
 def _require_whole(path: str | os.PathLike[str], form: str) -> None:
-    """A WAV file that ends before its header says so is read without complaint by libsndfile; here it is an error."""
+    """Refuse a truncated WAV file, which libsndfile reads without an error."""
     if form not in ("WAV", "WAVEX"):
         return
     with open(path, "rb") as file:
@@ -199,8 +199,8 @@ def _require_whole(path: str | os.PathLike[str], form: str) -> None:
             place += 8 + length + length % 2
 
 
-def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileError) -> tuple[Tensor, int]:
-    """(float32[C, T], rate) of a file that soundfile refused; where it is not audio to torchcodec either, the error names the file."""
+def _read_by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileError) -> tuple[Tensor, int]:
+    """(float32[C, T], rate) of a file that soundfile refused; if torchcodec refuses it too, the error names the file."""
     name = os.fspath(path)
     try:
         with open(path, "rb"):
@@ -232,7 +232,7 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
 
 @lru_cache(maxsize=16)
 def _resampler(from_rate: int, to_rate: int) -> torchaudio.transforms.Resample:
-    """Keeps its kernel: computing it takes longer than resampling a short file."""
+    """Cached, since computing its kernel takes longer than resampling a short file."""
     if min(from_rate, to_rate) < 1:
         raise ConfigError(Problem("dataset.sample_rate", "is not a valid rate", to_rate, "a whole number of Hz greater than 0"))
     return torchaudio.transforms.Resample(from_rate, to_rate)

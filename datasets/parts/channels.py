@@ -1,4 +1,4 @@
-"""Images of any number of channels, and of more than 8 bits: NPY, TIFF (several samples or pages), PNG of 8 or 16 bits, and whatever else is an image."""
+"""Images with any number of channels and more than 8 bits: NPY, TIFF (several samples or pages), PNG of 8 or 16 bits, and other image formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torchvision.io  # registers the decoders
 from PIL import ImageSequence
 from torch import Tensor
 
-from samewise.datasets.parts.decode import DAMAGED, open_image, pixels_of, require_modest_tiles, require_no_excess, unpacked
+from samewise.datasets.parts.decode import DAMAGED, open_image, pixels_of, require_modest_tiles, require_no_excess, unpack_png
 from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem, number_of
 
@@ -21,7 +21,7 @@ EXTENSIONS = (".npy",)
 
 
 def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
-    """The channels [C, H, W] of an image file, each as it was stored: uint8 stays, uint16 becomes float32 in [0, 1] (by 65535), floating point becomes float32.
+    """The channels [C, H, W] of an image file as stored: uint8 unchanged, uint16 as float32 in [0, 1] (divided by 65535), floating point as float32.
 
     An array of an NPY file is [H, W], [C, H, W] or [H, W, C]: the axis that is as long as there are channels, the first where both are. The pages of a TIFF are
     channels too, in their order. A palette is resolved to its colours.
@@ -53,7 +53,7 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
 def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
     """[C, H, W] in the stored type."""
     if raw.startswith(b"\x93NUMPY"):
-        array = _loaded(raw)
+        array = _load_npy(raw)
         if array.ndim == 3 and array.shape[0] != channels and array.shape[2] == channels:
             array = array.transpose(2, 0, 1)
         if array.ndim not in (2, 3) or not array.size:
@@ -63,7 +63,7 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
     if raw.startswith(b"\x89PNG\r\n\x1a\n") and raw[12:16] == b"IHDR" and raw[24:25] >= b"\x08" and raw[25:26] != b"\x03":
         PIXELS.check(name, pixels_of(raw))
         require_no_excess(raw)
-        stored = torch.frombuffer(bytearray(unpacked(raw)), dtype=torch.uint8)
+        stored = torch.frombuffer(bytearray(unpack_png(raw)), dtype=torch.uint8)
         return torch.ops.image.decode_png(stored, int(torchvision.io.ImageReadMode.UNCHANGED.value)).numpy()
     parts, total = list[np.ndarray](), 0
     with open_image(raw, name) as opened:
@@ -81,8 +81,8 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _loaded(raw: bytes) -> np.ndarray:
-    """Of an NPY file; numpy itself makes an array of what the header says before it looks whether the file has it."""
+def _load_npy(raw: bytes) -> np.ndarray:
+    """Check the size first: NumPy allocates the array of the header before it looks whether the file contains it."""
     try:
         return np.load(io.BytesIO(raw), allow_pickle=False)
     except (MemoryError, OverflowError):

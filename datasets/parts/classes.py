@@ -1,4 +1,4 @@
-"""Whether the classes of a data set are those that a config expects."""
+"""Checks that a data set's classes are those that a config expects."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from samewise.runner.errors import DataError, Problem, first_few, nearest
 
 
 def require_known(where: str, labels: Mapping[str, str], classes: Sequence[str]) -> None:
-    """Raise a DataError where a file, by its name, has a label that is not one of the classes."""
+    """Raise a DataError if a file (by name) has a label that is not one of the classes."""
     known = set(classes)
     if unknown := next((name for name, label in labels.items() if label not in known), None):
         raise DataError(Problem(where, f"{unknown} belongs to an unknown class", labels[unknown], ", ".join(classes[:20]), nearest(labels[unknown], classes)))
 
 
 def require_count(where: str, classes: Sequence[str], num_classes: int | None, *, of: str = "classes") -> None:
-    """Raise a DataError unless there are as many classes as the config says; None: any number."""
+    """Raise a DataError unless the number of classes is as configured; None allows any."""
     if num_classes is not None and len(classes) != num_classes:
         hint = f"set dataset.num_classes={len(classes)}" if classes else "set dataset.root=FOLDER"
         reason = f"has {len(classes)} {of} ({first_few(classes, 10)})"

@@ -1,4 +1,4 @@
-"""What of a data set's files goes into its fingerprint: their sizes, and the bytes of some of them."""
+"""The part of a data set's files that enters its fingerprint: their sizes, and the bytes of some of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_sizes(digest: Hash, path: Callable[[int], Path], count: int, *, most: in
 
 
 def add_files(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:
-    """The same, and with the bytes of 64."""
+    """The same, plus the bytes of 64 files."""
     add_sizes(digest, path, count, most=most)
     for index in spaced_indices(count, CONTENTS):
         add_content(digest, path(index))

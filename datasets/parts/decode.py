@@ -1,4 +1,4 @@
-"""An image file to a tensor: JPEG and PNG by torchvision's decoders, everything else, and whatever they refuse, by Pillow."""
+"""Decodes image files to tensors: JPEG and PNG by torchvision, other formats and whatever it refuses by Pillow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from samewise.runner.errors import DataError, Problem
 
 Mode = Literal["rgb", "gray"]
 
-_MODES: dict[Mode, tuple[int, str]] = {
+MODES: dict[Mode, tuple[int, str]] = {
     "rgb": (int(torchvision.io.ImageReadMode.RGB.value), "RGB"),
     "gray": (int(torchvision.io.ImageReadMode.GRAY.value), "L"),
 }
+"""What torchvision and Pillow call them."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
 """What Pillow may take a file for, whatever it is called; an EPS, for one, is a program, which Pillow would have Ghostscript run."""
@@ -59,10 +60,27 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     Raises:
         DataError: the file does not exist, or it is cut short, no image, or larger than what is decoded (`limits`); it names the file.
     """
+    return decode_file(read_file(path), path, mode=mode)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of an image file.
+
+    Raises:
+        DataError: it cannot be read, or is too large.
+    """
     try:
-        raw = read_bytes(path)
+        return read_bytes(path)
     except OSError as error:
         raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
+
+
+def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
+    """uint8[C, H, W] of a file's bytes.
+
+    Raises:
+        DataError: as `read_image` raises.
+    """
     try:
         return decode(raw, mode=mode, name=os.fspath(path))
     except DataError:
@@ -77,35 +95,35 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
 
 
 def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
-    """uint8[C, H, W] of an encoded image, which errors call by `name`.
+    """uint8[C, H, W] of an encoded image; errors call it `name`.
 
     Raises:
         DataError: it has more pixels than are decoded.
         ValueError, OSError, SyntaxError: whatever Pillow raises for bytes that are not a complete image.
     """
-    number, pillow = _MODES[mode]
+    number, pillow = MODES[mode]
     # The operators themselves: the functions of torchvision.io warn at each call that they will go, which takes longer than a small image.
     operator = _operator(raw)
     if operator is not None:
         PIXELS.check(name, pixels_of(raw))
         require_no_excess(raw)
         try:
-            image = operator(torch.frombuffer(bytearray(unpacked(raw)), dtype=torch.uint8), number)
+            image = operator(torch.frombuffer(bytearray(unpack_png(raw)), dtype=torch.uint8), number)
             if image.dtype == torch.uint8:
                 return image
         except RuntimeError:
             pass  # not to its taste, or damaged: Pillow says which
-    return _by_pillow(raw, pillow, name)
+    return _decode_by_pillow(raw, pillow, name)
 
 
 def _operator(raw: bytes):
-    """The decoder for what the first bytes say; names lie (ImageNet has a PNG called .JPEG)."""
+    """The decoder for the file's first bytes; names may be wrong (ImageNet has a PNG named .JPEG)."""
     name = "decode_jpeg" if raw.startswith(b"\xff\xd8\xff") else "decode_png" if raw.startswith(b"\x89PNG\r\n\x1a\n") and raw[12:16] == b"IHDR" else ""
     return getattr(torch.ops.image, name, None) if name else None
 
 
 def pixels_of(raw: bytes) -> int:
-    """Of a JPEG or PNG, by whatever in it a decoder may take for its header: the most."""
+    """The number of pixels of a JPEG or PNG: the largest of all parts that a decoder might take for its header."""
     if raw.startswith(b"\x89PNG"):
         return _product(raw[16:24], "!II")
     frames = (found.groups() for found in _FRAME.finditer(raw))
@@ -113,7 +131,7 @@ def pixels_of(raw: bytes) -> int:
 
 
 def require_no_excess(raw: bytes) -> None:
-    """Raise a ValueError for a PNG that holds far more than its pixels: decoders unpack all of it, a thousandfold, before they notice."""
+    """Raise a ValueError for a PNG with much more data than pixels: decoders unpack all of it, possibly a thousandfold, before they notice."""
     if not raw.startswith(b"\x89PNG"):
         return
     if len(raw) < _PNG_HEADER:
@@ -128,8 +146,8 @@ def require_no_excess(raw: bytes) -> None:
         raise ValueError(f"{packed:,} bytes are more than {wide} x {high} pixels take")
 
 
-def unpacked(raw: bytes) -> bytes:
-    """A PNG with the same pixels, not packed; anything else as it is. torchvision's decoder ends the process at damage in them, so zlib unpacks them.
+def unpack_png(raw: bytes) -> bytes:
+    """A PNG with the same pixels uncompressed; other formats unchanged. torchvision's decoder ends the process on damaged data, so zlib unpacks it.
 
     Raises:
         ValueError: they are damaged, or cut short.
@@ -171,7 +189,7 @@ def unpacked(raw: bytes) -> bytes:
 
 
 def require_modest_tiles(image: Image.Image, name: str) -> None:
-    """A tile of a TIFF, or a strip, is decoded whole, however little of it is in the image."""
+    """A TIFF tile or strip is decoded completely, however little of it is in the image."""
     if image.format == "TIFF":
         tags: Any = getattr(image, "tag_v2", {})
         PIXELS.check(name, int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_HEIGHT, 0)))
@@ -183,11 +201,11 @@ def _product(raw: bytes, form: str) -> int:
 
 
 def open_image(raw: bytes, name: str) -> Image.Image:
-    """By Pillow, of the formats that are read.
+    """Open an image with Pillow, in one of the supported formats.
 
     Raises:
         DataError: it has more pixels than are decoded.
-        ValueError, OSError, SyntaxError, Image.DecompressionBombError: it is no image.
+        ValueError, OSError, SyntaxError, Image.DecompressionBombError: it is not an image.
     """
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a file cut short is an error"
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, PIXELS.most)  # Pillow itself refuses more than twice as many
@@ -198,7 +216,7 @@ def open_image(raw: bytes, name: str) -> Image.Image:
         raise
 
 
-def _by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
+def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
     with open_image(raw, name) as image:
         PIXELS.check(name, image.width * image.height)
         require_modest_tiles(image, name)

@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, for messages about a file of another kind than was asked for."""
+"""Recognises files by their first bytes, for messages about a file of the wrong kind."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _BEGINNINGS: Final = (
 
 
 def another_kind(path: str | os.PathLike[str], wanted: str) -> str | None:
-    """What a file surely is, in words, where that is not `wanted` ("image", "recording" or "video"); None where it may be, or nothing is known of it."""
+    """What a file certainly is, in words, if that is not `wanted` ("image", "recording" or "video"); None if it may be, or is unknown."""
     found = _kind(path)
     return found[1] if found and found[0] != wanted else None
 
 
 def names_other_files(path: str | os.PathLike[str]) -> bool:
-    """Whether it is a list that FFmpeg would follow to other files, whatever it is called."""
+    """Whether it is a list through which FFmpeg would open other files, whatever its name."""
     found = _kind(path)
     return found is not None and found[0] == "list"
 

@@ -1,4 +1,4 @@
-"""What data sets have in common whose images are files: packed lists of them, decoding, and keeping small ones in memory."""
+"""The base of data sets of image files: packed lists of files, decoding, a cache for small images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 from samewise.datasets.parts.channels import read_channels
 from samewise.datasets.parts.classes import require_count
 from samewise.datasets.parts.contents import add_files
-from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.decode import read_file, read_image
+from samewise.datasets.parts.encoded import EncodedImages
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.limits import list_below
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -26,6 +27,7 @@ from samewise.runner.interfaces import Batch
 
 Cache = Literal["none", "memory"]
 ImageMode = Literal["rgb", "gray", "channels"]
+DecodedBy = Literal["worker", "device"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The file names that are images: torchvision's list."""
@@ -44,9 +46,12 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         mode: "rgb" (C is 3), "gray" (C is 1) or "channels": as many as `channels`, as they are stored (`parts.channels`), then also of float32.
         channels: C, with mode="channels".
         cache: "memory": all images are decoded once, here, and kept as one tensor; they must be of one size.
+        decode: "worker": each image is decoded as it is asked for. "device": samples have `EncodedImages` of one image instead, which the batch transform
+            `Decode` decodes where the model computes: on CUDA by nvJPEG, whose pixels are others.
         transform: Applied to each image, in the worker.
 
     Raises:
+        ConfigError: decode="device" with what needs pixels before: a cache, a transform, the mode "channels".
         DataError: with cache="memory", a file that is damaged or of another size.
     """
 
@@ -60,6 +65,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         mode: ImageMode = "rgb",
         channels: int | None = None,
         cache: Cache = "none",
+        decode: DecodedBy = "worker",
         transform: Transform | None = None,
     ) -> None:
         if mode not in ("rgb", "gray", "channels"):
@@ -68,6 +74,11 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             raise ConfigError(Problem("channels", "is not a valid number of channels", channels, "a whole number from 1, with mode: channels"))
         if cache not in ("none", "memory"):
             raise ConfigError(Problem("cache", "is not a valid cache for images", cache, "none or memory"))
+        if decode not in ("worker", "device"):
+            raise ConfigError(Problem("decode", "is not a valid place to decode images", decode, "worker or device"))
+        self.encoded = decode == "device"
+        if self.encoded and (needs := _needs_pixels(mode, cache, transform)):
+            raise ConfigError(Problem("decode", f"cannot be combined with {needs}", decode, "worker"))
         self.classes = list(classes)
         self._folder = folder
         # One array instead of a million strings: a worker that only reads them would otherwise copy them all, reference count by reference count.
@@ -82,6 +93,10 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         return len(self._names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.encoded:
+            path = self.path(index)
+            assert self._mode != "channels", "refused above"
+            return {"image": EncodedImages.from_file(read_file(path), str(path), mode=self._mode), "label": int(self._labels[index])}
         image = self._read(index) if self._kept is None else self._kept[index]
         return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
 
@@ -134,6 +149,11 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         finally:
             pool.shutdown(cancel_futures=True)
         return kept
+
+
+def _needs_pixels(mode: ImageMode, cache: Cache, transform: Transform | None) -> str:
+    """What of these settings needs images that are decoded before they are handed out; empty: none."""
+    return "mode: channels" if mode == "channels" else "cache: memory" if cache == "memory" else "a transform of each image" if transform else ""
 
 
 def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list[str]:

@@ -1,4 +1,4 @@
-"""What data sets have in common whose images all lie in memory."""
+"""The base of data sets whose images are all in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Transform = Callable[[Tensor], Any]
 
 
 class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"image": uint8[C, H, W], "label": int}` cut from one tensor; a subclass says where the tensor comes from.
+    """Samples `{"image": uint8[C, H, W], "label": int}` from one tensor, which a subclass loads.
 
     Args:
         images: uint8[N, C, H, W], or clips uint8[N, T, C, H, W].
@@ -45,7 +45,7 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
 
     @property
     def batch(self) -> Callable[[Sequence[int]], Batch] | None:
-        """Fetches many samples at once, collated; None where each needs its transform."""
+        """Fetches many samples at once, collated; None if each needs its transform."""
         return self._fetch if self._transform is None else None
 
     def _fetch(self, indices: Sequence[int]) -> Batch:
@@ -54,7 +54,7 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
         return {"image": self._images.index_select(0, chosen), "label": self._labels.index_select(0, chosen)}
 
     def fingerprint(self) -> str:
-        """32 hex digits of what the samples are: every pixel, every label, and the classes' names."""
+        """32 hex digits of the samples: every pixel, every label, and the classes' names."""
         digest = xxhash.xxh3_128(repr((tuple(self._images.shape), self.classes)).encode())
         digest.update(self._images.numpy())
         digest.update(self._labels.numpy())

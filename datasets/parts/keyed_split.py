@@ -1,4 +1,4 @@
-"""A split decided for each name by itself: a hash of it and a key says where it belongs, so that adding files moves none."""
+"""Assigns each name to a split by a hash of the name and a key, so that adding files does not move others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from samewise.runner.errors import ConfigError, DataError, Problem
 SPLITS = ("valid", "test", "train")
 
 
-def in_split(names: Sequence[str], split: str, shares: Mapping[str, float], *, key: str = "", where: str) -> list[str]:
-    """Those of the names that belong to a split, in their order; of `test` possibly none.
+def select_split(names: Sequence[str], split: str, shares: Mapping[str, float], *, key: str = "", where: str) -> list[str]:
+    """The names that belong to a split, in order; `test` may be empty.
 
     Each name is a number in [0, 1) by its hash: below the share of `valid` it is valid's, then test's, and the rest is train's. So a split has about its share
     of the names, not exactly; and a larger share of `test` takes from `train` alone.

@@ -1,4 +1,4 @@
-"""What a file of a data set may ask of the machine: told by its header, before anything is decoded.
+"""Limits on the resources that a data set's file may require, checked by its header before it is decoded.
 
 Each limit is above what real data sets have. A user who has larger files raises it by the environment variable that the message names; a config cannot.
 """
@@ -18,7 +18,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Limit:
-    """The most of something.
+    """An upper limit.
 
     Args:
         variable: The environment variable that sets another.
@@ -32,11 +32,11 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """Raises ConfigError where the variable is not a whole number greater than 0."""
+        """Raises ConfigError unless the variable is a whole number greater than 0."""
         return limit_from(self.variable, self.usual)
 
     def check(self, path: str | os.PathLike[str], count: int) -> None:
-        """Raise a DataError that names the file, what it has and how to allow it, where `count` is more."""
+        """Raise a DataError, with the file, its size and how to allow it, if `count` exceeds the limit."""
         if count > (most := self.most):
             hint = f"if the file is meant to be so large, set the environment variable {self.variable}={count}; decoding it takes memory accordingly"
             raise DataError(Problem(os.fspath(path), f"has {count:,} {self.what}, more than the limit", expected=f"at most {most:,}", hint=hint))
@@ -55,7 +55,7 @@ BYTES = Limit("SAMEWISE_MAX_FILE_BYTES", 4 << 30, "bytes")
 
 
 def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None:
-    """Raise a DataError where a name is no regular file, which may never end (a device) or never begin (a pipe); with `whole`, where it is too large.
+    """Raise a DataError unless a name is a regular file (devices may never end, pipes never begin); with `whole`, also if it is too large.
 
     Raises:
         OSError: it does not exist.
@@ -69,14 +69,14 @@ def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """All of a regular file that is not too large."""
+    """Read a regular file within the size limit."""
     require_regular(path)
     with open(path, "rb") as file:
         return file.read()
 
 
 def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
-    """The same of a text; every end of a line is one newline."""
+    """The same as text; all line ends become newlines."""
     try:
         return read_bytes(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -84,7 +84,7 @@ def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
 
 
 class Hash(Protocol):
-    """Anything of hashlib's form."""
+    """An object with hashlib's interface."""
 
     def update(self, data: bytes, /) -> None: ...
 
@@ -107,7 +107,7 @@ _KINDS = (
 
 
 def list_below(folder: str | os.PathLike[str], extensions: Sequence[str]) -> list[str]:
-    """The files below a folder that end in one of the extensions, relative to it with "/" between folders, folder by folder, then by name.
+    """The files below a folder with one of the extensions, relative to it with "/" between folders, sorted by folder, then by name.
 
     Links to folders are followed, each folder once: thirty folders with two links in each to the next are a billion paths. Names that begin with "." are
     the rubbish of editors and file managers.

@@ -1,4 +1,4 @@
-"""Recorded mixtures of speakers: a folder of mixtures, and beside it one of each speaker's part, with files of the same names."""
+"""The base of data sets of recorded mixtures: a folder of mixtures and one of each speaker's part, with equal file names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADERS = 1_000
 
 
 class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`; a subclass says where the folders are.
+    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`; a subclass names the folders.
 
     Args:
         folder: Holds the folders of one split.
@@ -44,7 +44,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         self._mixture = mixture
         self._sources = tuple(sources)
         self._frames = None if seconds is None else max(1, round(seconds * sample_rate))
-        names = _listed(folder, mixture, sources, data)
+        names = _list_mixtures(folder, mixture, sources, data)
         self._names = Texts(names)
         for index in spaced_indices(len(names), _HEADERS):
             for part in (mixture, *sources):
@@ -74,7 +74,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         return digest.hexdigest()
 
     def _info(self, part: str, name: str) -> AudioInfo:
-        """What a file's header says, its rate checked."""
+        """A file's header, with its rate checked."""
         path = self._folder / part / name
         info = audio_info(path)
         if info.sample_rate != self.sample_rate:
@@ -82,7 +82,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         return info
 
 
-def _listed(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:
+def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:
     """The names of the mixtures, each of which has all its parts."""
     hint = f"set dataset.root=FOLDER to where {data} was generated"
     for name in (mixture, *sources):

@@ -1,4 +1,4 @@
-"""Audio files by number: their names packed, decoded in stretches when asked for, or all kept in memory."""
+"""Audio files by number: names packed, waveforms decoded in sections on demand or all kept in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADERS = 2_000
 
 
 class Texts:
-    """Many strings as one block of bytes: a worker that reads a list of a million of them would copy it all, reference count by reference count."""
+    """Many strings in one block of bytes: a worker that reads a list of a million strings would copy it through reference counts."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         coded = [text.encode("utf-8", "surrogateescape") for text in texts]
@@ -39,7 +39,7 @@ class Texts:
 
 @final
 class Recordings:
-    """Waveforms at one rate, mono.
+    """Mono waveforms at one rate.
 
     Args:
         folder: What the names are relative to.
@@ -61,7 +61,7 @@ class Recordings:
         self.names = Texts(names)
         self._kept: Tensor | None = None
         if cache == "memory":
-            waveforms = [self._decoded(index) for index in range(len(names))]
+            waveforms = [self._decode(index) for index in range(len(names))]
             self._kept = torch.cat(waveforms)
             self._ends = np.cumsum([0, *map(len, waveforms)])
         else:
@@ -85,13 +85,13 @@ class Recordings:
         return frames
 
     def stretch(self, index: int, start: int = 0, frames: int | None = None) -> Tensor:
-        """float32[frames] of a recording from `start` on, at `sample_rate`; all that follow where `frames` is None."""
+        """float32[frames] of a recording from `start`, at `sample_rate`; up to its end if `frames` is None."""
         stop = None if frames is None else start + frames
         if self._kept is not None:
             return self._kept[self._ends[index] : self._ends[index + 1]][start:stop]
         if audio_info(self.path(index)).sample_rate == self.sample_rate:
             return read_audio(self.path(index), start=start, frames=frames)[0]
-        return self._decoded(index)[start:stop]
+        return self._decode(index)[start:stop]
 
     def fingerprint(self) -> str:
         """32 hex digits of names, rate, sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
@@ -101,12 +101,12 @@ class Recordings:
         add_files(digest, self.path, len(self))
         return digest.hexdigest()
 
-    def _decoded(self, index: int) -> Tensor:
+    def _decode(self, index: int) -> Tensor:
         return read_audio(self.path(index), sample_rate=self.sample_rate)[0]
 
 
-def fitted(waveform: Tensor, frames: int) -> Tensor:
-    """float32[frames]: the middle of a longer waveform, a shorter one followed by silence."""
+def crop_or_pad(waveform: Tensor, frames: int) -> Tensor:
+    """float32[frames]: the middle of a longer waveform, or a shorter one followed by silence."""
     start = max(0, len(waveform) - frames) // 2
     kept = waveform[start : start + frames]
     return torch.nn.functional.pad(kept, (0, frames - len(kept)))

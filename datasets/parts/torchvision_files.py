@@ -1,4 +1,4 @@
-"""Getting the files of a torchvision data set, and saying in words what is missing."""
+"""Gets the files of a torchvision data set, and explains what is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 
 
 def load(make: Callable[..., Made], *, root: str, expected: str, download: bool) -> Made:
-    """`make(root=..., download=...)`: a torchvision data set whose files' checksums are right.
+    """`make(root=..., download=...)`: a torchvision data set with verified checksums.
 
     Several processes may ask at once: one downloads, the others wait for it.
 
@@ -50,13 +50,13 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
 
 
 def load_part(kind: Callable[..., Made], split: str, *, root: str, expected: str, download: bool) -> Made:
-    """The file of such a data set that a split is in: "test" has one of its own, "train" and "valid" share the other. Otherwise as `load`."""
+    """The part of such a data set that contains a split: "test" has its own, "train" and "valid" share the other. Otherwise as `load`."""
     check_split(split)
     return load(partial(kind, train=split != "test"), root=root, expected=expected, download=download)
 
 
 def split_held_out(images: Tensor, labels: Tensor, *, split: str, held_out: int) -> tuple[Tensor, Tensor]:
-    """What of its file a split has: "test" all; of the other the last `held_out` samples are "valid", the others "train".
+    """A split's share of its part: all for "test"; otherwise the last `held_out` samples for "valid", and the rest for "train".
 
     Raises:
         ConfigError: nothing would be left of one of the two.

@@ -1,4 +1,4 @@
-"""What data sets of transcribed recordings have in common: recordings with their transcripts, and how these are spelled."""
+"""The base of data sets of transcribed recordings: recordings with transcripts, and their spelling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
 
 class Spelling:
-    """How a transcript is written before its letters are told apart.
+    """How a transcript is normalised before it is split into letters.
 
     Args:
         letters: All that may occur.
@@ -38,7 +38,7 @@ class Spelling:
         self._ignored = dict.fromkeys(map(ord, ignore), None)
 
     def __call__(self, text: str, where: str) -> str:
-        """The text with single spaces, and composed accents; `where` names it in an error.
+        """The text with single spaces and composed accents; `where` names it in errors.
 
         Raises:
             DataError: it has an unknown letter.
@@ -53,7 +53,7 @@ class Spelling:
 
 
 class Utterances(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`; a subclass says which files.
+    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`; a subclass lists the files.
 
     Args:
         folder: What the files' names are relative to.
@@ -96,7 +96,7 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
         return self._recordings.names[index]
 
     def transcript(self, index: int) -> str:
-        """As spelled, of one recording."""
+        """A recording's transcript as spelled."""
         return self._transcripts[index]
 
     def waveform(self, index: int) -> Tensor:
@@ -104,7 +104,7 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
         return self._recordings.stretch(index)
 
     def fingerprint(self) -> str:
-        """32 hex digits of what the samples are: the recordings', and the transcripts."""
+        """32 hex digits of the samples: those of the recordings, and the transcripts."""
         digest = blake2b(self._recordings.fingerprint().encode(), digest_size=16)
         digest.update(self._transcripts.block)
         digest.update(self._transcripts.ends)
@@ -112,12 +112,12 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
 
 
 def sample(waveform: Tensor, transcript: str, name: str) -> dict[str, Any]:
-    """What every data set of utterances gives."""
+    """The sample that every data set of utterances returns."""
     return {"waveform": waveform, "length": len(waveform), "transcript": transcript, "name": name}
 
 
 def require_files(folder: Path, names: Sequence[str], *, listed_in: str) -> None:
-    """Raises DataError, naming the first few, unless all files are there."""
+    """Raises DataError with the first few names unless all files exist."""
     missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
         reason = f"recordings listed in {listed_in} are missing: {first_few(missing, 3)}"

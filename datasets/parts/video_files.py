@@ -1,4 +1,4 @@
-"""A stretch of a video file to a tensor, by torchcodec, which needs FFmpeg's libraries from the system."""
+"""Decodes a section of a video file to a tensor, by torchcodec, which needs FFmpeg's libraries from the system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSTALL = "pip install 'samewise[video]', and FFmpeg's libraries from the syste
 
 
 def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[int]]) -> Tensor:
-    """uint8[T, 3, H, W]: chosen frames of a video, in the order chosen.
+    """uint8[T, 3, H, W]: selected frames of a video, in the order of selection.
 
     Decoding takes one thread; the pixels do not depend on which frames were read before.
 
@@ -56,7 +56,7 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
 
 
 def clip_frames(available: int, *, frames: int, stride: int, start: Callable[[int], int]) -> list[int]:
-    """The numbers of a clip's frames in a video of so many. A video that is too short repeats its last frame.
+    """The numbers of a clip's frames in a video with so many. A video that is too short repeats its last frame.
 
     Args:
         available: Frames of the video.
@@ -71,12 +71,12 @@ def clip_frames(available: int, *, frames: int, stride: int, start: Callable[[in
 
 
 def centre(spare: int) -> int:
-    """The `start` of a clip in the middle."""
+    """The `start` of a clip in the middle of the video."""
     return spare // 2
 
 
 def require_torchcodec() -> Any:
-    """The VideoDecoder of torchcodec.
+    """Return the VideoDecoder of torchcodec, or raise an error.
 
     Raises:
         ConfigError: it is not installed, does not fit this torch, or finds no FFmpeg.
@@ -95,7 +95,7 @@ def require_torchcodec() -> Any:
 
 
 def versions() -> tuple[str, str]:
-    """Of torchcodec and of FFmpeg, on which pixels depend."""
+    """The versions of torchcodec and FFmpeg, which affect pixels."""
     import torchcodec
 
     return str(torchcodec.__version__), str(getattr(torchcodec, "ffmpeg_major_version", ""))

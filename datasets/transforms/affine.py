@@ -1,4 +1,4 @@
-"""Affine maps with parameters of their own for each image: rotation, shift, scale, shear."""
+"""Affine maps with separate parameters for each image: rotation, shift, scale, shear."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def inverse_matrices(
     shear_y: Tensor | None = None,
     centre: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
-    """float64[B, 2, 3], from output to input pixels, both counted from the image's centre.
+    """float64[B, 2, 3], from output to input pixels, both relative to the image's centre.
 
     The map is M = T C R(angle) S(scale) SHy SHx C^-1 in torchvision's convention (angles in degrees, clockwise); this is its
     inverse. Arguments are float64[B], None where nothing happens; `centre` is the fixed point.

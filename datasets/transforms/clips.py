@@ -1,4 +1,4 @@
-"""What clips need beside the transforms of images, all of which take clips [B, T, C, H, W] too."""
+"""Transforms for clips [B, T, C, H, W], which the transforms of images also accept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 @final
 class ChannelsBeforeTime(BatchTransform):
-    """`image` [B, T, C, H, W] to [B, C, T, H, W], as torchvision's video models and every 3-d convolution take it: the last transform."""
+    """`image` [B, T, C, H, W] to [B, C, T, H, W], as torchvision's video models and 3-d convolutions take it: the last transform."""
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if not isinstance(batch["image"], Tensor) or batch["image"].dim() != 5:

@@ -1,4 +1,4 @@
-"""Colour operations on uint8[B, C, H, W], C 1 or 3, each image with a strength of its own, as torchvision (and PIL) define them."""
+"""Colour operations on uint8[B, C, H, W], C 1 or 3, with a separate strength for each image, as torchvision (and PIL) define them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Operation = Callable[[Tensor, Tensor], Tensor]
 """uint8[n, C, H, W] and a strength, float64[n] on the CPU, to changed images."""
 
 
-def by_operation(images: Tensor, which: Tensor, strength: Tensor, operations: Sequence[Operation]) -> Tensor:
-    """Each image changed by its operation, those of one operation together.
+def apply_operations(images: Tensor, which: Tensor, strength: Tensor, operations: Sequence[Operation]) -> Tensor:
+    """Apply each image's operation, grouped by operation.
 
     Args:
         images: uint8[B, C, H, W].
@@ -35,27 +35,27 @@ def by_operation(images: Tensor, which: Tensor, strength: Tensor, operations: Se
 
 
 def identity(images: Tensor, strength: Tensor) -> Tensor:
-    """The images."""
+    """The images unchanged."""
     return images
 
 
 def brightness(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: black, 1: as it is."""
+    """Strength 0: black, 1: unchanged."""
     return images.mul(per_sample(strength, images, torch.float32)).clamp_(0, 255).to(torch.uint8)
 
 
 def contrast(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: the mean grey, 1: as it is."""
+    """Strength 0: the mean grey, 1: unchanged."""
     return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), strength)
 
 
 def saturation(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: grey, 1: as it is."""
+    """Strength 0: grey, 1: unchanged."""
     return images if images.shape[1] == 1 else _blend(images, _grey(images), strength)
 
 
 def sharpness(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: smoothed (3x3, the centre five times the weight of a neighbour), 1: as it is; the border of one pixel stays."""
+    """Strength 0: smoothed (3x3, the centre weighted five times as much as a neighbour), 1: unchanged; the one-pixel border stays."""
     if min(images.shape[-2:]) <= 2:
         return images
     floats = images.to(torch.float32)
@@ -67,23 +67,23 @@ def sharpness(images: Tensor, strength: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, strength: Tensor) -> Tensor:
-    """Only the `strength` highest bits are kept."""
+    """Keep only the `strength` highest bits."""
     bits = strength.long()
     return images & per_sample((2**bits - 1) * 2 ** (8 - bits), images, torch.uint8)
 
 
 def solarize(images: Tensor, strength: Tensor) -> Tensor:
-    """Values from 255 * strength on are inverted."""
+    """Invert values from 255 * strength."""
     return torch.where(images >= per_sample(255.0 * strength, images, torch.float32), functional.invert(images), images)
 
 
 def autocontrast(images: Tensor, strength: Tensor) -> Tensor:
-    """Each channel stretched to the full range."""
+    """Stretch each channel to the full range."""
     return functional.autocontrast(images)
 
 
 def equalize(images: Tensor, strength: Tensor) -> Tensor:
-    """Each channel's histogram made even."""
+    """Equalise each channel's histogram."""
     return functional.equalize(images)
 
 
@@ -112,7 +112,7 @@ class ColorJitter(ImageTransform):
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         images = needs_bytes(images, self)
         for which in choices["order"].unbind(1):
-            images = by_operation(images, which, choices["factor"].gather(1, which[:, None])[:, 0], self._operations)
+            images = apply_operations(images, which, choices["factor"].gather(1, which[:, None])[:, 0], self._operations)
         return images
 
 

@@ -1,4 +1,4 @@
-"""Transforms of images with their boxes, on the device: flips and sizes. What only changes colours is in `colour`, and takes these batches as well.
+"""Transforms of images with boxes, on the device: flips and sizes. The colour transforms in `colour` accept these batches too.
 
 A batch's images are one tensor [B, C, H, W] or, where they differ in size, a list of B tensors [C, H, W]; `boxes` is a list of float32[N, 4],
 (x1, y1, x2, y2) in pixels. Crops (RandomIoUCrop, RandomZoomOut) change how many boxes there are: they are torchvision's, on samples.
@@ -38,14 +38,14 @@ class _BoxFlip(Flip):
 
 @final
 class RandomHorizontalFlipWithBoxes(_BoxFlip):
-    """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+    """Flip from left to right, with probability `p`. Choices: `flip`, bool[B]."""
 
     dimension = -1
 
 
 @final
 class RandomVerticalFlipWithBoxes(_BoxFlip):
-    """Top and bottom exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+    """Flip from top to bottom, with probability `p`. Choices: `flip`, bool[B]."""
 
     dimension = -2
 

@@ -15,7 +15,7 @@ from samewise.runner.interfaces import Batch
 
 @final
 class RandomErasing(ImageTransform):
-    """A box set to `value`, with probability `p` (arXiv 1708.04896). Choices: `top`, `left`, `height`, `width`, int64[B]; height 0: nothing is erased.
+    """A box set to `value`, with probability `p` (arXiv 1708.04896). Choices: `top`, `left`, `height`, `width`, int64[B]; height 0 erases nothing.
 
     Args:
         p: The probability for an image.

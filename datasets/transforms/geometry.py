@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional
 from torchvision.transforms.v2.functional import InterpolationMode
 
 from samewise.datasets.transforms.boxes import random_boxes
-from samewise.datasets.transforms.images import ImageTransform, chance, image_size, integers, interval, pair, per_sample
+from samewise.datasets.transforms.images import ImageTransform, chance, image_size, image_sizes, integers, interval, pair, per_sample
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch
 
@@ -38,7 +38,7 @@ class Flip(ImageTransform):
 
 @final
 class RandomHorizontalFlip(Flip):
-    """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+    """Flip from left to right, with probability `p`. Choices: `flip`, bool[B]."""
 
 
 @final
@@ -56,14 +56,14 @@ class AlternatingHorizontalFlip(Flip):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        self._start = int(_mixed(torch.tensor(seed)))
+        self._start = int(_mix_bits(torch.tensor(seed)))
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if "place" not in batch:
             hint = "in transforms.eval, leave it out"
             raise ConfigError(Problem("transforms", f"{type(self).__name__} is only for training", sorted(batch), "an entry `place` in the batch", hint))
         epoch, index = batch["place"].unbind(1)
-        is_first = _mixed(index * _STRIDE + self._start) < 0
+        is_first = _mix_bits(index * _STRIDE + self._start) < 0
         return super().apply(batch, {"flip": is_first == (epoch % 2 == 0)})
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ class AlternatingHorizontalFlip(Flip):
 
 @final
 class RandomVerticalFlip(Flip):
-    """Top and bottom exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+    """Flip from top to bottom, with probability `p`. Choices: `flip`, bool[B]."""
 
     dimension = -2
 
@@ -115,7 +115,7 @@ class RandomCrop(ImageTransform):
 class RandomResizedCrop(ImageTransform):
     """A box of random area and aspect ratio, resized to `size` (arXiv 1409.4842). Choices: `top`, `left`, `height`, `width`, int64[B].
 
-    For images of one size already; where they differ in size, torchvision's transform crops in the loader's worker.
+    Images that differ in size come as a list (`transforms.decode`), and leave as one tensor.
 
     Args:
         size: Of the result: one number, or [height, width].
@@ -126,6 +126,7 @@ class RandomResizedCrop(ImageTransform):
     """
 
     moves_pixels = True
+    gives_one_size = True
 
     def __init__(
         self,
@@ -142,14 +143,15 @@ class RandomResizedCrop(ImageTransform):
         self.interpolation, self.antialias = interpolation_of(interpolation), antialias
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        height, width = image_size(batch)
+        height, width = image_sizes(batch)
         boxes = random_boxes(size, (height, width), self.scale, self.ratio, whole=True)
         # Where no try fitted: the largest central box whose ratio is allowed, as torchvision does.
         low, high = self.ratio
-        central = (round(width / low) if width / height < low else height, round(height * high) if width / height > high else width)
-        top, left = (height - central[0]) // 2, (width - central[1]) // 2
-        drawn = {"top": (boxes.top, top), "left": (boxes.left, left), "height": (boxes.height, central[0]), "width": (boxes.width, central[1])}
-        return {name: torch.where(boxes.found, value, torch.tensor(other)) for name, (value, other) in drawn.items()}
+        shape = width.double() / height
+        tall = torch.where(shape < low, (width.double() / low).round().long(), height)
+        wide = torch.where(shape > high, (height.double() * high).round().long(), width)
+        central = {"top": (height - tall) // 2, "left": (width - wide) // 2, "height": tall, "width": wide}
+        return {name: torch.where(boxes.found, getattr(boxes, name), other) for name, other in central.items()}
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         # One by one: the antialiasing kernel's width differs from box to box, and this way the pixels are torchvision's own.
@@ -167,6 +169,7 @@ class CenterCrop(ImageTransform):
     """The central window of `size`; smaller images are padded with zeros."""
 
     moves_pixels = True
+    gives_one_size = True
 
     def __init__(self, size: int | Sequence[int]) -> None:
         super().__init__()
@@ -185,21 +188,22 @@ class Resize(ImageTransform):
     def __init__(self, size: int | Sequence[int], *, interpolation: str = "bilinear", antialias: bool = True) -> None:
         super().__init__()
         self.size = [size] if isinstance(size, int) else list(pair("size", size))
+        self.gives_one_size = len(self.size) == 2
         self.interpolation, self.antialias = interpolation_of(interpolation), antialias
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         return functional.resize(images, self.size, interpolation=self.interpolation, antialias=self.antialias)
 
 
-def _mixed(numbers: Tensor) -> Tensor:
-    """int64 to int64, one to one, each bit of which depends on all: the finaliser of splitmix64 (Steele, Lea, Flood 2014), modulo 2**64."""
+def _mix_bits(numbers: Tensor) -> Tensor:
+    """int64 to int64, a bijection in which each bit depends on all: the finaliser of splitmix64 (Steele, Lea, Flood 2014), modulo 2**64."""
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         numbers = (numbers ^ ((numbers >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return numbers
 
 
 def interpolation_of(name: str) -> InterpolationMode:
-    """The mode of this name, checked."""
+    """The mode with this name, checked."""
     known = {"nearest": InterpolationMode.NEAREST, "bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
     if name not in known:
         raise ConfigError(Problem("transforms", "unknown interpolation", name, "nearest, bilinear or bicubic"))

@@ -1,4 +1,4 @@
-"""What the image transforms have in common: which keys they change, and arguments that are checked before training starts."""
+"""The base of image transforms: which keys they change, and arguments checked before training starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 
 def map_images(batch: Batch, keys: Sequence[str], change: Callable[[Tensor], Any]) -> Batch:
-    """A new batch in which `change` was applied to the values at `keys`; the others are the same objects."""
+    """A new batch with `change` applied to the values at `keys`; other values are the same objects."""
     return {name: change(value) if name in keys else value for name, value in batch.items()}
 
 
@@ -22,25 +22,29 @@ class ImageTransform(BatchTransform):
     """A transform of `image`: uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of different sizes; every other key is left as it is.
 
     Clips, [B, T, C, H, W] or a list of B clips [T, C, H, W], are taken too: one choice for each clip, the same for all of its frames.
+    A list stays a list, except where a transform that gives one size has made it one.
     """
 
     keys: Sequence[str] = ("image",)
     moves_pixels = False
     """Whether things come to lie elsewhere in the image: then boxes would no longer fit."""
+    gives_one_size = False
+    """Whether images of several sizes come out as one tensor."""
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if self.moves_pixels and "boxes" in batch:
             name, hint = type(self).__name__, "the transforms in samewise.datasets.transforms.detection move both"
             raise ConfigError(Problem("transforms", f"{name} would move the image but not its boxes", hint=hint))
-        return map_images(batch, self.keys, lambda images: self._changed(images, choices))
+        return map_images(batch, self.keys, lambda images: self._change_all(images, choices))
 
-    def _changed(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:
+    def _change_all(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:
         if isinstance(images, Tensor):
-            return self._of_frames(images, choices)
+            return self._change_frames(images, choices)
         alone = ({name: values[place : place + 1] for name, values in choices.items()} for place in range(len(images)))
-        return [self._of_frames(image[None], own)[0] for image, own in zip(images, alone, strict=True)]
+        changed = [self._change_frames(image[None], own)[0] for image, own in zip(images, alone, strict=True)]
+        return torch.stack(changed) if self.gives_one_size and len({image.shape for image in changed}) == 1 else changed
 
-    def _of_frames(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+    def _change_frames(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if images.dim() < 5:
             return self.change(images, choices)
         each = {name: values.repeat_interleave(images.shape[1], dim=0) for name, values in choices.items()}
@@ -48,12 +52,28 @@ class ImageTransform(BatchTransform):
 
     @abc.abstractmethod
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        """The changed images; the given ones stay as they are. `choices` are on the CPU."""
+        """The changed images; the given ones are not modified. `choices` are on the CPU."""
 
 
 def image_size(batch: Batch) -> tuple[int, int]:
-    """(H, W) of the batch's images."""
+    """(H, W) of the batch's images.
+
+    Raises:
+        ConfigError: they differ in size.
+    """
+    if not isinstance(batch["image"], Tensor):
+        sizes = sorted({tuple(image.shape[-2:]) for image in batch["image"]})
+        hint = "RandomResizedCrop, CenterCrop, or Resize to a height and a width, makes them alike; put it before"
+        raise ConfigError(Problem("transforms", "the images of a batch differ in size", str(sizes[:4]), "images of one size", hint))
     return batch["image"].shape[-2], batch["image"].shape[-1]
+
+
+def image_sizes(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Heights and widths, int64[B] each, of images that may differ in size."""
+    images = batch["image"]
+    sizes = [tuple(images.shape[-2:])] * len(images) if isinstance(images, Tensor) else [tuple(image.shape[-2:]) for image in images]
+    heights, widths = torch.tensor(sizes).unbind(1)
+    return heights, widths
 
 
 def per_sample(values: Tensor, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -72,14 +92,14 @@ def integers(ends: Tensor) -> Tensor:
 
 
 def chance(name: str, value: float) -> float:
-    """A probability, checked."""
+    """A checked probability."""
     if not 0.0 <= value <= 1.0:
         raise ConfigError(Problem("transforms", f"{name} is not a valid probability", value, "a number from 0 to 1"))
     return float(value)
 
 
 def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width) of one number for both, or two; checked."""
+    """(height, width) from one number for both, or two; checked."""
     numbers = (value, value) if isinstance(value, int) else tuple(value)
     if len(numbers) != 2 or min(numbers) < 0:
         raise ConfigError(Problem("transforms", f"{name} is not a valid size", value, "one whole number of pixels, or [height, width]"))
@@ -87,7 +107,7 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
 
 
 def interval(name: str, value: Sequence[float], *, low: float = float("-inf")) -> tuple[float, float]:
-    """(from, to), checked."""
+    """A checked (from, to)."""
     numbers = tuple(float(number) for number in value)
     if len(numbers) != 2 or not low <= numbers[0] <= numbers[1]:
         raise ConfigError(Problem("transforms", f"{name} is not a valid interval", list(value), "[low, high]"))
@@ -104,7 +124,7 @@ def needs_colours(images: Tensor, transform: object) -> Tensor:
 
 
 def needs_bytes(images: Tensor, transform: object) -> Tensor:
-    """The images, if they are uint8 with 1 or 3 channels: what the colour operations are defined on."""
+    """The images, if they are uint8 with 1 or 3 channels, as colour operations require."""
     name = type(transform).__name__
     if needs_colours(images, transform).dtype != torch.uint8:
         raise ConfigError(Problem("transforms", f"{name} works on uint8 images", str(images.dtype), hint=f"put {name} before ToFloat"))

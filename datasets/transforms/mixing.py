@@ -1,4 +1,4 @@
-"""MixUp and CutMix: each image with its neighbour in the batch, and its label likewise."""
+"""MixUp and CutMix: each image is mixed with its neighbour in the batch, and so is its label."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mixing(BatchTransform):
 
     @abc.abstractmethod
     def draw_one(self, height: int, width: int) -> dict[str, float]:
-        """`pixel`, `label`, `top`, `left`, `height` and `width` for one batch."""
+        """Draw `pixel`, `label`, `top`, `left`, `height` and `width` for one batch."""
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         drawn = self.draw_one(*image_size(batch))
@@ -50,9 +50,9 @@ class Mixing(BatchTransform):
             mixed = images
         if choices["height"].any():
             mixed = torch.where(inside(images, **{name: choices[name] for name in ("top", "left", "height", "width")}), other, mixed)
-        return {**batch, "image": mixed, "label": self._mixed_labels(batch["label"], partner, choices["label"])}
+        return {**batch, "image": mixed, "label": self._mix_labels(batch["label"], partner, choices["label"])}
 
-    def _mixed_labels(self, label: Tensor, partner: Tensor, share: Tensor) -> Tensor:
+    def _mix_labels(self, label: Tensor, partner: Tensor, share: Tensor) -> Tensor:
         soft = one_hot(label, self.num_classes).to(torch.float32) if label.dim() == 1 else label
         own, others = (value.to(device=label.device, dtype=soft.dtype).view(-1, 1) for value in (share, 1 - share))
         return soft.index_select(0, partner).mul_(others).add_(soft * own)
@@ -117,6 +117,6 @@ def _positive(alpha: float) -> float:
 
 
 def _beta(alpha: float) -> float:
-    """From Beta(alpha, alpha), by the CPU's default generator."""
+    """A draw from Beta(alpha, alpha), by the CPU's default generator."""
     concentration = torch.full((2,), alpha, dtype=torch.float64)
     return float(torch.distributions.Dirichlet(concentration).sample()[0])

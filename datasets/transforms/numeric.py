@@ -1,4 +1,4 @@
-"""From bytes to the numbers that a model takes."""
+"""Converts bytes to the numbers that a model takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 @final
 class ToFloat(ImageTransform):
-    """uint8 in [0, 255] to float32 in [0, 1]; floating-point images stay as they are."""
+    """uint8 in [0, 255] to float32 in [0, 1]; floating-point images do not change."""
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if images.dtype is torch.uint8:  # torchvision's arithmetic, without the questions that it asks first
@@ -25,7 +25,7 @@ class ToFloat(ImageTransform):
 
 @final
 class Normalize(ImageTransform):
-    """(image - mean) / std, channel by channel, of float32[B, C, H, W] in [0, 1].
+    """(image - mean) / std per channel, of float32[B, C, H, W] in [0, 1].
 
     Args:
         mean: Of each of the C channels.

@@ -1,4 +1,4 @@
-"""The photometric distortion of SSD (Liu et al. 2016, arXiv 1512.02325, section 2.2), each image with choices of its own."""
+"""SSD's photometric distortion (Liu et al. 2016, arXiv 1512.02325, section 2.2), with separate choices for each image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.interfaces import Batch
 
 @final
 class RandomPhotometricDistort(ImageTransform):
-    """Brightness, contrast (before or after the other two), saturation, hue, and the order of channels, each changed with probability `p`.
+    """Brightness, contrast (before or after the other two), saturation, hue and channel order, each changed with probability `p`.
 
     For uint8 images with three channels, as torchvision's transform of this name. Choices: `brightness`, `contrast`, `saturation`, `hue` float64[B] (1, 1, 1
     and 0: as it is), `contrast_first` bool[B], `channels` int64[B, 3].
@@ -48,11 +48,11 @@ class RandomPhotometricDistort(ImageTransform):
         self.p = chance("p", p)
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        choices = {name: torch.where(self._chosen(size), uniform(size, *ends), 1.0) for name, ends in self.factors.items()}
-        choices["hue"] = torch.where(self._chosen(size), uniform(size, *self.hue), 0.0)
+        choices = {name: torch.where(self._choose(size), uniform(size, *ends), 1.0) for name, ends in self.factors.items()}
+        choices["hue"] = torch.where(self._choose(size), uniform(size, *self.hue), 0.0)
         choices["contrast_first"] = torch.rand(size) < 0.5
         shuffled = torch.rand(size, 3).argsort(dim=1)
-        choices["channels"] = torch.where(self._chosen(size)[:, None], shuffled, torch.arange(3))
+        choices["channels"] = torch.where(self._choose(size)[:, None], shuffled, torch.arange(3))
         return choices
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
@@ -62,17 +62,17 @@ class RandomPhotometricDistort(ImageTransform):
         images = colour.brightness(images, choices["brightness"])
         images = colour.contrast(images, torch.where(first, contrast, 1.0))
         images = colour.saturation(images, choices["saturation"])
-        images = _shifted(images, choices["hue"])
+        images = _shift(images, choices["hue"])
         images = colour.contrast(images, torch.where(first, 1.0, contrast))
         channels = choices["channels"].to(images.device, non_blocking=True)
         return images.gather(1, channels[:, :, None, None].expand_as(images))
 
-    def _chosen(self, size: int) -> Tensor:
+    def _choose(self, size: int) -> Tensor:
         return torch.rand(size) < self.p
 
 
-def _shifted(images: Tensor, hue: Tensor) -> Tensor:
-    """One by one, those that have a shift: torchvision's operation takes one number for all."""
+def _shift(images: Tensor, hue: Tensor) -> Tensor:
+    """Shift the hue of images one at a time: torchvision's operation takes one number for all."""
     if not hue.any():
         return images
     return torch.stack([functional.adjust_hue(image, shift) if shift else image for image, shift in zip(images, hue.tolist(), strict=True)])

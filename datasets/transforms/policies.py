@@ -1,4 +1,4 @@
-"""RandAugment and TrivialAugmentWide: operations and strengths chosen for each image, applied to uint8[B, C, H, W] an operation at a time."""
+"""RandAugment and TrivialAugmentWide: operations and strengths chosen for each image, applied to uint8[B, C, H, W] one operation at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samewise.datasets.transforms import colour
 from samewise.datasets.transforms.affine import inverse_matrices, warp
-from samewise.datasets.transforms.colour import Operation, by_operation
+from samewise.datasets.transforms.colour import Operation, apply_operations
 from samewise.datasets.transforms.geometry import interpolation_of
 from samewise.datasets.transforms.images import ImageTransform, image_size, needs_bytes
 from samewise.runner.errors import ConfigError, Problem
@@ -48,10 +48,10 @@ class _Policy(ImageTransform):
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         images = needs_bytes(images, self)
         for which, magnitude in zip(choices["operation"].unbind(1), choices["magnitude"].unbind(1), strict=True):
-            images = by_operation(images, which, magnitude, self._operations)
+            images = apply_operations(images, which, magnitude, self._operations)
         return images
 
-    def _drawn(self, operation: Tensor, bins: Tensor, table: Tensor) -> dict[str, Tensor]:
+    def _draw_magnitudes(self, operation: Tensor, bins: Tensor, table: Tensor) -> dict[str, Tensor]:
         magnitude = table[operation, bins]
         negative = (torch.rand(operation.shape) < 0.5) & SIGNED[operation]
         return {"operation": operation, "magnitude": torch.where(negative, -magnitude, magnitude)}
@@ -64,7 +64,7 @@ class TrivialAugmentWide(_Policy):
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         operation, bins = torch.randint(len(NAMES), (size, 1)), torch.randint(self.bins, (size, 1))
         table = magnitudes(self.bins, shear=0.99, shift=(32.0, 32.0), degrees=135.0, strength=0.99, bits=6)
-        return self._drawn(operation, bins, table)
+        return self._draw_magnitudes(operation, bins, table)
 
 
 @final
@@ -88,7 +88,7 @@ class RandAugment(_Policy):
         operation = torch.randint(len(NAMES), (size, self.num_ops))
         shift = (150.0 / 331.0 * width, 150.0 / 331.0 * height)
         table = magnitudes(self.bins, shear=0.3, shift=shift, degrees=30.0, strength=0.9, bits=4)
-        return self._drawn(operation, torch.full_like(operation, self.magnitude), table)
+        return self._draw_magnitudes(operation, torch.full_like(operation, self.magnitude), table)
 
 
 def magnitudes(bins: int, *, shear: float, shift: tuple[float, float], degrees: float, strength: float, bits: int) -> Tensor:
@@ -111,14 +111,14 @@ def magnitudes(bins: int, *, shear: float, shift: tuple[float, float], degrees: 
 
 
 def _operations(interpolation: str, fill: float) -> Sequence[Operation]:
-    """By number: what each does with images and their magnitudes."""
-    moved = partial(_moved, interpolation=interpolation, fill=fill)
+    """By number: the function of images and magnitudes."""
+    moved = partial(_shift_or_shear, interpolation=interpolation, fill=fill)
     geometric = [partial(moved, kind) for kind in ("shear", "shear_y", "x", "y", "angle")]
-    factors = [partial(_by_factor, operation) for operation in (colour.brightness, colour.saturation, colour.contrast, colour.sharpness)]
+    factors = [partial(_scale_by_factor, operation) for operation in (colour.brightness, colour.saturation, colour.contrast, colour.sharpness)]
     return (colour.identity, *geometric, *factors, colour.posterize, colour.solarize, colour.autocontrast, colour.equalize)
 
 
-def _moved(kind: str, images: Tensor, magnitude: Tensor, *, interpolation: str, fill: float) -> Tensor:
+def _shift_or_shear(kind: str, images: Tensor, magnitude: Tensor, *, interpolation: str, fill: float) -> Tensor:
     corner = (-0.5 * images.shape[-1], -0.5 * images.shape[-2])
     match kind:
         case "shear":  # about the upper left corner, and the magnitude is a tangent
@@ -134,5 +134,5 @@ def _moved(kind: str, images: Tensor, magnitude: Tensor, *, interpolation: str, 
     return warp(images, matrices, interpolation=interpolation, fill=fill)
 
 
-def _by_factor(operation: Operation, images: Tensor, magnitude: Tensor) -> Tensor:
+def _scale_by_factor(operation: Operation, images: Tensor, magnitude: Tensor) -> Tensor:
     return operation(images, 1.0 + magnitude)

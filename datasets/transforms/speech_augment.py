@@ -1,4 +1,4 @@
-"""Random changes of utterances, each with choices of its own: masks in the features, another speed, noise."""
+"""Random changes of utterances, with separate choices for each: masks in the features, speed, noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 @final
 class SpecAugment(BatchTransform):
-    """Bands of features and stretches of frames set to 0, the mean of normalised features (Park et al. 2019, arXiv 1904.08779, without time warping).
+    """Frequency bands and time spans set to 0, the mean of normalised features (Park et al. 2019, arXiv 1904.08779, without time warping).
 
     Choices: `frequency` float64[B, frequency_masks, 2] and `time` float64[B, time_masks, 2], a width and a place, as shares of what is possible.
 
@@ -57,7 +57,7 @@ class SpecAugment(BatchTransform):
 
 @final
 class SpeedPerturbation(BatchTransform):
-    """Faster or slower, pitch and all, by resampling (Ko et al., Interspeech 2015).
+    """Faster or slower, including pitch, by resampling (Ko et al., Interspeech 2015).
 
     Choices: `speed` int64[B], which of the factors.
 
@@ -77,18 +77,18 @@ class SpeedPerturbation(BatchTransform):
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         waveform, length = batch["waveform"], batch["length"]
         chosen = [self.factors[number] for number in choices["speed"].tolist()]
-        made = waveform.new_zeros(len(chosen), max(_scaled(waveform.shape[1], factor) for factor in chosen))
+        made = waveform.new_zeros(len(chosen), max(_scaled_length(waveform.shape[1], factor) for factor in chosen))
         for factor in dict.fromkeys(chosen):
             rows = torch.tensor([row for row, other in enumerate(chosen) if other == factor]).to(waveform.device, non_blocking=True)
             changed = waveform[rows] if factor == 100 else _resample(factor, waveform.device)(waveform[rows])
             made[rows, : changed.shape[1]] = changed
-        length = _scaled(length, torch.tensor(chosen).to(length.device, non_blocking=True))
+        length = _scaled_length(length, torch.tensor(chosen).to(length.device, non_blocking=True))
         return {**batch, "waveform": torch.where(inside_length(length, made.shape[1]), made, 0.0), "length": length}
 
 
 @final
 class Noise(BatchTransform):
-    """White Gaussian noise, so strong that the signal-to-noise ratio is as drawn.
+    """White Gaussian noise with the drawn signal-to-noise ratio.
 
     Choices, all [B]: `snr` float64, in dB; `noisy` bool; `seed` int64, of the noise, which is a function of (seed, place): the same on
     every device up to rounding, and whatever else is in the batch.
@@ -116,17 +116,17 @@ class Noise(BatchTransform):
 
 
 def gaussian(seed: Tensor, count: int) -> Tensor:
-    """float32[B, count] from the standard normal distribution; the value at a place depends on the sample's seed and the place alone.
+    """float32[B, count] from the standard normal distribution; a value depends only on the sample's seed and its position.
 
     Two hashes of the place give two uniform numbers, these a normal one (Box and Muller 1958).
     """
     place = torch.arange(count, device=seed.device)
-    first, second = (_hashed(_hashed(seed[:, None] + salt) + place) for salt in (0x9E3779B9, 0x85EBCA6B))
+    first, second = (_hash(_hash(seed[:, None] + salt) + place) for salt in (0x9E3779B9, 0x85EBCA6B))
     radius = (-2.0 * ((first + 0.5) / 2.0**32).log()).sqrt()
     return radius * (2.0 * math.pi * second / 2.0**32).cos()
 
 
-def _hashed(number: Tensor) -> Tensor:
+def _hash(number: Tensor) -> Tensor:
     """int64 numbers from 0 to 2^32 - 1, each a mix of the lower 32 bits of the given one (the finaliser of MurmurHash3, which is in the public domain)."""
     number = number & 0xFFFFFFFF
     number = ((number ^ (number >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
@@ -142,12 +142,12 @@ def _masks(drawn: Tensor, length: Tensor, widest: Tensor, places: int) -> Tensor
     return ((place >= start[..., None]) & (place < (start + width)[..., None])).any(1)
 
 
-def _scaled(length: Any, factor: Any) -> Any:
-    """The frames that `length` frames become at `factor` hundredths of their speed, as torchaudio's resampling counts them: rounded up."""
+def _scaled_length(length: Any, factor: Any) -> Any:
+    """The length of `length` frames at `factor` hundredths of their speed, rounded up as in torchaudio's resampling."""
     return (length * 100 + factor - 1) // factor
 
 
 @lru_cache(maxsize=32)
 def _resample(factor: int, device: torch.device) -> Resample:
-    """Keeps its kernel on the device."""
+    """Caches its kernel on the device."""
     return Resample(factor, 100).to(device)

@@ -1,4 +1,4 @@
-"""From waveforms to what a speech model reads, for a padded batch on its device: MFCC, log mel energies, or the waveform itself.
+"""From waveforms to a speech model's input, for a padded batch on its device: MFCC, log mel energies, or the waveform.
 
 Every front end gives what it would give for each utterance by itself: windows at an utterance's end see its own reflection, not the
 batch's padding; statistics are taken over its own frames; and what lies beyond them is zero.
@@ -44,12 +44,12 @@ class FrontEnd(BatchTransform):
         inside = inside_length(frames, features.shape[-1])[:, None]
         features = torch.where(inside, features, 0.0)
         if self.normalise:
-            features = _normalised(features, frames, inside)
+            features = _normalise(features, frames, inside)
         return {**batch, "features": features, "feature_length": frames}
 
     @abc.abstractmethod
     def features(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """float32[B, F, N] and the int64[B] of its frames that are valid."""
+        """float32[B, F, N], and the number of valid frames int64[B]."""
 
 
 @final
@@ -64,7 +64,7 @@ class Waveform(FrontEnd):
 
 
 class _Mel(FrontEnd):
-    """Mel energies, from which the front ends below differ in what they make of them.
+    """Mel energies, the basis of the front ends below.
 
     Frames are centred at multiples of `hop_length` and windowed by a Hann window; there are `length // hop_length + 1` of them.
     """
@@ -95,8 +95,8 @@ class _Mel(FrontEnd):
         self.register_buffer("banks", banks.t().contiguous(), persistent=False)
 
     def energies(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """float32[B, n_mels, N], not below 0, and the valid frames."""
-        extended = _reflected(waveform, length, self.n_fft // 2)
+        """float32[B, n_mels, N], not negative, and the valid frames."""
+        extended = _pad_reflected(waveform, length, self.n_fft // 2)
         spectrum = torch.stft(extended, self.n_fft, self.hop_length, window=self.window, center=False, return_complex=True)
         return self.banks @ (spectrum.real.square() + spectrum.imag.square()), length // self.hop_length + 1
 
@@ -150,7 +150,7 @@ class MFCC(_Mel):
 
 @final
 class LogMel(_Mel):
-    """Natural logarithms of mel energies, float32[B, n_mels, N], the energies raised to at least 1e-6.
+    """Natural logarithms of mel energies, float32[B, n_mels, N], clamped to at least 1e-6.
 
     Args:
         sample_rate: Of the waveforms, in Hz.
@@ -193,8 +193,8 @@ def inside_length(length: Tensor, longest: int) -> Tensor:
     return torch.arange(longest, device=length.device) < length[:, None]
 
 
-def _reflected(waveform: Tensor, length: Tensor, margin: int) -> Tensor:
-    """float32[B, T + 2 margin]: each waveform continued by `margin` samples mirrored at its own first and last sample.
+def _pad_reflected(waveform: Tensor, length: Tensor, margin: int) -> Tensor:
+    """float32[B, T + 2 margin]: each waveform extended by `margin` samples mirrored at its own ends.
 
     Where a waveform is shorter than the margin the mirror image is mirrored again, which torch's reflection padding refuses to do.
     """
@@ -204,8 +204,8 @@ def _reflected(waveform: Tensor, length: Tensor, margin: int) -> Tensor:
     return waveform.gather(1, torch.minimum(folded, 2 * last - folded).clamp(min=0))
 
 
-def _normalised(features: Tensor, frames: Tensor, inside: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 (unbiased, as torch's) of float32[B, F, N] over each sample's valid frames; zero beyond them."""
+def _normalise(features: Tensor, frames: Tensor, inside: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 (unbiased, as torch's) of float32[B, F, N] over each sample's valid frames; zero after them."""
     count = frames.clamp(min=1)[:, None, None].to(features.dtype)
     centred = torch.where(inside, features - features.sum(-1, keepdim=True) / count, 0.0)
     std = (centred.square().sum(-1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()

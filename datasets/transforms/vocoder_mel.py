@@ -1,4 +1,4 @@
-"""The mel spectrogram that a vocoder turns back into sound, computed of a whole batch on its device."""
+"""The mel spectrogram that a vocoder turns into sound, computed for a batch on its device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class VocoderMel(BatchTransform):
         return {**batch, "mel": self.mel(seen), "waveform": waveform[:, self.context : self.context + samples + 1]}
 
     def mel(self, waveform: Tensor) -> Tensor:
-        """float32[B, n_mels, N] of float32[B, (N - 1) * hop_length + n_fft]; the first frame is centred at n_fft / 2. Follows the waveform to its device."""
+        """float32[B, n_mels, N] of float32[B, (N - 1) * hop_length + n_fft], on its device; the first frame is centred at n_fft / 2."""
         if self.window.device != waveform.device:
             self.to(waveform.device)
         spectrum = torch.stft(waveform, self.n_fft, self.hop_length, self.win_length, self.window, center=False, return_complex=True).abs()

@@ -1,4 +1,4 @@
-"""Airbench's networks for images of 32x32 pixels: as few operations as are known for an accuracy on CIFAR-10.
+"""Airbench's networks for images of 32x32 pixels, with the fewest known operations for an accuracy on CIFAR-10.
 
 K. Jordan 2024, 94% on CIFAR-10 in 3.29 seconds on a single GPU (arXiv 2404.00498), and https://github.com/KellerJordan/cifar10-airbench, after D. Page
 (https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam (https://github.com/tysam-code/hlb-CIFAR10).
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @final
 class Airbench(nn.Module):
-    """Takes float32[B, in_channels, H, W] of at least 16x16 pixels, gives float32[B, num_classes].
+    """Takes float32[B, in_channels, H, W] of at least 16x16 pixels, returns float32[B, num_classes].
 
     A 2x2 convolution to twice as many channels as a patch has numbers, whose weight is not trained: `initialise=whitening` sets it from training images. Then
     blocks that halve the size, the largest value of each channel, and a linear layer whose output is divided by the number of channels.
@@ -64,14 +64,14 @@ class _Block(nn.Module):
 
 
 def _convolution(inputs: int, width: int) -> nn.Conv2d:
-    """Whose first outputs are its inputs, as far as there are as many."""
+    """A convolution whose first outputs are its inputs, as far as there are as many."""
     made = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
     nn.init.dirac_(made.weight.data[:inputs])
     return made
 
 
 def _norm(width: int) -> nn.BatchNorm2d:
-    """Without a trained scale; its statistics forget faster than torch's."""
+    """Batch norm without a trained scale; its statistics adapt faster than torch's."""
     made = nn.BatchNorm2d(width, eps=1e-12, momentum=0.4)
     made.weight.requires_grad_(False)
     return made

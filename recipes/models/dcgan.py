@@ -40,19 +40,19 @@ class DCGAN(nn.Module):
             nn.Unflatten(1, (deepest, side, side)),
             nn.BatchNorm2d(deepest),
             nn.ReLU(),
-            *(layer for inputs, outputs in zip(widths[:0:-1], widths[-2::-1], strict=True) for layer in _doubled(inputs, outputs)),
+            *(layer for inputs, outputs in zip(widths[:0:-1], widths[-2::-1], strict=True) for layer in _upsampling(inputs, outputs)),
             nn.ConvTranspose2d(width, channels, 4, stride=2, padding=1),
             nn.Tanh(),
         )
         self.discriminator = nn.Sequential(
-            *(layer for inputs, outputs in zip([channels, *widths], widths, strict=False) for layer in _halved(inputs, outputs)),
+            *(layer for inputs, outputs in zip([channels, *widths], widths, strict=False) for layer in _downsampling(inputs, outputs)),
             nn.Flatten(),
             nn.Linear(deepest * side * side, 1),
             nn.Flatten(0),
         )
 
     def forward(self, noise: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What the discriminator makes of real images and of generated ones.
+        """The discriminator's outputs for real and for generated images.
 
         Args:
             noise: float32[B, noise].
@@ -65,9 +65,9 @@ class DCGAN(nn.Module):
         return fake[:0] if images is None else self.discriminator(images), fake
 
 
-def _doubled(inputs: int, outputs: int) -> list[nn.Module]:
+def _upsampling(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
-def _halved(inputs: int, outputs: int) -> list[nn.Module]:
+def _downsampling(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Conv2d(inputs, outputs, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]

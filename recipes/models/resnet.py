@@ -1,4 +1,4 @@
-"""ResNets for small images: the CIFAR networks of the paper, and the ImageNet networks with a stem that keeps every pixel.
+"""ResNets for small images: the paper's CIFAR networks, and the ImageNet networks with a stem that keeps the resolution.
 
 They are put together from torchvision's blocks and carry its parameter names, so weights move between `resnet18_small` and
 `torchvision.models.resnet18` wherever the shapes agree (all but the stem and, at another width, the rest).
@@ -57,7 +57,7 @@ class SmallImageResNet(nn.Module):
 
 @final
 class PaddedShortcut(nn.Module):
-    """Option A of the paper: float32[B, C, H, W] to float32[B, channels, H/stride, W/stride], the new channels zero, half of them on either side."""
+    """Option A of the paper: float32[B, C, H, W] to float32[B, channels, H/stride, W/stride]; the new channels are zero, half of them on each side."""
 
     def __init__(self, inputs: int, channels: int, *, stride: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PaddedShortcut(nn.Module):
 
 
 def resnet_cifar(*, depth: int = 20, width: int = 16, shortcut: Shortcut = "A", num_classes: int = 10, in_channels: int = 3) -> SmallImageResNet:
-    """The CIFAR network of the paper: three stages of `width`, 2 `width` and 4 `width` channels.
+    """The paper's CIFAR network: three stages of `width`, 2 `width` and 4 `width` channels.
 
     With the defaults, 269,722 parameters; depth 32: 464,154; 44: 658,586; 56: 853,018; 110: 1,727,962 (the paper rounds to
     0.27, 0.46, 0.66, 0.85 and 1.7 million).
@@ -92,7 +92,7 @@ def resnet_cifar(*, depth: int = 20, width: int = 16, shortcut: Shortcut = "A", 
 
 
 def resnet18_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B") -> SmallImageResNet:
-    """ResNet-18 for images of 8 to 64 pixels: at the default width, torchvision's but for the stem; 11,173,962 parameters with ten classes."""
+    """ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem, at the default width; 11,173,962 parameters with ten classes."""
     widths = (width, 2 * width, 4 * width, 8 * width)
     return SmallImageResNet(blocks=(2, 2, 2, 2), widths=widths, shortcut=shortcut, num_classes=num_classes, in_channels=in_channels)
 
@@ -104,7 +104,7 @@ def resnet34_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 
 
 
 def small_image_stem(model: ResNet, *, in_channels: int = 3) -> ResNet:
-    """A torchvision ResNet (any depth, bottlenecks, ResNeXt) whose stem is a 3x3 convolution of stride 1 without max-pooling, changed in place."""
+    """Change a torchvision ResNet (any depth, bottlenecks, ResNeXt) in place: a 3x3 convolution of stride 1 without max-pooling as its stem."""
     model.conv1 = nn.Conv2d(in_channels, model.conv1.out_channels, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue] (a module is a module)

@@ -1,4 +1,4 @@
-"""RetinaNet on any of torchvision's ResNets (Lin et al. 2017, arXiv 1708.02002), with every choice that the published recipes make said openly.
+"""RetinaNet on torchvision's ResNets (Lin et al. 2017, arXiv 1708.02002), with every choice of the published recipes as an argument.
 
 torchvision's own functions choose for you: with neither `weights` nor `weights_backbone` they build plain batch norm with all layers
 trainable, else frozen batch norm and three trainable layers. Here `norm` and `trainable_layers` are what the config says, and a frozen
@@ -37,7 +37,7 @@ _STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4")
 
 @final
 class RetinaNet(TorchvisionRetinaNet):
-    """torchvision's RetinaNet, with its parameter names; beside its losses (training) or detections (evaluation) it can give both in one pass."""
+    """torchvision's RetinaNet, with its parameter names; in addition, it can return losses and detections in one pass."""
 
     _weights_are_known = False
 
@@ -55,7 +55,7 @@ class RetinaNet(TorchvisionRetinaNet):
         return super().forward(images, targets)
 
     def losses_and_detections(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """One pass in eval mode: the losses (means over the images, as in training) and the detections, in the pixels of the given images."""
+        """One pass in eval mode: the losses (means over the images, as in training) and the detections, in pixels of the given images."""
         assert not self.training
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batched, moved = self.transform(images, targets)
@@ -68,7 +68,7 @@ class RetinaNet(TorchvisionRetinaNet):
     def postprocess_detections(
         self, head_outputs: dict[str, list[Tensor]], anchors: list[list[Tensor]], image_shapes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        """As torchvision's. Where it is exported, in an order that torch.export can follow: the best of each level first, and of them the sure ones."""
+        """As torchvision's. For export, in an order that torch.export can trace: the best of each level first, then those above the threshold."""
         if not torch.compiler.is_exporting():
             return super().postprocess_detections(head_outputs, anchors, image_shapes)
         found = list[dict[str, Tensor]]()
@@ -83,7 +83,7 @@ class RetinaNet(TorchvisionRetinaNet):
         return found
 
     def _best(self, logits: Tensor, regressed: Tensor, anchors: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Of one level of one image, the boxes of the best scores, these, and their labels."""
+        """For one level of one image, the boxes with the best scores, the scores, and their labels."""
         classes = logits.shape[-1]
         scores, places = logits.sigmoid().flatten().topk(min(self.topk_candidates, logits.numel()))
         at = places.div(classes, rounding_mode="floor")
@@ -210,7 +210,7 @@ def retinanet(
 
 @final
 class _NoExtraLevel(ExtraFPNBlock):
-    """The pyramid as it is."""
+    """Leaves the pyramid unchanged."""
 
     def forward(self, results: list[Tensor], x: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
         return results, names
@@ -260,7 +260,7 @@ def _anchors(sizes: Sequence[Sequence[float]] | None, ratios: Sequence[float], *
 
 
 def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> None:
-    """Another number of convolutions in both heads, initialised as torchvision's."""
+    """Use another number of convolutions in both heads, initialised as torchvision's."""
     for part in (head.classification_head, head.regression_head):
         part.conv = nn.Sequential(
             *(Conv2dNormActivation(channels, channels, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None) for _ in range(convs))
@@ -273,7 +273,7 @@ def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> 
 
 
 def _require_pretrained(body: nn.Module) -> None:
-    """Norms that still hold the mean 0 and the variance 1 they were made with have seen neither weights nor images."""
+    """Refuse frozen norms with their initial mean 0 and variance 1: they have seen neither pretrained weights nor images."""
     norms = [module for module in body.modules() if isinstance(module, FrozenBatchNorm2d | nn.BatchNorm2d)]
     frozen = any(isinstance(module, FrozenBatchNorm2d) for module in norms) or any(not parameter.requires_grad for parameter in body.parameters())
     if not frozen or not norms:

@@ -1,4 +1,4 @@
-"""The image models of timm (`pip install 'samewise[timm]'`), by their names there, without timm's own loading of weights."""
+"""timm's image models (`pip install 'samewise[timm]'`) by name, without timm's own loading of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def timm_model(
     drop_path_rate: float | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A model of timm's (github.com/huggingface/pytorch-image-models) for images float32[B, in_chans, H, W], giving logits float32[B, num_classes].
+    """A model of timm (github.com/huggingface/pytorch-image-models): images float32[B, in_chans, H, W] to logits float32[B, num_classes].
 
     Nothing is read or downloaded, whatever the environment says: weights are `initialise.weights`. Attention is torch's fused one, also where the variable
     TIMM_FUSED_ATTN says another, since that changes bits.
@@ -76,6 +76,6 @@ def timm_model(
 
 
 def _checkpoint_problems(name: str, config: Mapping[str, Any]) -> list[Problem]:
-    """What of a checkpoint's config.json says that it is of another model."""
+    """The entries of a checkpoint's config.json that belong to another model."""
     there = str(config.get("architecture", name)).partition(".")[0]
     return [] if there == name else [Problem("model.name", "differs from the checkpoint's", name, there, f"model.name={there}")]

@@ -1,4 +1,4 @@
-"""wav2vec 2.0 and HuBERT of Hugging Face's transformers (`pip install 'samewise[transformers]'`) with CTC, without transformers' own loading of weights."""
+"""wav2vec 2.0 and HuBERT from Hugging Face's transformers (`pip install 'samewise[transformers]'`) with CTC, without its own loading of weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPUTED_WITH: Final = (
 
 @final
 class TransformersCTC(nn.Module):
-    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K]; layers and names are those of transformers' Wav2Vec2ForCTC or HubertForCTC.
+    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K]; layers and names as in transformers' Wav2Vec2ForCTC or HubertForCTC.
 
     As transformers' own processors do, the encoder is told what is padding only with `feat_extract_norm: layer`: those with `group` were trained on zeros
     after each utterance, and take them for silence. Its SpecAugment, the masks over features in training, draws from the run's streams.
@@ -69,7 +69,7 @@ class TransformersCTC(nn.Module):
             self.add_module(name, part)
 
     def forward(self, features: Tensor, length: Tensor) -> Tensor:
-        """`length` is int64[B], the samples of each waveform that are its own."""
+        """`length` is int64[B], the samples of each waveform without padding."""
         require_waveforms(features, self.shortest())
         waveforms, inside = features[:, 0], None
         if self.config.feat_extract_norm == "layer":
@@ -83,20 +83,20 @@ class TransformersCTC(nn.Module):
         return self.lm_head(self.dropout(hidden)).transpose(1, 2)
 
     def output_lengths(self, length: Tensor) -> Tensor:
-        """int64[B]: the frames of the output that are an utterance's own."""
+        """int64[B]: the number of output frames without padding."""
         for kernel, stride in zip(self.config.conv_kernel, self.config.conv_stride, strict=True):
             length = (torch.div(length - kernel, stride, rounding_mode="floor") + 1).clamp(min=0)
         return length
 
     def shortest(self) -> int:
-        """The samples that one frame takes."""
+        """The number of samples for one frame."""
         needed = 1
         for kernel, stride in reversed(list(zip(self.config.conv_kernel, self.config.conv_stride, strict=True))):
             needed = (needed - 1) * stride + kernel
         return needed
 
     def checkpoint_problems(self, config: Mapping[str, Any]) -> list[Problem]:
-        """What of a checkpoint's config.json would have other numbers computed with the same weights."""
+        """The entries of a checkpoint's config.json with which the same weights would compute something else."""
         if config.get("model_type", self._encoder) != self._encoder:
             return [Problem("model.encoder", "differs from the checkpoint's", self._encoder, str(config["model_type"]))]
         plain = {name: list(value) if isinstance(value, tuple) else value for name in COMPUTED_WITH if (value := getattr(self.config, name, None)) is not None}

@@ -1,4 +1,4 @@
-"""Wav2Letter at any size: torchaudio's layers, with widths, kernels, and a normalisation of one's own choice, and deaf to a batch's padding."""
+"""Wav2Letter in any size: torchaudio's layers with configurable widths, kernels and normalisation, unaffected by a batch's padding."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Wav2Letter(nn.Module):
         return self.last(hidden).log_softmax(1)
 
     def output_lengths(self, length: Tensor) -> Tensor:
-        """int64[B]: the frames of the output that are an utterance's own."""
+        """int64[B]: the number of output frames without padding."""
         for layer in self.layers:
             length = length_after(layer, length)
         return length
 
 
 def length_after(layer: nn.Module, length: Tensor) -> Tensor:
-    """int64[...]: the frames that a 1-d convolution leaves of so many."""
+    """int64[...]: the number of frames after a 1-d convolution."""
     assert isinstance(layer, nn.Conv1d)
     assert isinstance(layer.padding, tuple)
     return (length + 2 * layer.padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1

@@ -1,4 +1,4 @@
-"""wav2vec 2.0 and HuBERT with CTC: torchaudio's encoder, as the speech recipe calls its models."""
+"""wav2vec 2.0 and HuBERT with CTC: torchaudio's encoder, with the interface of the speech recipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wav2Vec2(Wav2Vec2Model):
         extractor_conv_bias: Whether they have biases.
         encoder_embed_dim: Of the transformer.
         encoder_projection_dropout: Before it.
-        encoder_pos_conv_kernel: Frames that the convolution sees that tells places.
+        encoder_pos_conv_kernel: Frames that the convolution for positions sees.
         encoder_pos_conv_groups: Its groups.
         encoder_num_layers: Of the transformer.
         encoder_num_heads: In each.
@@ -81,19 +81,19 @@ class Wav2Vec2(Wav2Vec2Model):
         super().__init__(made.feature_extractor, made.encoder, made.aux)
 
     def forward(self, features: Tensor, length: Tensor) -> Tensor:  # type: ignore[override]
-        """`length` is int64[B], the samples of each waveform that are its own."""
+        """`length` is int64[B], the samples of each waveform without padding."""
         require_waveforms(features, int(self.shortest()))
         logits, _ = super().forward(features[:, 0], length)
         return logits.transpose(1, 2)
 
     def output_lengths(self, length: Tensor) -> Tensor:
-        """int64[B]: the frames of the output that are an utterance's own."""
+        """int64[B]: the number of output frames without padding."""
         for layer in self.feature_extractor.conv_layers:
             length = (torch.div(length - layer.kernel_size, layer.stride, rounding_mode="floor") + 1).clamp(min=0)
         return length
 
     def shortest(self) -> int:
-        """The samples that one frame takes."""
+        """The number of samples for one frame."""
         needed = 1
         for layer in reversed(self.feature_extractor.conv_layers):
             needed = (needed - 1) * layer.stride + layer.kernel_size
@@ -101,7 +101,7 @@ class Wav2Vec2(Wav2Vec2Model):
 
 
 def require_waveforms(features: Tensor, shortest: int) -> None:
-    """Refuse what is not a batch of waveforms, and one that gives no frame.
+    """Refuse anything but a batch of waveforms long enough for a frame.
 
     Raises:
         ConfigError: the features are not waveforms [B, 1, T].

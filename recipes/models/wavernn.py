@@ -1,4 +1,4 @@
-"""Speech from a WaveRNN, sample by sample, for any way of writing samples down (torchaudio's own `infer` knows labels only)."""
+"""Generates speech with a WaveRNN, sample by sample, for any representation of samples (torchaudio's `infer` supports only labels)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 @torch.no_grad()
 def speak(model: nn.Module, mel: Tensor, drawn: Callable[[Tensor], Tensor]) -> Tensor:
-    """float32[B, S], as the model reads samples, drawn one after the other (Kalchbrenner et al., arXiv 1802.08435).
+    """float32[B, S] in the model's representation, drawn one sample after another (Kalchbrenner et al., arXiv 1802.08435).
 
     What does not depend on earlier samples is computed for all times at once: a time step is then two GRU cells and three small products.
 
@@ -37,7 +37,7 @@ def speak(model: nn.Module, mel: Tensor, drawn: Callable[[Tensor], Tensor]) -> T
 
 
 def conditioning(model: WaveRNN, mel: Tensor) -> dict[str, Tensor]:
-    """What does not depend on earlier samples, for each of the S times: `entry` [S, B, n_rnn], `second` [S, B, n_aux], `third` and `fourth` [S, B, n_fc].
+    """The part that does not depend on earlier samples, for S times: `entry` [S, B, n_rnn], `second` [S, B, n_aux], `third` and `fourth` [S, B, n_fc].
 
     Args:
         model: It.
@@ -55,7 +55,7 @@ def conditioning(model: WaveRNN, mel: Tensor) -> dict[str, Tensor]:
 
 
 def step(model: WaveRNN, sample: Tensor, state1: Tensor, state2: Tensor, *known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One time: the outputs float32[B, n_classes] for the next sample, and the states of the two cells after it.
+    """One step: the outputs float32[B, n_classes] for the next sample, and the new states of the two cells.
 
     Args:
         model: It.
@@ -71,7 +71,7 @@ _Weights = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor,
 
 
 def _weights(model: WaveRNN) -> _Weights:
-    """Those of a step."""
+    """The weights of a step."""
     fc1, fc2 = model.fc1.weight[:, : model.n_rnn].t(), model.fc2.weight[:, : model.fc1.out_features].t()
     return model.fc.weight[:, 0], _cell(model.rnn1), _cell(model.rnn2), fc1, fc2, model.fc3.weight.t(), model.fc3.bias
 

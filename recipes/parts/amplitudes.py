@@ -1,4 +1,4 @@
-"""How a vocoder writes down the next sample of a waveform: as one of 256 mu-law steps, or by a mixture of logistic distributions over 65,536 levels."""
+"""How a vocoder represents samples: as one of 256 mu-law steps, or by a mixture of logistic distributions over 65,536 levels."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from samewise.runner.errors import ConfigError, Problem
 
 
 class Amplitudes(abc.ABC):
-    """A probability for each value that the next sample may have, given a model's `n_classes` outputs."""
+    """A probability for each value of the next sample, given a model's `n_classes` outputs."""
 
     n_classes: int
 
     @abc.abstractmethod
     def written(self, waveform: Tensor) -> Tensor:
-        """float32[...] in [-1, 1], as the model reads them, of samples in [-1, 1]."""
+        """float32[...] in [-1, 1]: samples in [-1, 1] in the model's representation."""
 
     @abc.abstractmethod
     def heard(self, written: Tensor) -> Tensor:
-        """float32[...] samples in [-1, 1]: what `written` stands for."""
+        """float32[...]: the samples that `written` represents."""
 
     @abc.abstractmethod
     def surprise(self, outputs: Tensor, waveform: Tensor) -> Tensor:
-        """float32[M] in nats: minus the log-probability of each sample float32[M], by the outputs float32[M, n_classes]."""
+        """float32[M] in nats: minus the log-probability of each sample float32[M], given the outputs float32[M, n_classes]."""
 
     @abc.abstractmethod
     def drawn(self, outputs: Tensor) -> Tensor:
-        """float32[B] as the model reads them: a sample from each row of float32[B, n_classes], by the default generator."""
+        """float32[B] in the model's representation: a sample from each row of float32[B, n_classes], by the default generator."""
 
     @abc.abstractmethod
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        """As `drawn`, by numbers float32[B, 2] from [0, 1) in place of the generator: for runtimes that have another one, or none."""
+        """As `drawn`, with numbers float32[B, 2] in [0, 1) instead of the generator: for runtimes with a different one, or none."""
 
 
-def _chosen(logits: Tensor, uniform: Tensor) -> Tensor:
-    """int64[B, 1]: of each row of float32[B, C], the class in whose part of [0, 1) a number float32[B, 1] lies."""
+def _choose_class(logits: Tensor, uniform: Tensor) -> Tensor:
+    """int64[B, 1]: for each row of float32[B, C], the class in whose share of [0, 1) a number float32[B, 1] falls."""
     return (logits.softmax(1).cumsum(1) <= uniform).sum(1, keepdim=True).clamp(max=logits.shape[1] - 1)
 
 
 @final
 class MuLaw(Amplitudes):
-    """A class for each step of the mu-law companding of ITU-T G.711: 256 steps are 8 bits."""
+    """A class for each step of ITU-T G.711's mu-law companding: 256 steps are 8 bits."""
 
     def __init__(self, *, n_classes: int = 256) -> None:
         if n_classes < 2:
@@ -73,7 +73,7 @@ class MuLaw(Amplitudes):
         return self._scaled(torch.multinomial(outputs.softmax(1), 1)[:, 0])
 
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        return self._scaled(_chosen(outputs, uniform[:, :1])[:, 0])
+        return self._scaled(_choose_class(outputs, uniform[:, :1])[:, 0])
 
     def _scaled(self, labels: Tensor) -> Tensor:
         return 2.0 * labels.to(torch.float32) / (self.n_classes - 1) - 1.0
@@ -127,7 +127,7 @@ class LogisticMixture(Amplitudes):
 
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         weight, mean, log_scale = self._components(outputs)
-        chosen = _chosen(weight, uniform[:, :1])
+        chosen = _choose_class(weight, uniform[:, :1])
         return self._value(mean.gather(1, chosen), log_scale.gather(1, chosen), uniform[:, 1:])
 
     def _value(self, mean: Tensor, log_scale: Tensor, noise: Tensor) -> Tensor:
@@ -144,11 +144,11 @@ class LogisticMixture(Amplitudes):
 
 
 def entropy(counts: Tensor) -> float:
-    """In nats, of the distribution with these int64[K] counts."""
+    """The entropy in nats of the distribution with these int64[K] counts."""
     shares = counts.double() / counts.sum().clamp(min=1)
     return float(-torch.special.xlogy(shares, shares).sum())
 
 
 def _log_one_minus_exp(width: Tensor) -> Tensor:
-    """log(1 - exp(-width)) of a positive width, without losing digits (Maechler 2012)."""
+    """log(1 - exp(-width)) of a positive width, without loss of precision (Maechler 2012)."""
     return torch.where(width < math.log(2.0), (-torch.expm1(-width)).log(), torch.log1p(-torch.exp(-width)))

@@ -1,4 +1,4 @@
-"""COCO's average precision by its own evaluator, pycocotools: on the CPU, in NumPy, in the order of the images, so the same bits each time."""
+"""COCO's average precision by its own evaluator, pycocotools: on the CPU, in image order, so with the same bits each time."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Image:
 @final
 @dataclass(frozen=True)
 class AveragePrecision:
-    """What the evaluator found.
+    """The evaluator's results.
 
     Args:
-        stats: Its twelve figures by name; -1 where there is no such box.
+        stats: Its twelve figures by name; -1 if there are no such boxes.
         precision: float64[10, 101, K], at each overlap from .5 to .95 and each recall from 0 to 1, of K classes (labels 1 to K); -1: no such class.
         boxes: How many true boxes each label from 0 has, crowds apart.
     """
@@ -60,7 +60,7 @@ class AveragePrecision:
 
     @staticmethod
     def of(images: Sequence[Image], *, classes: int) -> AveragePrecision:
-        """Evaluate `images`, whose labels are below `classes` (or whatever is the highest that occurs)."""
+        """Evaluate `images`, whose labels are below `classes` (or below the highest label plus one)."""
         highest = max((int(labels.max()) for image in images for labels in (image.labels, image.found_labels) if len(labels)), default=0)
         classes = max(classes, highest + 1)
         counts = [0] * classes
@@ -68,20 +68,20 @@ class AveragePrecision:
             for label in image.labels[~image.crowd].tolist():
                 counts[label] += 1
         with contextlib.redirect_stdout(io.StringIO()):  # the evaluator reports its progress there
-            evaluator = _evaluated(images, classes)
+            evaluator = _evaluate(images, classes)
         if evaluator is None:
             precision = np.repeat([[[0.0 if count else -1.0 for count in counts[1:]]]], 101, axis=1).repeat(10, axis=0)
-            return AveragePrecision(_nothing_found(images), precision, counts)
+            return AveragePrecision(_empty_stats(images), precision, counts)
         stats = {name: float(value) for name, value in zip(_STATS, evaluator.stats, strict=True)}
         return AveragePrecision(stats, evaluator.eval["precision"][:, :, :, 0, -1], counts)
 
     def summary(self) -> dict[str, float]:
-        """What is reported: the figures for which there are boxes; the first three in any case, 0 if there is none."""
+        """The reported figures, for sizes with boxes; the first three always, 0 if there are no boxes."""
         kept = {name: self.stats[name] for name in _REPORTED if self.stats[name] >= 0 or name in _REPORTED[:3]}
         return {name: max(0.0, value) for name, value in kept.items()}
 
     def by_class(self) -> list[tuple[int, float, float]]:
-        """(label, average precision over all overlaps, and at .5) of each class that has boxes."""
+        """(label, average precision over all IoUs, and at .5) of each class with boxes."""
         means = []
         for label in range(1, len(self.boxes)):
             if self.boxes[label]:
@@ -90,19 +90,19 @@ class AveragePrecision:
         return means
 
     def curve(self, label: int) -> np.ndarray:
-        """float64[101]: the precision at recalls from 0 to 1, at an overlap of .5."""
+        """float64[101]: the precision at recalls from 0 to 1, at an IoU of .5."""
         return self.precision[_AT_50, :, label - 1]
 
 
-def _nothing_found(images: Sequence[Image]) -> dict[str, float]:
-    """The figures where nothing was detected, or there was nothing to detect: 0, or -1 where there is no such box."""
+def _empty_stats(images: Sequence[Image]) -> dict[str, float]:
+    """The figures without detections or without true boxes: 0, or -1 for sizes without true boxes."""
     areas = [area for image in images for area in image.area[~image.crowd].tolist()]
     there = {size: any(low <= area <= high for area in areas) for size, (low, high) in _AREAS.items()}
     return {name: 0.0 if there.get(name.rpartition("_")[2], bool(areas)) else -1.0 for name in _STATS}
 
 
-def _evaluated(images: Sequence[Image], classes: int) -> Any:
-    """The evaluator, having evaluated; None where there is no true box, or nothing was detected."""
+def _evaluate(images: Sequence[Image], classes: int) -> Any:
+    """Run the evaluator; None if there are no true boxes or no detections."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 

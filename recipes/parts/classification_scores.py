@@ -1,4 +1,4 @@
-"""How good a classification is: what one batch gives, and what all of them come to."""
+"""Measures a classification: the results of a batch, and of all batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.interfaces import Scores
 
 @dataclass(frozen=True)
 class MeasuredClassification:
-    """What one evaluation batch of B images gives, on the CPU.
+    """The measurements of one evaluation batch of B images, on the CPU.
 
     Args:
         loss: float32[B], the cross-entropy in nats against the true label, without smoothing.
@@ -43,7 +43,7 @@ class MeasuredClassification:
 
 
 class ClassificationScores(Scores):
-    """Integer counts, and a float64 sum taken in the order of the samples: the same bits however the split was cut into batches.
+    """Integer counts, and a float64 sum in sample order: the same bits for any split into batches.
 
     Args:
         classes: The names of the labels; empty: their numbers.
@@ -53,7 +53,7 @@ class ClassificationScores(Scores):
 
     def __init__(self, *, classes: Sequence[str] = (), top_k: Sequence[int] = (1, 5), metrics: NamedMetrics | None = None) -> None:
         self.classes = list(classes)
-        self._metrics = metrics.anew() if metrics else None
+        self._metrics = metrics.copy_empty() if metrics else None
         self.top_k = tuple(top_k)
         self.count = 0
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)  # [true class, predicted class]
@@ -79,7 +79,7 @@ class ClassificationScores(Scores):
         self.count += len(measured.label)
 
     def compute(self) -> dict[str, float]:
-        """`loss` (nats an image), `accuracy`, `accuracy_top5` where there are more than five classes, and the metrics by name."""
+        """`loss` (nats per image), `accuracy`, `accuracy_top5` with more than five classes, and the metrics by name."""
         if not self.count:
             raise DataError("the evaluated split is empty")
         reported = {"loss": self._loss / self.count}
@@ -92,7 +92,7 @@ class ClassificationScores(Scores):
         return list(self._metrics.doubts) if self._metrics is not None else []
 
     def names(self) -> list[str]:
-        """K names: the data set's where it has one for each output, else the class numbers."""
+        """K names: the data set's if it has one per output, otherwise the class numbers."""
         known = len(self.confusion)
         return self.classes if len(self.classes) == known else [str(number) for number in range(known)]
 

@@ -19,7 +19,7 @@ BLANK = 0
 
 
 def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
-    """float32[B], in nats: infinite where a target does not fit into its frames.
+    """float32[B], in nats: infinite if a target does not fit into its frames.
 
     On a CUDA device by a kernel of our own: torch's has no deterministic backward pass, and cuDNN's takes only batches without padding and targets of at most
     256 labels. Where that cannot be (`stays_on`), on the CPU in float32, wherever the log-probabilities are, and gradients flow back from there.
@@ -39,7 +39,7 @@ def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, 
 
 
 def stays_on(log_probs: Tensor, target: Tensor) -> bool:
-    """Whether the loss of log-probabilities and targets int64[B, U] is computed where they lie: on a CUDA device, where Triton is and no target is too long."""
+    """Whether the loss of log-probabilities and targets int64[B, U] is computed on their device: a CUDA device with Triton, and no target too long."""
     if not log_probs.is_cuda or importlib.util.find_spec("triton") is None:
         return log_probs.is_cpu
     from samewise.recipes.parts import ctc_kernel
@@ -48,13 +48,13 @@ def stays_on(log_probs: Tensor, target: Tensor) -> bool:
 
 
 def frames_needed(target: Tensor, target_lengths: Tensor) -> Tensor:
-    """int64[B]: the fewest frames that can say a target: one a label, and a blank between equal neighbours."""
+    """int64[B]: the fewest frames for a target: one per label, and a blank between equal neighbours."""
     inside = torch.arange(1, target.shape[1], device=target.device) < target_lengths[:, None]
     return target_lengths + ((target[:, 1:] == target[:, :-1]) & inside).sum(1)
 
 
 def greedy(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
-    """The labels of each sample's most likely path: repetitions merged, then blanks left out. `log_probs` is [B, K, N], `lengths` int64[B]."""
+    """The labels of each sample's most likely path without repetitions and blanks. `log_probs` is [B, K, N], `lengths` int64[B]."""
     best = log_probs.argmax(1)
     new = torch.ones_like(best, dtype=torch.bool)
     new[:, 1:] = best[:, 1:] != best[:, :-1]
@@ -63,7 +63,7 @@ def greedy(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
 
 
 def beam_search(log_probs: Tensor, lengths: Tensor, *, letters: str, **settings: Any) -> list[str]:
-    """The texts that flashlight's beam search finds likeliest, on the CPU. `settings` as for `beam_decoder`."""
+    """The likeliest texts according to flashlight's beam search, on the CPU. `settings` as for `beam_decoder`."""
     decoder = beam_decoder(letters, **settings)
     emissions = log_probs.permute(0, 2, 1).float().cpu().contiguous()
     found: Sequence[Sequence[Any]] = decoder(emissions, lengths.to("cpu", torch.int64))

@@ -1,4 +1,4 @@
-"""CTC's loss and its gradient on a CUDA device, to the same bits each time: Triton kernels in which nothing is added in an order that chance decides.
+"""CTC's loss and gradient on a CUDA device, with the same bits each time: Triton kernels with a fixed order of addition.
 
 Torch's own CUDA kernel adds gradients by atomic operations. Here a program takes one utterance and goes through its frames forwards, for the probability of
 all that was heard so far (alpha), then backwards, for that of all that is to come (beta); a state's neighbours are read out of the same vector. A second
@@ -32,7 +32,7 @@ def _log_sum(a, b, c, never: tl.constexpr):
 
 @triton.jit
 def passes(log_probs, labels, skips, frames, states, alphas, betas, losses, most_frames, classes, SIZE: tl.constexpr, NEVER: tl.constexpr):
-    """An utterance: alphas[t, s], betas[t, s] and its negative log-likelihood.
+    """For an utterance: alphas[t, s], betas[t, s] and its negative log-likelihood.
 
     log_probs [B, T, K]; labels and skips int32[B, SIZE]: of each state its class, and whether it may follow the state but one before it; frames and states
     int32[B]; alphas and betas [B, T, SIZE]; losses [B].
@@ -74,7 +74,7 @@ def passes(log_probs, labels, skips, frames, states, alphas, betas, losses, most
 
 @triton.jit
 def by_class(alphas, betas, losses, labels, frames, gradients, most_frames, classes, SIZE: tl.constexpr):
-    """A frame of an utterance: gradients[t, k], less the probability that the frame says class k, given the transcript."""
+    """For a frame of an utterance: gradients[t, k], minus the probability that the frame is class k, given the transcript."""
     one, frame = tl.program_id(0).to(tl.int64), tl.program_id(1)
     state = tl.arange(0, SIZE)
     row = (one * most_frames + frame) * SIZE + state
@@ -104,7 +104,7 @@ def ctc(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tens
 
 
 def launch(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    """As `ctc`, wherever Triton runs: in its interpreter on the CPU too."""
+    """As `ctc`, wherever Triton runs, including its interpreter on the CPU."""
     batch, most_frames, classes = log_probs.shape
     size = triton.next_power_of_2(2 * target.shape[1] + 1)
     labels = torch.zeros(batch, size, dtype=torch.int32, device=log_probs.device)
@@ -160,10 +160,10 @@ class _Loss(torch.autograd.Function):
 
 
 def takes(target: Tensor) -> bool:
-    """Whether a program can hold the states of targets as long as these, int64[B, U]."""
+    """Whether a kernel can hold the states of such long targets, int64[B, U]."""
     return 2 * target.shape[1] + 1 <= _LARGEST
 
 
 def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
-    """float32[B], in nats: as `samewise.recipes.parts.ctc.negative_log_likelihood`, of float32[B, T, K] on the device."""
+    """float32[B], in nats: as `samewise.recipes.parts.ctc.negative_log_likelihood`, for float32[B, T, K] on the device."""
     return _Loss.apply(log_probs, lengths, target, target_lengths)

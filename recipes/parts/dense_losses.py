@@ -1,4 +1,4 @@
-"""RetinaNet's losses on a device without waiting for it: what torchvision picks out by an index, which the host has to know the size of, is masked here.
+"""RetinaNet's losses without a wait for the device: where torchvision indexes, with a size that the host must know, this masks.
 
 The definitions are torchvision's (torchvision/models/detection/retinanet.py, `compute_loss`); the sums run over all anchors, in which what is left out is zero.
 """
@@ -21,7 +21,7 @@ _IGNORED = -2
 
 
 def losses(model: Any, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What torchvision's RetinaNet returns in training.
+    """The losses that torchvision's RetinaNet returns in training.
 
     Args:
         model: A torchvision.models.detection.RetinaNet in training mode.
@@ -31,22 +31,22 @@ def losses(model: Any, images: Sequence[Tensor], targets: Sequence[Mapping[str, 
     Returns:
         `classification` and `bbox_regression`, means over the images; NaN where a box has no area.
     """
-    resized, boxes = zip(*(_resized(model.transform, image, target["boxes"]) for image, target in zip(images, targets, strict=True)), strict=True)
+    resized, boxes = zip(*(_resize(model.transform, image, target["boxes"]) for image, target in zip(images, targets, strict=True)), strict=True)
     sizes = [(image.shape[-2], image.shape[-1]) for image in resized]
     batched = ImageList(model.transform.batch_images(list(resized), size_divisible=model.transform.size_divisible), sizes)
     features = list(model.backbone(batched.tensors).values())
     outputs: dict[str, Tensor] = model.head(features)
     (anchors, *_) = model.anchor_generator(batched, features)
     found = [
-        _of_image(model, outputs["cls_logits"][place], outputs["bbox_regression"][place], anchors, boxes[place], targets[place]["labels"])
+        _image_losses(model, outputs["cls_logits"][place], outputs["bbox_regression"][place], anchors, boxes[place], targets[place]["labels"])
         for place in range(len(images))
     ]
     classification, regression = (torch.stack(parts).sum() / max(1, len(images)) for parts in zip(*found, strict=True))
     return {"classification": classification, "bbox_regression": regression}
 
 
-def _resized(transform: Any, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """The normalised image in the size that the model takes, and its boxes there."""
+def _resize(transform: Any, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """The normalised image in the model's size, and its boxes there."""
     mean, std = (_constant(tuple(values), image.dtype, image.device) for values in (transform.image_mean, transform.image_std))
     resized, _ = transform.resize((image - mean[:, None, None]) / std[:, None, None], None)
     across, down = resized.shape[-1] / image.shape[-1], resized.shape[-2] / image.shape[-2]
@@ -58,9 +58,9 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
     return torch.tensor(values, dtype=dtype, device=device)
 
 
-def _of_image(model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both losses of an image, over its number of foreground anchors: logits [A, C], regressed [A, 4], anchors [A, 4], boxes [M, 4], labels [M]."""
-    matched = _matched(model.proposal_matcher, anchors, boxes)
+def _image_losses(model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both losses of an image, divided by its foreground anchors: logits [A, C], regressed [A, 4], anchors [A, 4], boxes [M, 4], labels [M]."""
+    matched = _match_anchors(model.proposal_matcher, anchors, boxes)
     foreground = matched >= 0
     count = foreground.sum().clamp(min=1)
     classes = torch.arange(logits.shape[-1], device=logits.device)
@@ -76,8 +76,8 @@ def _of_image(model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor, bo
     return focal * sound, torch.where(foreground, placed, 0.0).sum() / count * sound
 
 
-def _matched(matcher: Any, anchors: Tensor, boxes: Tensor) -> Tensor:
-    """int64[A]: of each anchor its box, -1 for the background, -2 in between; as torchvision's Matcher, with the best anchors of each box in any case."""
+def _match_anchors(matcher: Any, anchors: Tensor, boxes: Tensor) -> Tensor:
+    """int64[A]: each anchor's box, -1 for background, -2 in between; as torchvision's Matcher, which always keeps each box's best anchors."""
     if not len(boxes):
         return torch.full((len(anchors),), -1, device=anchors.device)
     overlap = ops.box_iou(boxes, anchors)

@@ -1,4 +1,4 @@
-"""Pictures of detections, for a person to look at. matplotlib is imported where one is drawn, and without its global state."""
+"""Pictures of detections. matplotlib is imported when one is drawn, and its global state is not used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCREEN = 900
 
 
 def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[Image], names: Sequence[str], *, least: float = 0.3, columns: int = 4) -> None:
-    """Draw images uint8[3, h, w] with their true boxes (thin, white) and detections of at least the score `least` (a colour a class).
+    """Draw images uint8[3, h, w] with true boxes (thin, white) and detections with a score of at least `least` (one colour per class).
 
     Where nothing scores as much, the three best are drawn.
     """
@@ -43,7 +43,7 @@ def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[I
 
 
 def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[str], *, least: float = 0.3, best: int = 3) -> Path:
-    """Draw float32[3, H, W] in [0, 1] with its detections of at least the score `least`, or the `best` ones: pixel for pixel, small images enlarged.
+    """Draw float32[3, H, W] in [0, 1], pixel by pixel (small images enlarged), with detections of at least the score `least`, or the `best` ones.
 
     Lines and letters grow with the picture, so that they can be read where it is shrunk to a screen.
     """
@@ -61,7 +61,7 @@ def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[s
 
 
 def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[str], *, most: int = 20) -> None:
-    """Draw precision against recall at an overlap of .5, a line a class; of the `most` classes with the most boxes."""
+    """Draw precision against recall at an IoU of .5, one line per class, for the `most` classes with the most boxes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 5.5), dpi=100, layout="constrained")
@@ -77,13 +77,13 @@ def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[s
 
 
 def save_class_precision(path: Path, found: AveragePrecision, names: Sequence[str]) -> None:
-    """Write one line a class: its true boxes, and its average precision over all overlaps and at .5."""
+    """Write one line per class: its true boxes, and its average precision over all IoUs and at .5."""
     rows = ([label, _name(label, names), found.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"] for label, mean, at_50 in found.by_class())
     write_csv(path, ("label", "class", "boxes", "ap", "ap_50"), rows)
 
 
 def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], least: float, *, best: int = 3, scale: float = 1.0) -> None:
-    """`scale` is of lines and letters."""
+    """`scale` is the scale of lines and letters."""
     from matplotlib.patches import Rectangle
 
     axes.imshow(thumbnail.movedim(0, -1).numpy(), interpolation="nearest")
@@ -102,7 +102,7 @@ def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], lea
 
 
 def _pull_labels_inside(figure: Figure) -> None:
-    """Move each label that reaches over an edge of its picture by as much; one that is wider keeps its beginning."""
+    """Move labels that extend beyond their picture inside; one that is too wide keeps its beginning."""
     take_literally(figure)
     figure.draw_without_rendering()
     for axes in figure.axes:
@@ -115,7 +115,7 @@ def _pull_labels_inside(figure: Figure) -> None:
 
 
 def _colour(label: int) -> str:
-    """One of ten, by the label: matplotlib's own cycle."""
+    """One of ten colours, by label: matplotlib's cycle."""
     return f"C{label % 10}"
 
 

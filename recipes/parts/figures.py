@@ -1,4 +1,4 @@
-"""A drawn figure to a file: its texts are names that others gave, and mean nothing to matplotlib."""
+"""Saves figures whose texts are names from elsewhere: matplotlib must not interpret them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DPI = 100
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure, its texts as they are."""
+    """Save the figure with its texts taken literally."""
     take_literally(figure)
     figure.savefig(path, dpi=DPI)
 
 
 def take_literally(figure: Figure) -> None:
-    """No text is a formula, in which a class called `$b^$` would be an error; call it before anything is drawn."""
+    """Disable formulas, in which a class named `$b^$` would be an error; call it before drawing."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):

@@ -1,4 +1,4 @@
-"""What data sets of labelled images give, as tensors."""
+"""Converts the samples of labelled image data sets to tensors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samewise.datasets.parts.encoded import EncodedImages
 from samewise.runner.errors import DataError, Problem, first_few
 
 
 def as_record(sample: Any) -> Mapping[str, Any]:
-    """A sample as a data set gives it, a dict or a pair, as a dict with `image` and `label`.
+    """A data set's sample, a dict or a pair, as a dict with `image` and `label`.
 
     Raises:
         DataError: it is neither.
@@ -28,7 +29,7 @@ def as_record(sample: Any) -> Mapping[str, Any]:
 
 
 def as_tensor(image: Any) -> Tensor:
-    """A tensor[C, H, W] or clip[T, C, H, W] as it is; a PIL image or an array[H, W] or [H, W, C] as uint8[C, H, W].
+    """A tensor[C, H, W] or clip[T, C, H, W] unchanged; a PIL image or an array[H, W] or [H, W, C] as uint8[C, H, W].
 
     Raises:
         DataError: it is something else.
@@ -50,7 +51,18 @@ def as_tensor(image: Any) -> Tensor:
         raise DataError(Problem("dataset", "an image has an unknown type", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None
 
 
-def stacked(images: Sequence[Tensor]) -> Tensor:
+def collate_images(images: Sequence[Any]) -> Tensor | EncodedImages:
+    """Images as data sets give them as one batch; those that the device decodes stay encoded.
+
+    Raises:
+        DataError: they differ in size or type.
+    """
+    if all(type(image) is EncodedImages for image in images):
+        return EncodedImages.concatenate(images)
+    return stack_images([as_tensor(image) for image in images])
+
+
+def stack_images(images: Sequence[Tensor]) -> Tensor:
     """Images of one size and type as a batch.
 
     Raises:
@@ -64,5 +76,5 @@ def stacked(images: Sequence[Tensor]) -> Tensor:
     except RuntimeError:
         sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
     reason, expected = "the images of a batch differ in size (channels x height x width)", "images of one size, after the sample transforms"
-    hint = "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does"
+    hint = "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does; images that the device decodes, in batch"
     raise DataError(Problem("transforms", reason, first_few(sizes, 4), expected, hint))

@@ -1,4 +1,4 @@
-"""Losses of classification, one value for each sample: from logits float[B, K] and labels, int64[B] or float[B, K], to float[B].
+"""Classification losses with one value per sample: logits float[B, K] and labels, int64[B] or float[B, K], to float[B].
 
 A step's loss is the mean of these values over its samples, however its batch is cut. A weight of a class therefore multiplies the loss of that class's samples;
 torch's `reduction="mean"` divides by the weights of the samples that a batch happens to have, so that its gradient depends on how the batch is cut.
@@ -36,7 +36,7 @@ class CrossEntropy(nn.Module):
 
 @final
 class Focal(nn.Module):
-    """`torchvision.ops.sigmoid_focal_loss` summed over the classes, each a yes or no of its own (Lin et al. 2017, arXiv 1708.02002).
+    """`torchvision.ops.sigmoid_focal_loss` summed over the classes, each a separate binary decision (Lin et al. 2017, arXiv 1708.02002).
 
     Args:
         alpha: The weight of a class that is there; of one that is not 1 - alpha. -1: both 1.
@@ -55,7 +55,7 @@ class Focal(nn.Module):
 
 @final
 class BinaryCrossEntropy(nn.Module):
-    """`torch.nn.functional.binary_cross_entropy_with_logits` summed over the classes, each a yes or no of its own: an image may have several labels, or none.
+    """`torch.nn.functional.binary_cross_entropy_with_logits` summed over the classes, each a binary decision: images may have several labels or none.
 
     Args:
         positive_weight: K numbers, each multiplying the loss where that class is there; None: all 1.
@@ -73,7 +73,7 @@ class BinaryCrossEntropy(nn.Module):
 
 @final
 class MeanSquared(nn.Module):
-    """`torch.nn.functional.mse_loss` between outputs and labels, labels of classes as one-hot: the mean over the K outputs."""
+    """`torch.nn.functional.mse_loss` between outputs and labels (class labels as one-hot): the mean over the K outputs."""
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         return F.mse_loss(logits, shares(label, logits), reduction="none").mean(1)
@@ -81,21 +81,21 @@ class MeanSquared(nn.Module):
 
 @final
 class MeanAbsolute(nn.Module):
-    """`torch.nn.functional.l1_loss` between outputs and labels, labels of classes as one-hot: the mean over the K outputs."""
+    """`torch.nn.functional.l1_loss` between outputs and labels (class labels as one-hot): the mean over the K outputs."""
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         return F.l1_loss(logits, shares(label, logits), reduction="none").mean(1)
 
 
 def shares(label: Tensor, logits: Tensor) -> Tensor:
-    """float[B, K]: labels of classes as one-hot, made without a wait for the device."""
+    """float[B, K]: class labels as one-hot, without a wait for the device."""
     if label.dim() == 2:
         return label.to(logits.dtype)
     return (label[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits.dtype)
 
 
 def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Tensor | None:
-    """float[K], in the logits' dtype and on their device, sent there without a wait."""
+    """float[K], in the logits' dtype and on their device, without a wait."""
     if weights is None:
         return None
     if len(weights) != logits.shape[1]:

@@ -1,4 +1,4 @@
-"""Metrics by name: torchmetrics' classification metrics, beside those that a recipe computes itself."""
+"""Metrics by name: torchmetrics' classification metrics, in addition to those that a recipe computes itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WITHOUT = frozenset({"loss", "accuracy"})
 
 
 class NamedMetrics:
-    """Some metrics, fed batch by batch in order, on the CPU.
+    """Some metrics, updated batch by batch on the CPU.
 
     Args:
         metrics: By name, each a `torchmetrics.Metric` that takes probabilities float32[B, K] and labels int64[B] and comes to one number.
@@ -39,15 +39,15 @@ class NamedMetrics:
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
-    def anew(self) -> NamedMetrics:
-        """The same metrics, of nothing yet."""
+    def copy_empty(self) -> NamedMetrics:
+        """The same metrics without data."""
         fresh = NamedMetrics({name: copy.deepcopy(metric) for name, metric in self._metrics.items()})
         for metric in fresh._metrics.values():
             metric.reset()
         return fresh
 
     def add(self, probabilities: Tensor, label: Tensor) -> None:
-        """Take in a batch: float32[B, K] and int64[B]."""
+        """Add a batch: float32[B, K] and int64[B]."""
         for name, metric in self._metrics.items():
             try:
                 with self._listening(name):
@@ -71,7 +71,7 @@ class NamedMetrics:
 
     @contextmanager
     def _listening(self, name: str) -> Generator[None]:
-        """Keep what is warned of, instead of having it printed with the library's own line."""
+        """Collect warnings instead of printing them with the library's source line."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield

@@ -1,4 +1,4 @@
-"""Pictures of results, for a person to look at. matplotlib is imported where one is drawn, and without its global state."""
+"""Pictures of results. matplotlib is imported when one is drawn, and its global state is not used."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
 
 
 def save_classified(path: Path, image: Tensor, words: str, *, smallest: int = 320, largest: int = 1280) -> Path:
-    """Draw uint8[3, H, W] with a line in its lower left corner; the longer side is shrunk or enlarged to between so many pixels."""
+    """Draw uint8[3, H, W] with a line of text in the lower left corner; the longer side is resized to a range of pixels."""
     from matplotlib.figure import Figure
 
     height, width = image.shape[-2:]
@@ -73,7 +73,7 @@ class _Shown:
 
 
 class PredictionSheet:
-    """Keeps a few predictions of a split to look at: the wrong ones of largest loss, then the right ones of largest loss.
+    """Keeps a few predictions of a split: the wrong ones with the largest loss, then the right ones with the largest loss.
 
     Args:
         wrong: At most so many wrong ones.
@@ -116,7 +116,7 @@ class PredictionSheet:
 
 
 def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int = 64) -> None:
-    """Write a sheet of images [N, C, H, W] in any one scale, C 1 or 3, row by row, each enlarged by whole pixels to about `side`."""
+    """Write a sheet of images [N, C, H, W] in a common scale, C 1 or 3, row by row, each enlarged by whole pixels to about `side`."""
     low, high = images.min(), images.max()
     levels = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num().mul(255).round().to(torch.uint8)
     times = max(1, side // max(images.shape[-2:]))
@@ -130,7 +130,7 @@ def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int =
 
 
 def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Draw int64[K, K] (true, predicted): rows as shares, with counts while they can be read (K <= 20) and names up to K = 100."""
+    """Draw int64[K, K] (true, predicted): rows as shares, with counts if they are legible (K <= 20), and names up to K = 100."""
     from matplotlib.figure import Figure
 
     classes = len(confusion)
@@ -156,7 +156,7 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
 
 
 def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Write one line a class: its images, how many were right, and the class it was most often mistaken for."""
+    """Write one line per class: its images, how many were right, and the class it was most often mistaken for."""
     lines = list[list[Any]]()
     for number, row in enumerate(confusion.tolist()):
         images, right = sum(row), row[number]

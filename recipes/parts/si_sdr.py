@@ -1,4 +1,4 @@
-"""How well separated signals match the true ones: scale-invariant signal-to-distortion ratio, and which estimate is meant for which speaker.
+"""The quality of separated signals: scale-invariant signal-to-distortion ratio, and the assignment of estimates to speakers.
 
 Le Roux et al., "SDR - half-baked or well done?", arXiv 1811.02508; permutation invariance: Yu et al., arXiv 1607.00325.
 """
@@ -15,14 +15,14 @@ _EPS = 1e-8
 
 
 def si_sdr(estimate: Tensor, reference: Tensor, inside: Tensor) -> Tensor:
-    """float[...] in dB: how much of an estimate is its reference at some scale, over how much is not.
+    """float[...] in dB: the energy of an estimate that is its scaled reference, over the rest.
 
     Args:
         estimate: float[..., T].
         reference: float[..., T]; dimensions before the last broadcast.
         inside: bool[..., T], true where there is signal and no padding; means are taken, and sums made, over these places only.
     """
-    estimate, reference = _centred(estimate, inside), _centred(reference, inside)
+    estimate, reference = _centre(estimate, inside), _centre(reference, inside)
     scale = (estimate * reference).sum(-1, keepdim=True) / (reference.square().sum(-1, keepdim=True) + _EPS)
     target = scale * reference
     distortion = estimate - target
@@ -41,7 +41,7 @@ def pairwise_si_sdr(estimates: Tensor, sources: Tensor, inside: Tensor) -> Tenso
 
 
 def best_assignment(pairwise: Tensor) -> Tensor:
-    """[B, S, S], ones and zeros: which estimate (row) goes with which source (column) so that the mean of `pairwise` is largest.
+    """[B, S, S], ones and zeros: the assignment of estimates (rows) to sources (columns) with the largest mean of `pairwise`.
 
     All S! assignments are compared; of equals the first wins. The result is a constant: multiplying by it and adding up has a gradient that is
     deterministic on every device, which that of gathering by index is not.
@@ -53,18 +53,18 @@ def best_assignment(pairwise: Tensor) -> Tensor:
 
 
 def select_assigned(values: Tensor, assignment: Tensor) -> Tensor:
-    """float[B, S]: of `values` [B, S, S] (estimates, sources) those that the assignment picks, source by source."""
+    """float[B, S]: the elements of `values` [B, S, S] (estimates, sources) that the assignment selects, by source."""
     return (values * assignment).sum(1)
 
 
-def in_order(estimates: Tensor, assignment: Tensor) -> Tensor:
-    """float[B, S, T]: the estimates in the order of the sources that they are assigned to."""
+def order_by_assignment(estimates: Tensor, assignment: Tensor) -> Tensor:
+    """float[B, S, T]: the estimates in the order of their assigned sources."""
     order = assignment.argmax(1)
     return estimates.gather(1, order[:, :, None].expand_as(estimates))
 
 
-def _centred(signal: Tensor, inside: Tensor) -> Tensor:
-    """The signal less its mean over the places inside, and zero elsewhere."""
+def _centre(signal: Tensor, inside: Tensor) -> Tensor:
+    """Subtract the mean over the valid positions, and set the others to zero."""
     signal = torch.where(inside, signal, 0.0)
     mean = signal.sum(-1, keepdim=True) / inside.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(inside, signal - mean, 0.0)

@@ -1,4 +1,4 @@
-"""Sounds for a person to listen to, and pictures of them: WAV files that a browser plays, and spectrograms beside one another."""
+"""Sounds and pictures of them: WAV files that browsers play, and spectrograms side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.recipes.parts.transcripts import spectrogram
 
 
 def save_wav(path: Path, waveform: Tensor, *, sample_rate: int) -> Path:
-    """Write float[T] as a WAV file of 16 bits, made softer where it would go beyond full scale."""
+    """Write float[T] as a 16-bit WAV file, scaled down if it exceeds full scale."""
     samples = waveform.detach().float().cpu().nan_to_num()
     samples = samples / samples.abs().max().clamp(min=1.0)
     soundfile.write(path, samples.numpy(), sample_rate, subtype="PCM_16")
@@ -21,7 +21,7 @@ def save_wav(path: Path, waveform: Tensor, *, sample_rate: int) -> Path:
 
 
 def save_spectrograms(path: Path, rows: Sequence[Sequence[tuple[str, Tensor]]], *, sample_rate: int) -> Path:
-    """Draw float[T] waveforms, each under its title: sounds that belong together in a row, all rows as long as the first.
+    """Draw float[T] waveforms with titles: related sounds in a row, all rows as long as the first.
 
     Colours span 80 dB below the loudest moment of each.
     """

@@ -1,4 +1,4 @@
-"""Tables as CSV files."""
+"""Writes tables as CSV files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from samewise.runner.interfaces import plain_cell
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table, in which the names of classes and files, and what somebody said, are no formulas of a spreadsheet's."""
+    """Write a table; names and transcripts in it cannot be formulas of a spreadsheet."""
     with open(path, "w", newline="", encoding="utf-8") as handle:
         csv.writer(handle).writerows([plain_cell(value) for value in row] for row in (head, *rows))

@@ -1,4 +1,4 @@
-"""Test-time augmentation: the mean of what a model makes of several versions of an image."""
+"""Test-time augmentation: the mean of a model's outputs for several versions of an image."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KINDS: Final = ("none", "flip", "flip_and_translate")
 
 
 def check_kind(kind: str, path: str) -> str:
-    """A kind of test-time augmentation, checked."""
+    """Check a kind of test-time augmentation."""
     if kind not in KINDS:
         raise ConfigError(Problem(path, "is not a valid kind of test-time augmentation", kind, ", ".join(KINDS), nearest(str(kind), KINDS)))
     return kind
 
 
 def views(images: Tensor, kind: str) -> Sequence[tuple[float, Tensor]]:
-    """The versions of some images, the images themselves first, with the weights of their mean (K. Jordan 2024, arXiv 2404.00498, section 3.5).
+    """The versions of some images, the originals first, with their weights in the mean (K. Jordan 2024, arXiv 2404.00498, section 3.5).
 
     Args:
         images: float[B, C, H, W], or clips [B, C, T, H, W].

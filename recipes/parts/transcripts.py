@@ -1,4 +1,4 @@
-"""What was said against what was understood: edit distances, a table of both, and spectrograms with their words."""
+"""Compares references with hypotheses: edit distances, tables of both, and spectrograms with their texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _short = partial(truncate, longest=150, ending="…")
 
 
 def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> int:
-    """The fewest insertions, deletions and substitutions that make one sequence the other (Levenshtein 1966).
+    """The fewest insertions, deletions and substitutions that turn one sequence into the other (Levenshtein 1966).
 
     One row of the usual table at a time: a run of insertions along a row is a running minimum, so that rows are vectors.
     """
@@ -42,7 +42,7 @@ def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> 
 
 @dataclass(frozen=True)
 class Line:
-    """One utterance of a table. `loss` is in nats a character; `spectrogram` uint8[height, width], the lowest frequency first, where one was kept."""
+    """One utterance of a table. `loss` is in nats per character; `spectrogram` uint8[height, width], lowest frequency first, if kept."""
 
     name: str
     reference: str
@@ -59,23 +59,23 @@ class Line:
 
 
 def save_csv(path: Path, lines: Sequence[Line]) -> None:
-    """Write a line an utterance: its recording, both texts, the edits between them, and its loss."""
+    """Write a line per utterance: its recording, both texts, the edits between them, and its loss."""
     head = ("recording", "reference", "hypothesis", "edits", "characters", "loss")
     write_csv(path, head, ([line.name, line.reference, line.hypothesis, line.edits, len(line.reference), f"{line.loss:.4f}"] for line in lines))
 
 
 def save_html(path: Path, lines: Sequence[Line], *, heading: str) -> None:
-    """Write a page with both texts under one another, what differs being marked."""
+    """Write a page with both texts below each other and the differences marked."""
     rows = "\n".join(
         f"<tr><td>{html.escape(line.name)}</td><td>{line.edits} of {len(line.reference)}</td><td><p>{reference}</p><p>{hypothesis}</p></td></tr>"
         for line in lines
-        for reference, hypothesis in [_marked(line.reference, line.hypothesis)]
+        for reference, hypothesis in [_mark_differences(line.reference, line.hypothesis)]
     )
     path.write_text(_PAGE.format(heading=html.escape(heading), rows=rows), encoding="utf-8")
 
 
 def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
-    """Draw the spectrograms that the lines carry, each under its two texts; a hypothesis with errors is red."""
+    """Draw the lines' spectrograms, each below its two texts; a wrong hypothesis is red."""
     from matplotlib.figure import Figure
 
     shown = [(line, line.spectrogram) for line in lines if line.spectrogram is not None]
@@ -88,7 +88,7 @@ def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
 
 
 def save_spectrogram(path: Path, picture: Tensor, *, title: str, seconds: float | None) -> None:
-    """Draw one spectrogram, uint8[height, width], under a text."""
+    """Draw one spectrogram, uint8[height, width], below a text."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 2.2), dpi=100, layout="constrained")
@@ -97,7 +97,7 @@ def save_spectrogram(path: Path, picture: Tensor, *, title: str, seconds: float 
 
 
 def spectrogram(waveform: Tensor, *, height: int = 64, width: int = 400) -> Tensor:
-    """uint8[height, at most width] of float32[T]: decibels from 80 below the loudest (0) to the loudest (255), the lowest frequency first."""
+    """uint8[height, at most width] of float32[T]: decibels from 80 below the maximum (0) to the maximum (255), lowest frequency first."""
     hop = max(64, -(-len(waveform) // width))
     spectrum = torch.stft(waveform.float().cpu(), 512, hop, window=torch.hann_window(512), pad_mode="constant", return_complex=True).abs()
     bands = spectrum[:256].square().view(height, -1, spectrum.shape[1]).mean(1)
@@ -114,8 +114,8 @@ def _draw(axes: Axes, picture: Tensor, title: str, seconds: float | None, colour
     axes.set_title(title, fontsize=8, loc="left", color=colour)
 
 
-def _marked(reference: str, hypothesis: str) -> tuple[str, str]:
-    """Both as HTML; what the other lacks stands in `<del>` and `<ins>`."""
+def _mark_differences(reference: str, hypothesis: str) -> tuple[str, str]:
+    """Both texts as HTML, with what the other lacks in `<del>` and `<ins>`."""
     left, right = "", ""
     for kind, start, stop, begin, end in difflib.SequenceMatcher(None, reference, hypothesis, autojunk=False).get_opcodes():
         said, read = html.escape(reference[start:stop]), html.escape(hypothesis[begin:end])

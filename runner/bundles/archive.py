@@ -1,4 +1,4 @@
-"""A bundle's file: a tar archive, the same bytes for the same parts, in which nothing can be altered without being named.
+"""A bundle's file: a tar archive that is byte for byte the same for the same parts; any alteration is found and named.
 
 It is not compressed: its bytes then depend on no version of zlib, nothing in it unfolds without measure, and `tar -x` opens it. The first part,
 `manifest.json`, has the SHA-256 of every other; its own is the bundle's identity, and stands in the second part, so that a manifest that was altered by itself
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.records import shapes
-from samewise.runner.records.files import LARGEST, existing, misfit, open_to_read, parse_json
+from samewise.runner.records.files import LARGEST, describe_misfit, nearest_existing, open_to_read, parse_json
 
 RUN = "run"
 """The folder in a bundle that is the run's own."""
@@ -44,13 +44,13 @@ Part = Path | bytes
 
 
 def write(file: Path, parts: Mapping[str, Part]) -> str:
-    """Write a bundle; its identity.
+    """Write a bundle; return its identity.
 
     Raises:
         ConfigError: the file is there already, or cannot be written.
     """
     listed = {name: _facts(part) for name, part in sorted(parts.items())}
-    manifest = _dumped({"format": FORMAT, "parts": listed})
+    manifest = _dump({"format": FORMAT, "parts": listed})
     identity = hashlib.sha256(manifest).hexdigest()
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
@@ -60,7 +60,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
             handle.write(_end(handle.tell()))
             handle.flush()
             os.fsync(handle.fileno())
-        os.link(temporary, file)  # unlike a rename it replaces nothing
+        os.link(temporary, file)  # unlike a rename, it replaces nothing
     except FileExistsError:
         raise already_exists(file) from None
     except OSError as error:
@@ -71,7 +71,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
 
 
 def already_exists(file: Path) -> ConfigError:
-    """That nothing is overwritten."""
+    """The error if the file exists: nothing is overwritten."""
     return ConfigError(Problem(str(file), "already exists and is not overwritten", hint="give another name, or move it away"))
 
 
@@ -82,7 +82,7 @@ def _facts(part: Part) -> dict[str, Any]:
         return {"bytes": os.fstat(handle.fileno()).st_size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
 
 
-def _dumped(manifest: Any) -> bytes:
+def _dump(manifest: Any) -> bytes:
     return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -101,28 +101,28 @@ def _header(name: str, size: int) -> bytes:
 
 
 def _end(place: int) -> bytes:
-    """Two blocks of zeros, and as many as fill the last record."""
+    """The end of the archive: two blocks of zeros, then padding to a full record."""
     return b"\0" * (2 * tarfile.BLOCKSIZE + -(place + 2 * tarfile.BLOCKSIZE) % _RECORD)
 
 
 @dataclass
 class Contents:
-    """What is in a bundle that was found whole."""
+    """The content of a bundle that matched its manifest."""
 
     identity: str
     parts: Mapping[str, Mapping[str, Any]]
 
 
 def unpack(file: Path, into: Path | None = None, *, expect: str | None = None) -> Contents:
-    """Hold each part against the manifest, and write it below a folder where one is given.
+    """Compare each part with the manifest and, if a folder is given, write the part into it.
 
     Args:
         file: The bundle.
-        into: A folder that is empty or not there; it is removed where anything is wrong.
+        into: An empty or new folder; it is removed if anything is wrong.
         expect: The identity that it must have.
 
     Raises:
-        ConfigError: it is no bundle; or parts of it were altered, added, removed or renamed, each of which is named.
+        ConfigError: it is not a bundle; or parts of it were altered, added, removed or renamed, each of which is named.
     """
     handle = open_to_read(file)
     if handle is None:
@@ -144,7 +144,7 @@ def unpack(file: Path, into: Path | None = None, *, expect: str | None = None) -
 
 
 class _Headers:
-    """A bundle as tarfile reads its headers: one that claims to be longer than any of ours is not read, as a sparse file could hold any length of zeros."""
+    """Reads a bundle's tar headers with tarfile, and refuses one longer than samewise writes: a sparse file could claim any length."""
 
     def __init__(self, handle: BinaryIO) -> None:
         self.tell, self.seek, self._read = handle.tell, handle.seek, handle.read
@@ -161,7 +161,7 @@ class _Reading:
     def __init__(self, file: Path, handle: BinaryIO, into: Path | None) -> None:
         self._file, self._handle, self._into = file, handle, into
         self._size = os.fstat(handle.fileno()).st_size
-        if into is not None and self._size > (free := shutil.disk_usage(existing(into)).free):
+        if into is not None and self._size > (free := shutil.disk_usage(nearest_existing(into)).free):
             words = f"is not unpacked: it has {self._size:,} bytes, and {into.parent} has room for {free:,}"
             raise ConfigError(Problem(str(file), words, hint="free some space, or choose another folder with --out or the environment variable TMPDIR"))
         self._found = dict[str, Mapping[str, Any]]()
@@ -172,15 +172,15 @@ class _Reading:
         identity = hashlib.sha256(manifest).hexdigest()
         self._said = self._small(members, IDENTITY)
         self._agrees = self._said == f"{identity}\n".encode()
-        self.contents = Contents(identity, self._listed(manifest))
+        self.contents = Contents(identity, self._read_manifest(manifest))
         self._members_left = members
 
     def problems(self) -> list[Problem]:
-        """Read the parts; what is wrong with them."""
+        """Read the parts; return what is wrong with them."""
         for name, read in self._members_left:
             self._take(name, read)
         listed, found = self.contents.parts, self._found
-        if self._cut is not None and (cut := self._cut_off(listed, found)):
+        if self._cut is not None and (cut := self._find_truncation(listed, found)):
             return [cut]
         self._problems += [self._cut] if self._cut else []
         altered = [name for name in listed if name in found and found[name] != listed[name]]
@@ -197,9 +197,9 @@ class _Reading:
         self._problems += [Problem(name, "was added: the manifest does not name it") for name in added]
         return self._problems
 
-    def _cut_off(self, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> Problem | None:
+    def _find_truncation(self, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> Problem | None:
         """That the archive ends too early, where all that is there is as the manifest has it; None where something else is wrong."""
-        sizes = {MANIFEST: len(_dumped({"format": FORMAT, "parts": dict(listed)})), IDENTITY: 65, **{name: listed[name]["bytes"] for name in sorted(listed)}}
+        sizes = {MANIFEST: len(_dump({"format": FORMAT, "parts": dict(listed)})), IDENTITY: 65, **{name: listed[name]["bytes"] for name in sorted(listed)}}
         try:
             whole = sum(len(_header(name, size)) + size + -size % tarfile.BLOCKSIZE for name, size in sizes.items())
         except _TAR_FAULTS:
@@ -229,7 +229,7 @@ class _Reading:
         self._found[name] = {"bytes": size, "sha256": digest.hexdigest()}
 
     def _members(self) -> Iterator[tuple[str, Callable[[], Iterator[bytes]]]]:
-        """Each part's name, and what reads it; its header, the space behind it and the archive's end are held against what is written there."""
+        """Yield each part's name and a reader of its content; headers, padding and the archive's end are compared with what `write` produces."""
         place, last = 0, "its beginning"
         with contextlib.suppress(*_TAR_FAULTS), tarfile.open(fileobj=cast(BinaryIO, _Headers(self._handle)), mode="r:") as archive:
             for info in archive:
@@ -263,14 +263,14 @@ class _Reading:
                 raise ConfigError(Problem(f"{self._file}: {name}", f"is larger than {LARGEST >> 20} MiB"))
         return bytes(raw)
 
-    def _listed(self, manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
+    def _read_manifest(self, manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
         try:
             value = parse_json(manifest)
-            wrong = misfit(value, _SHAPE)
+            wrong = describe_misfit(value, _SHAPE)
         except ValueError as error:
             value, wrong = {}, str(error)
         names: Mapping[str, Any] = {} if wrong else value["parts"]
-        self._is_written_so = _dumped(value) == manifest
+        self._is_written_so = _dump(value) == manifest
         if not wrong and self._agrees and value["format"] != FORMAT:
             raise ConfigError(Problem(f"{self._file}: {MANIFEST}", "the bundle has a different format", value["format"], str(FORMAT), "use a newer samewise"))
         if not wrong:
@@ -295,6 +295,6 @@ class _Reading:
 
 
 def _is_safe(name: str, names: Mapping[str, Any]) -> bool:
-    """Whether a part has a place of its own below any folder."""
+    """Whether a part's path stays inside whatever folder it is unpacked to."""
     parents = Path(name).parents
     return len(name) <= 1024 and _SAFE.fullmatch(name) is not None and not any(str(parent) in names for parent in parents)

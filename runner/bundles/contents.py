@@ -1,4 +1,4 @@
-"""What goes into a bundle: all that a finished run needs to be trained again elsewhere, and to be compared. Imports torch."""
+"""Collects the content of a bundle: everything needed to train a finished run again elsewhere and to compare the results. Imports torch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, setting
 from samewise.runner.records import checkpoint, environment, own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.rerun_comparison import checkpoint_partings, loss_partings, metric_partings
+from samewise.runner.records.rerun_comparison import checkpoint_divergences, loss_divergences, metric_divergences
 from samewise.runner.records.roots import alterations
-from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, without_keys
+from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, remove_private_keys
 from samewise.runner.tracking.journal import logged_values
 
 _CHECKED_OUT = "check out the code that it was trained with (environment.json has the commit), or train again with `samewise train --fresh`"
 
 
 def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True) -> dict[str, Part]:
-    """The parts of a run's bundle, less passwords, tokens and what looks like a file of secrets.
+    """Collect the parts of a run's bundle, without passwords, tokens and files that look like secrets.
 
     Args:
         folder: A finished run's.
@@ -39,9 +39,9 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
         hash_data: Read all files of the data for their SHA-256.
 
     Raises:
-        ConfigError: the run is not finished, has no trace, was altered since, or code or versions are other than it was trained with.
+        ConfigError: the run is not finished, has no trace, or was altered; or code or versions have changed since the training.
     """
-    summary = _sound(folder)
+    summary = _require_sound(folder)
     recorded: dict[str, Any] = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     pins = locked.pins([*recorded.get("libraries", {}), *(label.partition("/")[0].removesuffix(".py") for label in sources.files_in(folder.sources))])
     _require_the_same(folder, recorded, pins)
@@ -60,16 +60,16 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
     }
     data = {"splits": recorded.get("data", {}), "files": data_files.list_files(composed.whole, hashed=hash_data)}
     parts: dict[str, Part] = {FACTS: _json(facts), DATA: _json(data), LOCK: locked.text(pins, platform.python_version()).encode()}
-    parts |= {f"{RUN}/{path.name}": _cleaned(path) for path in (folder.config, folder.environment, folder.sources, folder.summary) if path.exists()}
+    parts |= {f"{RUN}/{path.name}": _read_redacted(path) for path in (folder.config, folder.environment, folder.sources, folder.summary) if path.exists()}
     parts |= {f"{RUN}/{path.name}": path for path in (folder.trace, folder.metrics) if path.exists()}
     parts |= dict(_code(folder, project))
     if with_weights:
         parts |= dict(_weights(folder))
-    parts |= {name: _json(value) for name, value in description.of(facts, data, folder, parts).items()}
+    parts |= {name: _json(value) for name, value in description.describe(facts, data, folder, parts).items()}
     return parts
 
 
-def _sound(folder: RunFolder) -> Mapping[str, Any]:
+def _require_sound(folder: RunFolder) -> Mapping[str, Any]:
     summary: dict[str, Any] | None = read_json(folder.summary, shapes.SUMMARY)
     if summary is None or summary["status"] != "finished":
         raise ConfigError(Problem(str(folder.path), "the run is not finished", hint="run its `samewise train` command again to finish it"))
@@ -79,13 +79,13 @@ def _sound(folder: RunFolder) -> Mapping[str, Any]:
     if altered:
         raise ConfigError(*(Problem(str(folder.path), said) for said in altered.values()))
     logged = logged_values(folder.metrics)
-    if partings := [*checkpoint_partings(folder), *metric_partings(folder, logged), *loss_partings(folder, logged)]:
-        raise ConfigError(*(Problem(str(folder.path), f"was altered since: {parting}") for parting in partings))
+    if divergences := [*checkpoint_divergences(folder), *metric_divergences(folder, logged), *loss_divergences(folder, logged)]:
+        raise ConfigError(*(Problem(str(folder.path), f"was altered since: {divergence}") for divergence in divergences))
     return summary
 
 
 def _require_the_same(folder: RunFolder, recorded: Mapping[str, Any], pins: Mapping[str, str]) -> None:
-    """What goes into the bundle is what is here now, so that has to be what the run was trained with."""
+    """Raise a ConfigError if code, data or packages differ from those of the training: the bundle contains what is here now."""
     changed = sources.list_changes(folder.sources) + own_code.changes(recorded)
     problems = [Problem(str(folder.path), f"cannot be bundled with the current code: {said}", hint=_CHECKED_OUT) for said in changed]
     trained_with = {name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC} | recorded.get("libraries", {})
@@ -119,11 +119,11 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
 
 
 def _secret_in(name: Path, file: Path) -> str:
-    """Why a file of the user's is not handed on; empty where it may be."""
+    """Why a file of the user's is not included; empty if it may be."""
     if looks_secret(name):
         return "has a name that files of secrets usually have"
     text = file.read_bytes().decode("utf-8", "replace")
-    if without_keys(text) != text:
+    if remove_private_keys(text) != text:
         return "contains a private key"
     if file.suffix in (".yaml", ".yml"):
         try:
@@ -140,8 +140,8 @@ def _weights(folder: RunFolder) -> Iterator[tuple[str, Part]]:
         yield from ((f"{RUN}/checkpoints/{path.name}/{file.relative_to(path).as_posix()}", file) for file in sorted(path.rglob("*")) if file.is_file())
 
 
-def _cleaned(path: Path) -> bytes:
-    return without_keys(redact_file(path.name, read_text(path) or "")).encode()
+def _read_redacted(path: Path) -> bytes:
+    return remove_private_keys(redact_file(path.name, read_text(path) or "")).encode()
 
 
 def _json(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Which files a run's data are, by name, size and SHA-256: the files themselves stay where they are. Imports no torch."""
+"""Lists the files of a run's data by name, size and SHA-256; the files themselves are not copied. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGE = 1 << 30
 
 
 def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]:
-    """For each setting of the data set that names a place on this machine: the files there, read for their SHA-256 where `hashed`, or a ConfigError."""
+    """List the files behind each setting of the data set that is a path on this machine, with SHA-256 if `hashed`; a ConfigError if one cannot be read."""
     found = dict[str, Files]()
     for key, place in places(whole).items():
         files = dict(_below(place))
@@ -31,7 +31,7 @@ def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Fi
 
 
 def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
-    """Refuse data that are not those of the manifest; how many files agree.
+    """Raise an error unless the data match the manifest; return how many files match.
 
     Raises:
         ConfigError: files are missing, others, or more than there were; the first few are named.
@@ -59,7 +59,7 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
 
 
 def places(whole: Mapping[str, Any]) -> dict[str, Path]:
-    """The settings of the data set that name a place on this machine where there is something."""
+    """The data set's settings that are existing paths on this machine."""
     named = {name: value for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False) if isinstance(value, str) and value and is_outside(name)}
     return {name: place for name, value in named.items() if (place := Path(value).expanduser()).exists()}
 
@@ -71,7 +71,7 @@ def _below(place: Path) -> Iterator[tuple[str, Path]]:
     entered = set[str]()
     for at, folders, names in os.walk(place, followlinks=True):
         real = os.path.realpath(at)
-        if real in entered:  # by a link: thirty folders with two links in each to the next are a billion paths
+        if real in entered:  # links: thirty nested folders with two links each to the next are a billion paths
             folders.clear()
             continue
         entered.add(real)

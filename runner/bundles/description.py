@@ -1,4 +1,4 @@
-"""What a bundle is, in words that other tools know: RO-Crate 1.1 for the whole (https://w3id.org/ro/crate/1.1), Croissant 1.0 for the data set."""
+"""Describes a bundle for other tools: RO-Crate 1.1 for the whole (https://w3id.org/ro/crate/1.1), Croissant 1.0 for the data set."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _ROLES = {
 }
 
 
-def of(facts: Mapping[str, Any], data: Mapping[str, Any], folder: RunFolder, parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Both descriptions by name."""
-    return {CROISSANT: _croissant(facts, data), CRATE: _crate(facts, _ended(folder), sorted([*parts, CROISSANT]))}
+def describe(facts: Mapping[str, Any], data: Mapping[str, Any], folder: RunFolder, parts: Mapping[str, Part]) -> dict[str, Any]:
+    """Make both descriptions, by file name."""
+    return {CROISSANT: _croissant(facts, data), CRATE: _crate(facts, _end_time(folder), sorted([*parts, CROISSANT]))}
 
 
-def _ended(folder: RunFolder) -> str:
-    """When the run ended: the same in every bundle of it."""
+def _end_time(folder: RunFolder) -> str:
+    """When the run ended, which is the same in every bundle of it."""
     last = max((entry.time_ms for entry, _ in journal.read_entries(folder.metrics)), default=0)
     return datetime.fromtimestamp(last // 1000 or folder.summary.stat().st_mtime // 1, UTC).isoformat()
 

@@ -15,10 +15,10 @@ _PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 def pins(imported: Iterable[str]) -> dict[str, str]:
-    """The version of each distribution that a run needs, by name, as installed here.
+    """The installed version of each distribution that a run needs, by name.
 
     Args:
-        imported: Distributions, or importable packages, beside samewise's own dependencies.
+        imported: Distributions, or importable packages, in addition to samewise's own dependencies.
     """
     owners = metadata.packages_distributions()
     todo = [("samewise", extra) for extra in ("", *_extras("samewise"))]
@@ -32,22 +32,22 @@ def pins(imported: Iterable[str]) -> dict[str, str]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # not for this platform, or an extra that is not installed
+            continue  # for another platform, or an extra that is not installed
         found[canonicalize_name(name)] = distribution.version
-        for requirement in map(_parsed, distribution.requires or ()):
+        for requirement in map(_parse_requirement, distribution.requires or ()):
             if requirement and (requirement.marker is None or requirement.marker.evaluate({"extra": extra})):
                 todo += [(requirement.name, one) for one in ("", *requirement.extras)]
-    found.pop("samewise", None)  # its code goes along
+    found.pop("samewise", None)  # its code is in the bundle
     return dict(sorted(found.items()))
 
 
 def text(pins: Mapping[str, str], python: str) -> str:
-    """As a file of requirements."""
+    """Format pins as a requirements file."""
     return "".join([f"# Python {python}\n", *(f"{name}=={version}\n" for name, version in pins.items())])
 
 
 def read(text: str) -> list[str]:
-    """The pins in such a file, each `name==version` and nothing else that pip would take.
+    """Read the pins from a requirements file; lines other than `name==version` are refused.
 
     Raises:
         ConfigError: a line is something else, such as an address or an option.
@@ -66,7 +66,7 @@ def _extras(name: str) -> list[str]:
         return []
 
 
-def _parsed(line: str) -> Requirement | None:
+def _parse_requirement(line: str) -> Requirement | None:
     try:
         return Requirement(line)
     except InvalidRequirement:

@@ -1,4 +1,4 @@
-"""An unpacked bundle trained again: in a virtual environment of its own with the packages that it names, or in this process."""
+"""Trains an unpacked bundle again: in a new virtual environment with the packages that it lists, or in this process."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _INDEX = "pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL a
 
 
 def make_environment(folder: Path, *, python: str) -> Path:
-    """A virtual environment with the versions that a bundle names; its interpreter.
+    """Create a virtual environment with a bundle's package versions; return its interpreter.
 
     Args:
         folder: The unpacked bundle, in which it is made.
         python: The version of Python that the run was trained with.
 
     Raises:
-        ConfigError: there is no such Python, or a package cannot be installed.
+        ConfigError: that Python is not installed, or a package cannot be installed.
     """
     pins = locked.read(read_text(folder / LOCK) or "")
     place, checked = folder / "environment", folder / "environment.txt"
     interpreter = place / "bin" / "python"
     print(f"making an environment with Python {python} and {len(pins)} packages in {place}; this takes minutes and gigabytes", file=sys.stderr, flush=True)
-    run_apart([_python(python), "-m", "venv", str(place)], "python -m venv")
+    run_in_environment([_python(python), "-m", "venv", str(place)], "python -m venv")
     install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    checked.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")  # of LOCK, pip would decode comments as they ask for, and find options in them
-    run_apart([*install, "--requirement", str(checked)], "pip install")
+    checked.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")  # pip would decode comments of LOCK as they say, and find options in them
+    run_in_environment([*install, "--requirement", str(checked)], "pip install")
     return interpreter
 
 
 def train_in(interpreter: Path, folder: Path, arguments: Sequence[str]) -> int:
-    """Run `samewise verify` with a bundle's own code; its exit code."""
+    """Run `samewise verify` with the bundle's code; return its exit code."""
     code = {"PYTHONPATH": os.pathsep.join(str((folder / name).absolute()) for name in (CODE, OWN))}
     return subprocess.run([str(interpreter.absolute()), "-m", "samewise", "verify", *arguments], env=_variables() | code, check=False).returncode
 
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Generator[None]:
-    """A bundle's code, less samewise's own, before all else that this process imports.
+    """Put a bundle's code, except samewise's own, first on this process's import path.
 
     Raises:
         ConfigError: a package of that name was imported from elsewhere.
@@ -67,7 +67,7 @@ def importable(folder: Path) -> Generator[None]:
 
 
 def _python(version: str) -> str:
-    """An interpreter of the same minor version: this one, or one on the PATH."""
+    """Find an interpreter of the same minor version: this one, or one on the PATH."""
     minor = ".".join(version.split(".")[:2])
     if minor == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
@@ -78,11 +78,11 @@ def _python(version: str) -> str:
 
 
 def _variables() -> dict[str, str]:
-    """For a process of the other environment: nothing that leads into this one, and no module from the current folder, which may be a stranger's."""
+    """Environment variables for the other environment: none of this environment's paths, and no imports from the current folder, which may be untrusted."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)} | {"PYTHONSAFEPATH": "1"}
 
 
-def run_apart(command: Sequence[str], name: str) -> None:
+def run_in_environment(command: Sequence[str], name: str) -> None:
     """Run a command of the other environment.
 
     Raises:

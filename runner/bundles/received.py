@@ -1,4 +1,4 @@
-"""A run by whatever names it: its folder; or, in a temporary folder, what a bundle or an MLflow store has of it. Imports mlflow only for a store."""
+"""Opens a run by any of its names: its folder, or a copy from a bundle or an MLflow store in a temporary folder. Imports mlflow only for a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.records import shapes, shards, trust
 from samewise.runner.records.files import LARGEST, read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.address import check_uri, require_there, without_password
+from samewise.runner.tracking.address import check_uri, remove_password, require_there
 from samewise.runner.tracking.sender import quiet_mlflow
 
 RUN = "a run's folder or name, the start of its fingerprint, its MLflow run id or address (runs:/ID), or a bundle"
@@ -37,13 +37,13 @@ class Stored(NamedTuple):
 
 @contextmanager
 def open_received(name: str, *, run_root: Path, uri: str | None = None, trust: bool = False) -> Generator[RunFolder]:
-    """The run called `name`.
+    """Open the run called `name`.
 
     Args:
         name: A folder, the start of a fingerprint, an MLflow run id, `runs:/ID`, the address of its page in the MLflow UI, or a bundle's file.
-        run_root: Where to look for runs, and for the MLflow store where `uri` names none.
+        run_root: Where to look for runs, and for the MLflow store if `uri` names none.
         uri: The store to take it from, even if its folder is there.
-        trust: Whether the user trusts where it comes from.
+        trust: Whether the user trusts its source.
 
     Yields:
         Its folder. One from a bundle or a store is temporary, and a stranger's: `records.trust` decides what may be done with its config.
@@ -51,7 +51,7 @@ def open_received(name: str, *, run_root: Path, uri: str | None = None, trust: b
     Raises:
         ConfigError: there is none, or the store does not answer.
     """
-    stored = _stored(name, uri)
+    stored = _parse_address(name, uri)
     if stored is None and Path(name).is_file():
         with tempfile.TemporaryDirectory(prefix="samewise-bundle-") as temporary:
             archive.unpack(Path(name), Path(temporary))
@@ -72,7 +72,7 @@ def open_received(name: str, *, run_root: Path, uri: str | None = None, trust: b
         yield fetch(stored.run_id, str(stored.uri), Path(temporary, stored.run_id), trust=trust)
 
 
-def _stored(name: str, uri: str | None) -> Stored | None:
+def _parse_address(name: str, uri: str | None) -> Stored | None:
     page = _PAGE.fullmatch(name)
     if page:
         return Stored(page[2], uri or page[1])
@@ -85,40 +85,40 @@ def _stored(name: str, uri: str | None) -> Stored | None:
 
 
 def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolder:
-    """What an MLflow store has of a run, as a run's folder.
+    """Download a run from an MLflow store, laid out as a run's folder.
 
     Args:
         run_id: The MLflow run's.
         uri: The store's, which the user has named: MLflow's tokens are sent there.
         into: The folder to make.
-        trust: Follow the store to a third place where it keeps its artifacts.
+        trust: Allow artifacts that the store keeps in a third place.
 
     Raises:
         ConfigError: the store does not answer, has no such run, or not enough of it.
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
-    store = without_password(uri)
+    store = remove_password(uri)
     with quiet_mlflow():
-        from samewise.runner.tracking.answers import allow, asking
+        from samewise.runner.tracking.answers import allow, open_reader
 
-        with asking(checked, lambda reason: Problem("RUN", f"cannot be read from {store}: {reason}", run_id, "a run of that store")) as client:
+        with open_reader(checked, lambda reason: Problem("RUN", f"cannot be read from {store}: {reason}", run_id, "a run of that store")) as client:
             run = client.get_run(run_id)
             place = str(run.info.artifact_uri)
             _require_near(place, trust=trust)
             if trust and urlsplit(place).hostname:
                 allow(place)
-            return _downloaded(client, run_id, into, store)
+            return _download(client, run_id, into, store)
 
 
 def _require_near(place: str, *, trust: bool) -> None:
-    """A store that was received could send this user's credentials for a cloud anywhere."""
+    """Raise an error for artifacts in a cloud: a store from someone else could send this user's cloud credentials anywhere."""
     if urlsplit(place).scheme not in _NEAR and not trust:
         hint = "if you trust whoever made the store, add --trust: MLflow then connects there, with credentials of yours that it finds"
-        raise ConfigError(Problem("RUN", "the store keeps the run's files in another place", without_password(place), hint=hint))
+        raise ConfigError(Problem("RUN", "the store keeps the run's files in another place", remove_password(place), hint=hint))
 
 
-def _downloaded(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
+def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
     from samewise.runner.tracking.sending import SIGNATURE
 
     into.mkdir(parents=True)
@@ -139,7 +139,7 @@ def _downloaded(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
         hint = "set the environment variable TMPDIR to a folder with more room"
         raise ConfigError(Problem("RUN", f"its files come to {needed:,} bytes; {into.parent} has room for {free:,}", run_id, hint=hint))
     for name in sizes:
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as fresh:  # of a store's folder MLflow copies `checkpoint/x` to `x`
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as fresh:  # MLflow copies `checkpoint/x` of a store's folder to `x`
             got = Path(client.download_artifacts(run_id, name, fresh))
             into.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
             got.rename(into / name)
@@ -147,13 +147,13 @@ def _downloaded(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
         signature.rename(folder.config.with_name(trust.SIGNATURE))
     folder.checkpoints.mkdir()
     if (checkpoint := into / "checkpoint").is_dir():
-        _put_in_place(checkpoint, folder)
+        _move_into_place(checkpoint, folder)
     return folder
 
 
-def _put_in_place(got: Path, folder: RunFolder) -> None:
+def _move_into_place(got: Path, folder: RunFolder) -> None:
     try:
         step = int((read_json(got / "manifest.json", shapes.MANIFEST) or {})["step"])
     except (SamewiseError, KeyError):
-        step = 0  # `load` says what is wrong with it
+        step = 0  # `load` reports what is wrong with it
     got.rename(folder.checkpoints / f"step-{step:08d}")

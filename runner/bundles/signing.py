@@ -1,4 +1,4 @@
-"""A bundle's signature, beside it in FILE.sig: OpenSSF's model-signing with a key of one's own, offline. What is signed is the digests of all parts.
+"""Signs a bundle in FILE.sig beside it, offline, with OpenSSF's model-signing and the user's key. The signature covers the digests of all parts.
 
 Anyone can check it without samewise: unpack the bundle with `tar`, then `model_signing verify key FOLDER --signature FILE.sig --public-key KEY`.
 """
@@ -18,15 +18,15 @@ _MAKES = "openssl ecparam -name prime256v1 -genkey -noout -out KEY; openssl ec -
 
 
 def signature_of(bundle: Path) -> Path:
-    """Where a bundle's signature lies."""
+    """The path of a bundle's signature."""
     return bundle.with_name(f"{bundle.name}.sig")
 
 
 def require_signer(key: Path) -> None:
-    """Refuse what would fail only once the work is done.
+    """Check, before any other work, that signing will be possible.
 
     Raises:
-        ConfigError: the package is not installed, or there is no such key.
+        ConfigError: the package is not installed, or the key does not exist.
     """
     missing = [name for name in ("model_signing", "OpenSSL") if importlib.util.find_spec(name) is None]
     if missing:
@@ -36,7 +36,7 @@ def require_signer(key: Path) -> None:
 
 
 def sign(folder: Path, bundle: Path, key: Path) -> Path:
-    """Sign an unpacked bundle; the signature's file.
+    """Sign an unpacked bundle; return the signature's path.
 
     Args:
         folder: Its parts.
@@ -60,7 +60,7 @@ def sign(folder: Path, bundle: Path, key: Path) -> Path:
 
 
 def require_signed(folder: Path, file: Path, key: Path) -> None:
-    """Raise a ConfigError where an unpacked bundle was not signed with a public key (PEM), or was altered since: it names the part."""
+    """Raise a ConfigError, naming the part, if an unpacked bundle is not signed with this public key (PEM) or was altered since."""
     if not file.is_file():
         raise ConfigError(Problem(str(file), "the signature is missing", expected="the file that `samewise bundle --sign` writes beside the bundle"))
     if file.stat().st_size > LARGEST:
@@ -72,6 +72,6 @@ def require_signed(folder: Path, file: Path, key: Path) -> None:
         raise ConfigError(Problem(str(key), f"is not a public key: {first_line(error)}", expected="a public elliptic-curve key as PEM", hint=_MAKES)) from None
     try:
         verifier.verify(folder, file)
-    except Exception as error:  # of cryptography, protobuf, JSON and its own
+    except Exception as error:  # errors of cryptography, protobuf, JSON and model-signing
         why = first_line(error) if str(error) else "the signature was made with another key, or was altered"
         raise ConfigError(Problem(str(file), f"is not the bundle's signature by {key}: {why}")) from None

@@ -12,7 +12,7 @@ from samewise.runner.interfaces import Callback, RunView
 
 @final
 class EarlyStopping(Callback):
-    """Asks to stop after `patience` evaluations without improvement.
+    """Asks training to stop after `patience` evaluations without improvement.
 
     Args:
         monitor: The metric's name, with its split.

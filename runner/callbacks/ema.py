@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, evaluated beside the model."""
+"""An exponential moving average of the weights, evaluated in addition to the model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ExponentialMovingAverage(Callback):
             _update(mine, theirs, alpha)
 
     def _weight(self, step: int, warmup: int) -> float:
-        """What the weights of `step`, at which there is an update, count for in the average."""
+        """The weight of step `step`, at which the average is updated."""
         if step <= warmup:
             return 1.0
         if self._decay is not None:
@@ -81,7 +81,7 @@ class ExponentialMovingAverage(Callback):
         return 1.0 - (1.0 - 1.0 / (step // self._every - warmup // self._every)) ** self._power
 
     def _cautions(self, steps: int) -> list[Problem]:
-        """What there is to say of an average that hardly leaves the initial weights in so many steps."""
+        """Warnings if the average would hardly leave the initial weights in so many steps."""
         if self._every > steps:
             return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average would keep the initial weights", self._every)]
         horizon = self._every / self._alpha if self._alpha else math.inf

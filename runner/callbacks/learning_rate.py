@@ -1,4 +1,4 @@
-"""Log the learning rate of every parameter group whose rate differs."""
+"""Logs the learning rate of each parameter group that has a different one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from samewise.runner.interfaces import Callback, Outcome, RunView
 
 @final
 class LearningRateLog(Callback):
-    """Logs `train/lr`, or `train/lr/0`, `train/lr/1`, ... where groups differ; with several optimizers, `train/lr/PHASE` and so on for each.
+    """Logs `train/lr`, or `train/lr/0`, `train/lr/1`, ... if groups differ; with several optimizers, `train/lr/PHASE` and so on for each.
 
     Args:
         every_steps: Steps between two entries.

@@ -1,4 +1,4 @@
-"""What is trained, how far it is and when it will end: a bar on a terminal and in a notebook, otherwise a line a minute; and a line for each evaluation."""
+"""Shows what is trained, how far it is and when it will end: a bar on a terminal or in a notebook, otherwise a line a minute; a line for each evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgressBar(Callback):
 
     Args:
         refresh_s: Seconds between two drawings.
-        line_s: Seconds without a line, where there is no bar, after which one says how far it is.
+        line_s: Without a bar: the seconds between lines that report progress.
     """
 
     def __init__(self, *, refresh_s: float = 0.2, line_s: float = 60.0) -> None:
@@ -86,7 +86,7 @@ class ProgressBar(Callback):
 
 
 class _TerminalBar:
-    """Rich's. It is gone when it is stopped."""
+    """Rich's progress bar, removed when it stops."""
 
     def __init__(self, console: PlainConsole, total: int, step: int) -> None:
         columns = (
@@ -110,7 +110,7 @@ class _TerminalBar:
 
 
 class _NotebookBar:
-    """One output of the cell, of HTML that needs no widgets, replaced each time. It stays, as it was at the end."""
+    """An output of a notebook's cell, replaced at each update: HTML, without widgets. Its last state stays."""
 
     def __init__(self, total: int, step: int) -> None:
         from IPython.display import display

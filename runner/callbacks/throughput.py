@@ -1,4 +1,4 @@
-"""Log how fast training goes."""
+"""Logs the speed of training."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ class Throughput(Callback):
         run.log(logged)
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._since, self._steps = time.perf_counter(), 0  # an evaluation's time is not training's
+        self._since, self._steps = time.perf_counter(), 0  # the time of an evaluation does not count as training

@@ -1,6 +1,6 @@
-"""The commands, one a file: NAME.py with a docstring whose first line is its summary, `configure(parser)` and `run(args) -> int`; `EXAMPLES` end its help.
+"""The commands, one per file: NAME.py, whose docstring's first line is its summary, with `configure(parser)` and `run(args) -> int`; `EXAMPLES` end its help.
 
-Here is what they share: the arguments that say which experiment. And the list of them, made without importing any.
+Here are the arguments that they share, and the list of commands, made without importing any.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """The overrides, and where the user's own project lies."""
+    """Add the arguments for overrides and for the user's project."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="experiment=NAME, GROUP=CHOICE, KEY=VALUE, +NEW_KEY=VALUE or ~KEY")
     add_project(parser)
 
 
 def add_project(parser: argparse.ArgumentParser) -> None:
-    """Where the user's own project lies, beside what its pyproject.toml says."""
+    """Add the options for the user's project, in addition to its pyproject.toml."""
     parser.add_argument("--package", action="append", default=[], metavar="NAME", help="a package of yours whose classes configs may name (may be repeated)")
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="a config folder of yours (may be repeated)")
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Whether to use a folder that this user has not made."""
+    """Add the option to use a folder that someone else has made."""
     parser.add_argument("--trust", action="store_true", help="use a folder that someone else has made and that you trust; remembered for it as it is now")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Which of a run's checkpoints."""
+    """Add the option that chooses a checkpoint of a run."""
     help_ = "which checkpoint to use; METRIC: one of evaluate.also (default: best)"
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP|METRIC", help=help_)
 
 
 def project_from(args: argparse.Namespace) -> Project:
-    """The project around the current folder, with what the arguments add."""
+    """The project around the current folder, extended by the arguments."""
     return project.find(packages=args.package, configs=args.config_dir)
 
 
@@ -57,14 +57,14 @@ def compose_arguments(args: argparse.Namespace, *, strict: bool = True) -> Compo
 
 @dataclass(frozen=True)
 class Command:
-    """One command: how it is configured and run, known without importing it. Its summary is the first line of its module's docstring."""
+    """A command: its name and summary (its module's first docstring line), known without an import."""
 
     name: str
     summary: str
     path: Path
 
     def load(self, parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-        """Import the command's module, and only that: gives the parser its arguments and its `EXAMPLES`, and returns what runs it."""
+        """Import the command's module and no other; set up the parser, and return the function that runs it."""
         module = importlib.import_module(f"samewise.runner.commands.{self.path.stem}")
         module.configure(parser)
         parser.epilog = parser.epilog or getattr(module, "EXAMPLES", None)
@@ -72,7 +72,7 @@ class Command:
 
 
 def commands() -> dict[str, Command]:
-    """Every command by name, `train` first: a file in commands/ is a command."""
+    """All commands by name, `train` first: every file in commands/ is one."""
     found = dict[str, Command]()
     for file in sorted(Path(__file__).parent.glob("*.py"), key=lambda file: (file.stem != "train", file.stem)):
         if not file.name.startswith("_"):

@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     found += [] if composed.problems else backends.problems(backends.backends_of(composed.cfg.tracking))
     if not found and not args.static:
         try:
-            from samewise.runner.training.trial import trial
+            from samewise.runner.training.dry_run import dry_run
 
-            notes = trial(composed, composed.project)
+            notes = dry_run(composed, composed.project)
         except ConfigError as error:
             if not args.json:
                 raise

@@ -34,26 +34,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer(argv: Sequence[str]) -> int:
-    """What the scripts ask as `samewise -sc query=SHELL`: the completions of the line in COMP_LINE, on standard output; nothing on any failure."""
+    """Answer the shell scripts' call `samewise -sc query=SHELL`: print the completions of the line in COMP_LINE; nothing if anything fails."""
     shell = argv[0].removeprefix("query=") if argv else ""
     if shell not in SHELLS or "COMP_LINE" not in os.environ:
         return 2
     try:
         _plugin(shell).query("config")
-    except Exception:  # a half-typed line is often no config yet, and an error would be written into the prompt
+    except Exception:  # a half-typed line often does not compose, and an error would be printed into the prompt
         return 1
     return 0
 
 
 def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra's plugins are not typed; importing them here keeps this module light)
-    """Hydra's completion for `shell`, taught about commands and about this program's name."""
+    """Hydra's completion for `shell`, extended by the commands and this program's name."""
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.core_plugins.fish_completion import FishCompletion
 
     from samewise.runner.config import loader, project
 
     class Taught:
-        """Mixed into Hydra's classes: completes the command's name first, then what that command takes."""
+        """Mixed into Hydra's classes: completes a command's name, then the command's arguments."""
 
         def _query(self, config_name: str | None, line: str) -> list[str]:
             return [match for match in self._matches(config_name, line) if INERT.fullmatch(match)]
@@ -83,7 +83,7 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
             return [("samewise", "")]
 
     found = loader.config_loader(project.find())
-    if shell == "zsh":  # Hydra's script for bash, which zsh runs once it has been told to take bash's completions
+    if shell == "zsh":  # Hydra's script for bash, which zsh runs once bash completions are enabled
         if len(sys.argv) > 1 and sys.argv[1] == "completion":
             print("autoload -Uz compinit bashcompinit && compinit && bashcompinit")
         return Bash(found)

@@ -16,7 +16,7 @@ from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
-from samewise.runner.tracking.address import without_password
+from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     pair = saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root)
     if args.html:
         require_writable("--html", args.html, file=True)
-    found = _compared(*pair)
+    found = _compare(*pair)
     if args.html:
         write_atomically(args.html, _page(*pair, found))
     if args.log:
@@ -57,19 +57,19 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found["parts"] is None and found["steps"] else 1
 
 
-def _compared(first: Any, second: Any) -> dict[str, Any]:
+def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, sources, trace
-    from samewise.runner.records.parting import first_parting
+    from samewise.runner.records.divergence import first_divergence
 
     head, one = trace.read_trace_of(first)
     other, two = trace.read_trace_of(second)
     both = sorted(one.keys() & two.keys())
     algorithms = [trace.algorithm_of(folder.trace, found) for folder, found in ((first, head), (second, other))]
     stages = trace.STAGES if algorithms[0] == algorithms[1] else trace.ANYWHERE
-    parting = next(((step, *found) for step in both if (found := first_parting(head, one[step], two[step], stages=stages))), None)
+    divergence = next(((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], stages=stages))), None)
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
     return {
         "config": [[path, a, b] for path, a, b in differences(identity(saved.config_in(first.config).whole), identity(saved.config_in(second.config).whole))],
@@ -78,19 +78,19 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
         "steps": len(both),
         "digests": algorithms,
-        "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.what_is_missing(lines))],
-        "parts": None if parting is None else {"step": parting[0], "stage": parting[1], "layer": parting[2], "reason": trace.STAGES[parting[1]]},
+        "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.missing_start(lines))],
+        "parts": None if divergence is None else {"step": divergence[0], "stage": divergence[1], "layer": divergence[2], "reason": trace.STAGES[divergence[1]]},
     }
 
 
 def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
-    """The comparison as a web page."""
+    """Render the comparison as a web page."""
     from samewise.runner.sweep.page import document, table
 
     names = [f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)]
     parts = [f"<h1>{escape(names[0])} | {escape(names[1])}</h1>", *(f"<p>{escape(line)}</p>" for line in _verdict(found))]
     if found["config"]:
-        parts += ["<h2>Config</h2>", table([{"": path, names[0]: _shown(one), f"{names[1]} ": _shown(two)} for path, one, two in found["config"]])]
+        parts += ["<h2>Config</h2>", table([{"": path, names[0]: _text(one), f"{names[1]} ": _text(two)} for path, one, two in found["config"]])]
     if found["metrics"]:
         rows = [{"": name, names[0]: _number(a), f"{names[1]} ": _number(b), "differs": "" if a == b else "yes"} for name, (a, b) in found["metrics"].items()]
         parts += ["<h2>Metrics of the last evaluation</h2>", table(rows)]
@@ -101,7 +101,7 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
 
 
 def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None:
-    """Keep the page in MLflow, with each run."""
+    """Log the page with both runs in MLflow."""
     from samewise.runner.config import saved
     from samewise.runner.config.tree import plain
 
@@ -116,13 +116,13 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
 
         try:
             open_client(uri).log_text(run_id, _page(first, second, found), f"diff/{other.path.name}.html")
-        except Exception as error:  # whatever the store or the network did
-            raise ConfigError(Problem("--log", f"MLflow refused the page: {first_line(error)}", without_password(uri))) from None
+        except Exception as error:  # any error of the store or the network
+            raise ConfigError(Problem("--log", f"MLflow refused the page: {first_line(error)}", remove_password(uri))) from None
         print(f"logged to the MLflow run {run_id} as diff/{other.path.name}.html", file=sys.stderr)
 
 
 def _verdict(found: dict[str, Any]) -> list[str]:
-    """What the traces say, in lines."""
+    """Describe what the traces show, in lines."""
     parts = found["parts"]
     if not found["steps"]:
         return ["no steps in common"]
@@ -141,7 +141,7 @@ def _verdict(found: dict[str, Any]) -> list[str]:
 def _print(found: dict[str, Any]) -> None:
     print("config:      " + ("the same" if not found["config"] else "differs"))
     for path, one, two in found["config"]:
-        print(f"  {path}: {_shown(one)} | {_shown(two)}")
+        print(f"  {path}: {_text(one)} | {_text(two)}")
     print("environment: " + ("the same" if not found["environment"] else "differs"))
     for line in found["environment"]:
         print(f"  {line}")
@@ -155,7 +155,7 @@ def _print(found: dict[str, Any]) -> None:
         print(f"trace:       {line}")
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return "absent" if value == "???" else repr(value)
 
 

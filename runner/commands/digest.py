@@ -49,7 +49,7 @@ def _digest(name: str, run_root: Path) -> str:
 
 
 def _state_in(path: Path) -> dict[str, Any]:
-    """The state_dict in a file: itself, or under `model` or `state_dict`."""
+    """Find the state_dict in a file: the whole, or under `model` or `state_dict`."""
     import torch
 
     from samewise.runner.records.checkpoint import load_tensors

@@ -27,7 +27,7 @@ exit codes: 0 ready to train (perhaps with remarks); 1 something must be fixed f
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: `ok`, `remark` or `bad`, what was found, and what to do."""
+    """One check: `ok`, `remark` or `bad`, what was found, and what to do."""
 
     what: str
     state: str

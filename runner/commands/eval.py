@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
     prepare(composed.cfg.reproducibility)
-    step, metrics, pictures, of = _evaluated(args, folder, composed)
+    step, metrics, pictures, of = _evaluate(args, folder, composed)
     if args.json:
         print(to_json({"run": str(folder.path), "step": step, "split": args.split, "metrics": metrics, "evaluated": of, "pictures": str(pictures)}))
         return 0
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
+def _evaluate(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
     from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 

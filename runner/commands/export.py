@@ -18,7 +18,7 @@ from samewise.runner.records.files import read_json, require_writable
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking import progress
-from samewise.runner.tracking.address import in_words, without_password
+from samewise.runner.tracking.address import describe_failure, remove_password
 from samewise.runner.tracking.sender import prepare_environment
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     places = {call.part if len(calls) > 1 else "": call for call in calls}
     options: dict[str, Any] = {"to": to, "tolerance": args.tolerance, "about": about}
     found = {place: exports.write(args.out / place, call, accuracy=partial(accuracy, call), **options) for place, call in places.items()}
-    logged = {place: _logged(args, place, call.part, about, *store) for place, call in places.items()} if store else {}
+    logged = {place: _log_model(args, place, call.part, about, *store) for place, call in places.items()} if store else {}
     if args.json:
         said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
         formats = {"formats": said[""]} if "" in said else {"parts": said}
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: list[str]) -> tuple[str, str]:
-    """The MLflow store that has the run, and the run's id there."""
+    """The MLflow store that contains the run, and the run's id there."""
     from samewise.runner.config.tree import plain
     from samewise.runner.exports.mlflow_model import SERVED
 
@@ -114,14 +114,14 @@ def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: 
     if not set(SERVED).intersection(to):
         raise ConfigError(Problem(option, "MLflow cannot serve any of these formats", args.to, " or ".join(SERVED), "--to onnx"))
     uri = address(folder, plain(composed.cfg.tracking), args.uri)
-    run_id = progress.load(folder).at(without_password(uri)).run_id
+    run_id = progress.load(folder).at(remove_password(uri)).run_id
     if not run_id:
         sync = f"samewise sync {folder.path} " + (f"--uri {args.uri}" if args.uri else "--to mlflow")
-        raise ConfigError(Problem(option, "the run is not in this MLflow store", without_password(uri), hint=sync))
+        raise ConfigError(Problem(option, "the run is not in this MLflow store", remove_password(uri), hint=sync))
     return uri, run_id
 
 
-def _logged(args: argparse.Namespace, place: str, part: str, about: dict[str, Any], uri: str, run_id: str) -> dict[str, str]:
+def _log_model(args: argparse.Namespace, place: str, part: str, about: dict[str, Any], uri: str, run_id: str) -> dict[str, str]:
     from samewise.runner.exports.mlflow_model import log
     from samewise.runner.tracking.store import open_client
 
@@ -130,9 +130,9 @@ def _logged(args: argparse.Namespace, place: str, part: str, about: dict[str, An
     prepare_environment()
     try:
         return log(open_client(uri), args.out / place, name, step=about["step"], run_id=run_id, register=registered)
-    except Exception as error:  # whatever the store or the network did
-        words = f"the export is in {args.out}, but MLflow refused it: {in_words(first_line(error))}"
-        raise ConfigError(Problem("--register" if args.register else "--log-model", words, without_password(uri))) from None
+    except Exception as error:  # any error of the store or the network
+        words = f"the export is in {args.out}, but MLflow refused it: {describe_failure(first_line(error))}"
+        raise ConfigError(Problem("--register" if args.register else "--log-model", words, remove_password(uri))) from None
 
 
 def _kinds(given: str) -> list[str]:
@@ -145,20 +145,20 @@ def _kinds(given: str) -> list[str]:
 
 
 def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, quantised: bool) -> tuple[list[Call], dict[str, Any], Callable[..., Accuracy]]:
-    """The model, or its forms, called on the first samples of the validation split; what is known of it; and what measures what int8 loses."""
+    """The model, or its forms, called on the first samples of the validation split; facts about it; and a function that measures what int8 loses."""
     import torch
     from omegaconf import OmegaConf
     from torch.utils import _pytree as pytree
 
     from samewise.runner.data import streams
     from samewise.runner.exports import quantised as quantising
-    from samewise.runner.exports.call import in_form, observe
+    from samewise.runner.exports.call import call_in_form, observe
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate
     from samewise.runner.training.restored import at_checkpoint
 
     run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
     model, transform = next(iter(models_to_evaluate(run, args.weights).values())).eval(), run.transforms["eval"]
-    # AOTInductor's code expects the strides of the example and does not look: in another program, and from a file, tensors are contiguous.
+    # AOTInductor's code assumes the example's strides without a check; other programs, and tensors from files, have contiguous ones
     loaded = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", run.recipe.export_samples))
     streams.enter(run.seed, "eval", 0)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     if quantised and wanted:
         words = "cannot be quantised: its loss of accuracy could not be measured, because its recipe evaluates it by calls other than the exported one"
         raise ConfigError(Problem("--to", words, "onnx-int8", hint="choose another format"))
-    calls = [in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
+    calls = [call_in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
     if not calls:
         call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
         more = quantising.examples(run, model, call, module=args.module) if quantised else ()

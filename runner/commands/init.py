@@ -1,4 +1,4 @@
-"""Make a project of your own, in which `samewise train` trains at once."""
+"""Create a project in which `samewise train` trains at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ then:
 def run(args: argparse.Namespace) -> int:
     folder: Path = args.folder.expanduser()
     package = args.package or re.sub(r"\W+", "_", folder.resolve().name.lower(), flags=re.ASCII).strip("_")
-    if problem := _not_empty(folder) or _no_name(package, args.package):
+    if problem := _not_empty_error(folder) or _name_problem(package, args.package):
         raise ConfigError(problem)
     try:
         made = make(folder, package)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make(folder: Path, package: str) -> list[str]:
-    """Write the project, whole or not at all; the names of its files. An OSError where it cannot be written."""
+    """Write the project, all of it or nothing; return the names of its files. An OSError if it cannot be written."""
     whole = folder.resolve()
     there = next(place for place in (whole, *whole.parents) if place.is_dir())
     with tempfile.TemporaryDirectory(prefix=".samewise-init-", dir=there) as beside:
@@ -72,7 +72,7 @@ def make(folder: Path, package: str) -> list[str]:
 
 
 def _write_schema(folder: Path) -> None:
-    """What .vscode/settings.json and the first lines of the configs lead an editor to."""
+    """Write the JSON Schemas to which .vscode/settings.json and the configs' first lines refer."""
     from samewise.runner.config.json_schema import write
 
     print("  .schema/ (for editors)", flush=True)
@@ -90,7 +90,7 @@ def _move(source: Path, folder: Path) -> None:
         raise
 
 
-def _not_empty(folder: Path) -> Problem | None:
+def _not_empty_error(folder: Path) -> Problem | None:
     expected = "a folder that does not exist yet, or is empty"
     if folder.exists() and not folder.is_dir():
         return Problem(str(folder), "is a file", expected=expected)
@@ -100,8 +100,8 @@ def _not_empty(folder: Path) -> Problem | None:
     return None
 
 
-def _no_name(package: str, given: str | None) -> Problem | None:
-    """What speaks against a package's name; one that is taken could not be imported, as the project's folder comes last on the path."""
+def _name_problem(package: str, given: str | None) -> Problem | None:
+    """Why a name cannot be a package's; one that is taken could not be imported, since the project's folder comes last on the path."""
     where, hint = ("--package", "") if given else ("FOLDER", "--package NAME gives the package another name")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package) or keyword.iskeyword(package) or package in ("tests", "configs"):
         return Problem(where, "is not a valid name for a package", package, "letters, digits and _, beginning with a letter", hint)

@@ -1,4 +1,4 @@
-"""List the groups, a group's choices, and the experiments, with a line on each."""
+"""List the groups, a group's choices, and the experiments, each with one line of description."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(rows: dict[str, str]) -> str:
-    """Two columns; the second cut to the terminal's width, or whole where there is none."""
+    """Print two columns; on a terminal the second is cut to fit."""
     width = max((len(name) for name in rows), default=0)
     room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else None
     return "\n".join(

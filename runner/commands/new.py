@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
     project = project_from(args)
     file = _place(args.name, project)
-    wanted, words = _wanted(args, project)
+    wanted, words = _compose_source(args, project)
     leads = f"yaml-language-server: $schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
     head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
     require_writable("NAME", file.parent, hint="--config-dir FOLDER names another folder of configs")
-    text = as_experiment.write(wanted, project=project, head=head)
-    as_experiment.put(text, file, wanted, name=args.name, project=project)
+    text = as_experiment.render(wanted, project=project, head=head)
+    as_experiment.save(text, file, wanted, name=args.name, project=project)
     options = [word for name, given in (("--package", args.package), ("--config-dir", args.config_dir)) for one in given for word in (name, one)]
     print(f"wrote {os.path.relpath(file)}\nnext:\n  {shlex.join(['samewise', 'train', f'experiment={args.name}', *options])}")
     return 0
@@ -75,8 +75,8 @@ def _place(name: str, project: Project) -> Path:
     return own / "experiment" / f"{name}.yaml"
 
 
-def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
-    """What the experiment is to compose to, and a line on where it is from."""
+def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
+    """The config that the experiment has to compose to, and a comment on where it comes from."""
     from samewise.runner.config import saved
     from samewise.runner.config.catalogue import choices_of
     from samewise.runner.config.compose import compose
@@ -85,12 +85,12 @@ def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
         composed = compose([f"experiment={args.source}", *args.overrides], project=project)
         for caution in composed.cautions:
             print(f"warning: {caution}", file=sys.stderr)
-        return composed, _one_line(f"From the experiment {args.source}", composed.label)
+        return composed, _describe_source(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
     composed = replace(saved.config_in(folder.config, args.overrides), project=project)
     trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own from its config.yaml")
-    return composed, _one_line(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
+    return composed, _describe_source(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
 
 
-def _one_line(where: str, label: str) -> str:
+def _describe_source(where: str, label: str) -> str:
     return " ".join(f"{where} ({label})".split()) if label else where

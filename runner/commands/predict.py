@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
-    files, overrides = _apart(args.files)
+    files, overrides = _split_arguments(args.files)
     pictures, results = _outputs(args.output, args.format)
     if not files:
         raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
@@ -71,17 +71,17 @@ def run(args: argparse.Namespace) -> int:
         require_no_link(pictures, *(pictures.iterdir() if pictures.is_dir() else ()))
     elif pictures is not None:
         require_writable("--output", pictures)
-    load = inspect.unwrap(api.load)  # whose errors name options, not arguments
+    load = inspect.unwrap(api.load)  # its errors name options, not arguments
     predictor = load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust).transforms.predictor
     asked = predictor.files(files)
     made = predictor.predict_files(asked, pictures, threshold=args.threshold, batch=args.batch)
     try:
-        for file, prediction, written in _with_bar(made, len(asked)):
+        for file, prediction, written in _show_progress(made, len(asked)):
             for one in results:
                 one.add(file, prediction, written)
             if args.json or not results:
-                _tell(file, prediction.values(), written, as_json=args.json)
-    finally:  # where some files cannot be read, the others can
+                _print_prediction(file, prediction.values(), written, as_json=args.json)
+    finally:  # if some files cannot be read, the others are still predicted
         for one in results:
             if one.files:
                 one.write()
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, list[PredictionFile]]:
-    """The folder for pictures, and the files for all predictions."""
+    """The folder for pictures, and the file for all predictions."""
     from samewise.runner.records.predictions import SUFFIXES, PredictionFile
 
     files = [path for path in given if path.suffix.lower() in SUFFIXES and not path.is_dir()]
@@ -106,20 +106,20 @@ def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
     return next(iter(folders), None), [PredictionFile(path, form) for path in files]
 
 
-def _with_bar(made: Iterable[Any], total: int) -> Iterator[Any]:
-    """With a bar on the terminal, where there are several."""
+def _show_progress(made: Iterable[Any], total: int) -> Iterator[Any]:
+    """Iterate with a progress bar on a terminal, if there are several files."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from samewise.runner.records.console import PlainConsole
 
-    console, shared = PlainConsole(stderr=True), sys.stdout.isatty()  # what is printed goes above the bar, unless it goes elsewhere
+    console, shared = PlainConsole(stderr=True), sys.stdout.isatty()  # print above the bar, unless output goes elsewhere
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = total < 2 or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=shared, redirect_stderr=shared) as bar:
         yield from bar.track(made, total=total)
 
 
-def _tell(file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool) -> None:
+def _print_prediction(file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         print(to_json({"file": str(file), **values, "files": [str(path) for path in made]}), flush=True)
         return
@@ -131,8 +131,8 @@ def _tell(file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: 
         print(f"  {path}")
 
 
-def _apart(given: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files, and overrides (arguments that look like overrides and are not files)."""
+def _split_arguments(given: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Separate files from overrides (arguments that look like overrides and are not files)."""
     files, overrides = list[Path](), list[str]()
     for one in given:
         if re.match(r"[A-Za-z_][\w.]*=", one) and not Path(one).exists():
@@ -143,17 +143,17 @@ def _apart(given: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _lines(value: Any) -> list[str]:
-    """A value, each of a list's items on a line of its own; of a long list the first."""
+    """Format a value, a list with one item per line; a long list is cut."""
     if not isinstance(value, list):
-        return [_shown(value)]
+        return [_format_value(value)]
     items = cast(list[Any], value)
     more = [f"and {len(items) - _LINES} more, with --json"] if len(items) > _LINES else []
-    return [_shown(item) for item in items[:_LINES]] + more if items else ["none"]
+    return [_format_value(item) for item in items[:_LINES]] + more if items else ["none"]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(part)}" for key, part in cast(dict[str, Any], value).items())
+        return ", ".join(f"{key} {_format_value(part)}" for key, part in cast(dict[str, Any], value).items())
     if isinstance(value, list):
-        return " ".join(map(_shown, cast(list[Any], value)))
+        return " ".join(map(_format_value, cast(list[Any], value)))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -51,7 +51,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, write, log."""
+    """Measure, print, write and log a profile."""
     for name, least in (("steps", 1), ("traced", 0)):
         if getattr(args, name) < least:
             raise ConfigError(Problem(f"--{name}", f"must be at least {least}", getattr(args, name)))
@@ -66,17 +66,17 @@ def run(args: argparse.Namespace) -> int:
     placed = replace(composed, place=out)
     with remove_if_empty(out):
         if is_rank():
-            rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.of_rank, given=given))
+            rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.profile_rank, given=given))
         elif (wanted := processes(composed)) > 1:
             launch(placed, wanted, as_json=args.json, debug=args.debug, module=profile.__name__, work=given)
         else:
-            profile.of_rank(composed, given)
+            profile.profile_rank(composed, given)
     return 0
 
 
 @contextmanager
 def remove_if_empty(out: Path) -> Generator[None]:
-    """Where what happens within fails, take a folder away again that is still empty."""
+    """Remove a folder that is still empty if the body fails."""
     try:
         yield
     except BaseException:
@@ -86,10 +86,10 @@ def remove_if_empty(out: Path) -> Generator[None]:
 
 
 def ready(args: argparse.Namespace) -> Composed:
-    """The arguments' experiment, checked, and this process prepared to compute it."""
+    """Compose and check the arguments' experiment, and prepare this process for it."""
     from samewise.runner.config.check import check, settings_are_sound
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages, of devices that are not there; read as torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's messages about missing devices; read when torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
@@ -99,7 +99,7 @@ def ready(args: argparse.Namespace) -> Composed:
 
 
 def folder_for(given: Path | None, composed: Composed) -> Path:
-    """Where to write, made and empty."""
+    """Create the empty folder to write to."""
     out: Any = given or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(Problem("--out", "is not an empty folder", str(out), hint="choose another folder; existing files are not overwritten"))

@@ -1,4 +1,4 @@
-"""Say what a sweep has found: its best points, what each parameter does, the spread over seeds, curves and cost; as a table, a page and CSV."""
+"""Report what a sweep found: its best points, the effect of each parameter, the spread over seeds, curves and cost; as a table, a page and CSV."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samewise.runner.records.sweep_folder import SweepFolder, find
 from samewise.runner.sweep.curves import Cost, cost
 from samewise.runner.sweep.effects import Effect, effects
 from samewise.runner.sweep.results import PointResult, current_results, rank_settings, spread
-from samewise.runner.tracking.address import in_words
+from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     }
     written = _write(folder.path / "report", files)
     if args.json:
-        print(to_json(_told(folder, found, known, dataclasses.asdict(spent)), indent=2))
+        print(to_json(_report_values(folder, found, known, dataclasses.asdict(spent)), indent=2))
     else:
         _print(folder, found, known, spent, written[0])
     if not args.no_mlflow and trusted:
@@ -96,8 +96,8 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
     print(f"page     {page}\nCSV      {page.with_name('settings.csv')}, {page.with_name('points.csv')}")
 
 
-def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything in plain values; null for values that are not numbers."""
+def _report_values(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole report as plain values, with null for NaN."""
     from samewise.runner.sweep.comparison import pages
     from samewise.runner.sweep.tables import as_plain_values
 
@@ -114,7 +114,7 @@ def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Eff
 
 
 def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
-    """Keep the report in MLflow too. It is there in the sweep's folder whatever MLflow does."""
+    """Log the report in MLflow too; the sweep's folder has it even if that fails."""
     settings = folder.facts["tracking"]
     if "mlflow" not in backends_of(settings):
         return
@@ -124,5 +124,5 @@ def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
 
     try:
         log_report(folder.id, written, settings)
-    except Exception as error:  # whatever the store or the network did
-        print(f"the report could not be logged to MLflow: {in_words(str(error))}", file=sys.stderr)
+    except Exception as error:  # any error of the store or the network
+        print(f"the report could not be logged to MLflow: {describe_failure(str(error))}", file=sys.stderr)

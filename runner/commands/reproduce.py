@@ -1,4 +1,4 @@
-"""Train what a bundle holds again, in an environment rebuilt for it, and say whether the bits are the same."""
+"""Train a bundle's run again in a rebuilt environment, and report whether the bits are the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, RUN, Conten
 from samewise.runner.commands import add_trust, verify
 from samewise.runner.errors import ConfigError, NotTrusted, Problem
 from samewise.runner.records import shapes
-from samewise.runner.records.files import damaged, parse_json, read_json, require_shape, require_writable
+from samewise.runner.records.files import damaged_file, parse_json, read_json, require_shape, require_writable
 from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"the data match: {files} files; the fingerprints of the samples are compared during training", file=sys.stderr)
         if args.here:
             with rebuilding.importable(folder):
-                return _compared_here(_line(args, run, folder), run)
+                return _verify_here(_verify_arguments(args, run, folder), run)
         interpreter = rebuilding.make_environment(folder, python=facts["python"])
-        return rebuilding.train_in(interpreter, folder, _line(args, run, folder))
+        return rebuilding.train_in(interpreter, folder, _verify_arguments(args, run, folder))
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def _place(out: Path | None) -> Generator[Path]:
 
 
 def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
-    """What the bundle says of its run, where it has all that one has, and the run's own summary says the same."""
+    """The bundle's facts about its run, if they are complete and agree with the run's summary."""
     needed = (FACTS, DATA, LOCK, f"{CODE}/pyproject.toml", f"{RUN}/config.yaml", f"{RUN}/summary.json", f"{RUN}/trace.jsonl")
     if missing := [name for name in needed if name not in contents.parts]:
         raise ConfigError(*(Problem(f"{bundle}: {name}", "is missing: this is not a bundle of a run") for name in missing))
@@ -97,16 +97,16 @@ def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
 
 
 def _data(folder: Path) -> dict[str, Any]:
-    """The manifest of the data, which may be larger than other files: it names each of them."""
+    """The manifest of the data, which may be larger than other files since it lists each file."""
     try:
         value = parse_json((folder / DATA).read_bytes())
     except ValueError as error:
-        raise damaged(folder / DATA, str(error)) from None
+        raise damaged_file(folder / DATA, str(error)) from None
     return require_shape(folder / DATA, value, {"files": {str: {str: {"bytes": int, "sha256?": shapes.SHA256}}}})
 
 
 def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """Nothing in it is run, and nothing installed, before its user has said so: a signature says whose it is, not that it is harmless."""
+    """Refuse to run or install anything from a bundle without --trust: a signature proves who signed it, not that it is harmless."""
     if args.trust:
         return
     does = "" if args.here else "installs the packages that it names and "
@@ -116,13 +116,13 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     raise NotTrusted(Problem(str(args.bundle), f"is intact, but nothing was run: a bundle needs --trust ({what})", hint=hint))
 
 
-def _line(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:
-    """For `samewise verify`."""
+def _verify_arguments(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:
+    """The arguments for `samewise verify`."""
     options = [*(["--steps", str(args.steps)] if args.steps else []), *(["--anyway"] if args.anyway else []), *(["--json"] if args.json else [])]
     return [str(run.path), *args.overrides, "--trust", "--project", str(folder / CODE), *options]
 
 
-def _compared_here(line: list[str], run: RunFolder) -> int:
+def _verify_here(line: list[str], run: RunFolder) -> int:
     parser = argparse.ArgumentParser()
     verify.configure(parser)
     return verify.verify_run(parser.parse_args(line), run)

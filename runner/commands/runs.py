@@ -1,4 +1,4 @@
-"""List the runs of a run root, best first if you like; delete some."""
+"""List the runs of a run root, optionally sorted or filtered; delete some."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from samewise.runner.records.json_text import to_json
 from samewise.runner.sweep.results import State
 
 if TYPE_CHECKING:
-    from samewise.runner.sweep.listing import Listed
+    from samewise.runner.sweep.listing import ListedRun
 
 _MOST_SETTINGS = 8
-_LONGEST = 40  # characters of a value
+_LONGEST = 40  # maximum length of a value
 
 EXAMPLES = """examples:
   samewise runs                                                  all of them, the newest last
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     conditions = args.where or (["state=failed"] if args.action == "gc" else [])
     found = listing.matching(found, conditions)
     if args.sort:
-        found = listing.in_order(found, args.sort)
+        found = listing.sort_runs(found, args.sort)
     if args.action == "gc":
-        found = _without_good(found)
+        found = _select_failed(found)
     if args.action != "list":
         return _delete(found, args)
     differing = (stored if args.uri else listing.varying(found)) if args.diff else {}
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _without_good(found: Sequence[Listed]) -> list[Listed]:
-    """Those of which nothing came. What has finished, or is running, is deleted by its name only."""
+def _select_failed(found: Sequence[ListedRun]) -> list[ListedRun]:
+    """Select the runs that failed or were interrupted. Runs that are finished or running are only deleted by name."""
     kept = [one for one in found if one.state not in (State.failed, State.interrupted)]
     if kept:
         words = ", ".join(dict.fromkeys(one.state.value for one in kept))
@@ -103,7 +103,7 @@ def _without_good(found: Sequence[Listed]) -> list[Listed]:
     return [one for one in found if one not in kept]
 
 
-def _delete(found: Sequence[Listed], args: argparse.Namespace) -> int:
+def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
     from samewise.runner.sweep import listing
 
     if args.yes:
@@ -121,17 +121,17 @@ def _delete(found: Sequence[Listed], args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) -> None:
+def _print(found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]]) -> None:
     from samewise.runner.sweep.listing import age
     from samewise.runner.sweep.progress import clock
     from samewise.runner.sweep.rows import number
     from samewise.runner.sweep.tables import print_rows
 
     monitors, others = {one.monitor for one in found}, dict.fromkeys(name for one in found for name in one.also)
-    paths, left_out = _most_telling(list(differing.values()))
+    paths, left_out = _choose_columns(list(differing.values()))
     rows = list[dict[str, str]]()
     for one in found:
-        told = {key: truncate(str(differing[one.folder][key]), _LONGEST) for key in paths} if differing else {"overridden": _overridden(one.label)}
+        told = {key: truncate(str(differing[one.folder][key]), _LONGEST) for key in paths} if differing else {"overridden": _shorten_label(one.label)}
         value = number(one.value) if len(monitors) == 1 or math.isnan(one.value) else f"{one.monitor} {number(one.value)}"
         rows.append(
             {
@@ -152,15 +152,15 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
         print(f"further settings that differ, left out here: {left_out}; --json has all of them, `samewise diff RUN RUN` those of two runs", file=sys.stderr)
 
 
-def _most_telling(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
-    """As many settings as a table can hold, and how many are left out: first those that all runs have, then those nearer to the config's root."""
+def _choose_columns(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
+    """Choose as many settings as fit into the table, and count the rest: first those that all runs have, then those nearer to the config's root."""
     paths = list(differing[0]) if differing else []
     ranked = sorted(paths, key=lambda path: (any(config[path] == "-" for config in differing), path.count(".")))
     kept = set(ranked[:_MOST_SETTINGS])
     return [path for path in paths if path in kept], len(paths) - len(kept)
 
 
-def _overridden(label: str) -> str:
-    """A label with long values cut; --json has all of it."""
+def _shorten_label(label: str) -> str:
+    """Shorten the long values in a label; --json shows all of it."""
     parts = re.split(r" (?=[\w.+~/@-]+=)", label)
     return " ".join(truncate(part, _LONGEST) for part in parts)

@@ -1,4 +1,4 @@
-"""Train every point of a sweep, or go on with it: values a=1,2, ranges and intervals; repeats by seed=range(5)."""
+"""Train every point of a sweep, or resume it: values a=1,2, ranges and intervals; repeats by seed=range(5)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, below, find
 from samewise.runner.records.trust import is_trusted
 from samewise.runner.sweep.results import PointResult, State, current_results, open_launcher, point_results
-from samewise.runner.tracking.address import without_password
+from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.link import last_trouble
 from samewise.runner.tracking.progress import is_behind
 
 if TYPE_CHECKING:
     from samewise.runner.config.project import Project
-    from samewise.runner.sweep.carried_out import Ready
+    from samewise.runner.sweep.running import PreparedSweep
 
 EXAMPLES = """examples:
   samewise sweep experiment=resnet18_digits optimizer.lr=0.03,0.1,0.3 'seed=range(5)'
@@ -60,30 +60,30 @@ def run(args: argparse.Namespace) -> int:
     if args.status and not args.overrides:
         return _all(args)
     if args.status or args.cancel:
-        folder = _named(args)
+        folder = _find_sweep(args)
         if args.cancel:
             _require_trust(folder, args)
             return _cancel(folder, project_from(args))
         is_whole = bool(folder.facts)  # read before it is signed
         return _status(folder, project_from(args), trusted=is_whole and is_trusted(folder.made_by, trust=args.trust), as_json=args.json)
     if not args.overrides:
-        raise _unnamed()
+        raise _no_sweep_error()
     return start(args)
 
 
 def start(args: argparse.Namespace) -> int:
-    """Run a sweep, as `samewise sweep` and `samewise train -m` do."""
-    from samewise.runner.sweep import carried_out
+    """Run a sweep, for `samewise sweep` and `samewise train -m`."""
+    from samewise.runner.sweep import running
 
     project, wait = project_from(args), getattr(args, "wait", False)
-    ready = carried_out.make_ready(args.overrides, project, run_root=getattr(args, "run_root", Path("runs")), trust=args.trust, wait=wait)
+    ready = running.prepare_sweep(args.overrides, project, run_root=getattr(args, "run_root", Path("runs")), trust=args.trust, wait=wait)
     if not ready.space.dimensions and not ready.space.seeds:
         listed = next((text for text in ready.given if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), "")
         hint = f"; in a sweep values are separated by commas, without brackets: {re.sub(r'[][ ]', '', listed)}" if listed else ""
         print(f"note: no override has several values (KEY=A,B), so this is a sweep of one run{hint}", file=sys.stderr)
     if getattr(args, "list", False):
         return _list(ready)
-    is_done = carried_out.carry_out(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))
+    is_done = running.run_sweep(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))
     return _report(ready.folder, project, as_json=args.json) if is_done else 0
 
 
@@ -92,23 +92,23 @@ def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
     trust.require(folder.made_by, trust=args.trust, uses=trust.RUNS)
 
 
-def _named(args: argparse.Namespace) -> SweepFolder:
-    """The sweep whose id, folder or overrides were given."""
-    from samewise.runner.sweep.carried_out import open_sweep
+def _find_sweep(args: argparse.Namespace) -> SweepFolder:
+    """Find the sweep by its id, folder or overrides."""
+    from samewise.runner.sweep.running import open_sweep
 
     if len(args.overrides) == 1 and "=" not in args.overrides[0]:
         return find(args.overrides[0], run_root=args.run_root)
     if not args.overrides:
-        raise _unnamed()
+        raise _no_sweep_error()
     _, folder, _, _ = open_sweep(args.overrides, project_from(args))
     return find(str(folder.path), run_root=args.run_root)
 
 
-def _unnamed() -> ConfigError:
+def _no_sweep_error() -> ConfigError:
     return ConfigError(Problem("SWEEP", "no sweep was named", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
 
 
-def _list(ready: Ready) -> int:
+def _list(ready: PreparedSweep) -> int:
     from samewise.runner.sweep.points import compose_points
     from samewise.runner.sweep.soundness import cautions, require_sound
 
@@ -172,13 +172,13 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
 
 
 def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
-    """The points whose jobs run or wait."""
+    """The points whose jobs are running or waiting."""
     seen = launcher.look([point.number for point in folder.points()])
     return [number for number, one in seen.items() if one.standing is not Standing.gone]
 
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
-    """Say what became of the sweep; 1 where a point failed, or ended again and again without a word."""
+    """Print the sweep's result; return 1 if a point failed, or kept ending without a reason."""
     from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings
 
     found = current_results(folder, project)
@@ -187,15 +187,15 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     else:
         print_settings(folder, found, more=f"samewise report {folder.path}")
         print_pages(folder, found)
-    _tell_what_is_not_sent(folder, found)
+    _warn_of_unsent(folder, found)
     return int(any(one.state not in (State.finished, State.pruned) for one in found))
 
 
-def _tell_what_is_not_sent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
-    """One line of the runs that MLflow has not all of: each of them said so in a log of its own."""
+def _warn_of_unsent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
+    """Print one line about runs that are not completely in MLflow; details are in their logs."""
     facts = folder.facts
     runs = [RunFolder(Path(one.point.folder)) for one in found] if "mlflow" in backends_of(facts["tracking"]) else []
     if behind := [run for run in runs if is_behind(run)]:
         why = next(filter(None, (last_trouble(run.path) for run in behind)), "")
-        words = f"warning: not everything of {len(behind)} of {len(runs)} runs has reached {without_password(str(facts['tracking']['uri']))} yet{why}"
+        words = f"warning: not everything of {len(behind)} of {len(runs)} runs has reached {remove_password(str(facts['tracking']['uri']))} yet{why}"
         print(f"{words}; run `samewise sync --run-root {facts['run_root']}` to send the rest", file=sys.stderr)

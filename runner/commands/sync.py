@@ -1,4 +1,4 @@
-"""Send to MLflow, or another tracking backend, what could not be sent."""
+"""Send to MLflow, or another tracking backend, what has not been sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.trust import is_trusted, require
 from samewise.runner.tracking import progress
-from samewise.runner.tracking.address import check_uri, in_words, sqlite_file
+from samewise.runner.tracking.address import check_uri, describe_failure, sqlite_file
 from samewise.runner.tracking.backends import TITLES, RunGone, backends_of, problems
 from samewise.runner.tracking.copies import open_backend
 from samewise.runner.tracking.link import last_trouble
@@ -39,7 +39,7 @@ Exit codes: 0 everything is there, 1 something could not be sent, 2 the run or t
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What became of one run in one backend. `state` is sent, in_progress, ending, disabled or failed."""
+    """What was done with a run in a backend. `state` is sent, in_progress, ending, disabled or failed."""
 
     run: str
     state: str
@@ -81,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send what is missing of each run, one after the other, and say what became of it."""
+    """Send what is missing of each run in turn, and report the results."""
     from samewise.runner.config import saved
 
     if args.uri is not None:
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
-    """Send one run to the backends that are given, or to its own."""
+    """Send one run to the given backends, or to its own."""
     from samewise.runner.config import compose
     from samewise.runner.config.tree import plain
 
@@ -123,7 +123,7 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         for backend in backends:
             yield _copy(folder, backend, settings, args)
     except DamagedFile as error:
-        if args.runs:  # else the other runs are sent all the same
+        if args.runs:  # otherwise the other runs are still sent
             raise
         yield SyncResult(name, "failed", error=str(error.problems[0]).partition("\n")[0])
 
@@ -138,13 +138,13 @@ def _copy(folder: RunFolder, backend: str, settings: dict[str, Any], args: argpa
             require(folder.config, trust=args.trust, uses="sends what is recorded to your account at Weights & Biases, as its config.yaml says")
         with locks.hold(folder.sending):
             return _synchronise(folder, backend, settings, name)
-    except locks.Held:
+    except locks.LockHeld:
         is_training = locks.holder(folder.lock) is not None
         return SyncResult(name, "in_progress" if is_training else "ending", backend, error=last_trouble(folder.path) or None)
     except SamewiseError:
         raise
-    except Exception as error:  # whatever the store or the network did; the next `sync` continues from there
-        return SyncResult(name, "failed", backend, error=in_words(f"{type(error).__name__}: {error}"))
+    except Exception as error:  # any error of the store or the network; the next `sync` continues from there
+        return SyncResult(name, "failed", backend, error=describe_failure(f"{type(error).__name__}: {error}"))
 
 
 def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], name: str) -> SyncResult:
@@ -165,9 +165,9 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
 
 
 def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
-    """The store's absolute URI: an SQLite file is where the trainer had it, whatever the current folder is."""
+    """The store's absolute URI; an SQLite file is where the trainer had it, whatever the current folder."""
     known = progress.load(folder)
-    found = check_uri(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
+    found = check_uri(uri or _resolve_relative_store(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
     file = sqlite_file(found)
     if file is not None and not file.parent.is_dir():
         reason, hint = "its store's folder no longer exists", f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db"
@@ -176,7 +176,7 @@ def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> 
 
 
 def _require_your_address(folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool) -> None:
-    """An address that the folder names, other than a file in its run root, is used where the user has made or trusts the folder: tokens are sent with it."""
+    """Refuse an address from a folder that the user has neither made nor trusts, unless it is a file in its run root: tokens would be sent to it."""
     file, elsewhere = sqlite_file(settings["uri"]), "://" in str(settings["artifact_location"])
     inside = file is not None and file.resolve().is_relative_to(_run_root(folder).resolve())
     if given and elsewhere and not is_trusted(folder.config, trust=trust):
@@ -186,8 +186,8 @@ def _require_your_address(folder: RunFolder, settings: dict[str, Any], *, given:
         require(folder.config, trust=trust, uses=uses)
 
 
-def _as_before(uri: str, stores: list[str]) -> str:
-    """The store that the trainer meant by a relative SQLite path; the URI itself where that is not known."""
+def _resolve_relative_store(uri: str, stores: list[str]) -> str:
+    """The store that the trainer meant by a relative SQLite path; the URI itself if unknown."""
     file = sqlite_file(uri)
     if file is None or file.is_absolute():
         return uri
@@ -195,5 +195,5 @@ def _as_before(uri: str, stores: list[str]) -> str:
 
 
 def _run_root(folder: RunFolder) -> Path:
-    """The run root that the folder lies in."""
+    """The run root that contains the folder."""
     return folder.path.parent.parent

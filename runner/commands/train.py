@@ -1,4 +1,4 @@
-"""Train an experiment, or go on with it, or report that it is done."""
+"""Train an experiment, resume it, or report that it is finished."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ With --fresh it is trained again, in a folder beside the first (-2, -3, ...); fr
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, unless the overrides make a sweep of it."""
+    """Train, or run a sweep if the overrides have several values."""
     from samewise.runner.config.override_text import has_several_values
 
     if args.multirun or any(map(has_several_values, args.overrides)):
@@ -65,15 +65,15 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(Problem("--config", "cannot be used with a sweep", hint="`samewise new NAME --from RUN` makes an experiment from a run's config"))
         for text in args.overrides if not args.multirun else ():
             if has_several_values(text):
-                print(f"note: {_said_of_several(text)}", file=sys.stderr)
+                print(f"note: {_explain_sweep(text)}", file=sys.stderr)
         if args.fresh:
             hint = "name=OTHER makes it a new sweep; or train one run at a time with --fresh"
             raise ConfigError(Problem("--fresh", "cannot be used with a sweep, which resumes its existing runs", hint=hint))
         return start(args)
     from samewise.runner.training.prepare import prepare
 
-    composed = _saved(args) if args.config else compose_arguments(args, strict=False)
-    composed = composed.anew() if args.fresh else composed
+    composed = _compose_saved(args) if args.config else compose_arguments(args, strict=False)
+    composed = composed.with_new_folder() if args.fresh else composed
     ready = prepare(composed, as_json=args.json, debug=args.debug)
     if isinstance(ready, Mapping):
         print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)
@@ -81,16 +81,16 @@ def run(args: argparse.Namespace) -> int:
             print(f"warning: not everything of it has reached MLflow yet; run `samewise sync {composed.folder.path}` to send the rest", file=sys.stderr)
     elif ready is not None:
         from samewise.runner.training.loop import fit
-        from samewise.runner.training.misfits import risen
+        from samewise.runner.training.step_errors import rising_loss
 
         print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
-        if "debug" in composed.choices and (caution := risen(ready.folder)):
+        if "debug" in composed.choices and (caution := rising_loss(ready.folder)):
             print(f"warning: {caution}", file=sys.stderr)
     return 0
 
 
-def _saved(args: argparse.Namespace) -> Composed:
-    """What a saved config says, with this project's packages; how a sweep had launched it does not matter here."""
+def _compose_saved(args: argparse.Namespace) -> Composed:
+    """Compose a saved config with this project's packages, without the launcher of the sweep that it may come from."""
     from omegaconf import OmegaConf
 
     from samewise.runner.config import saved
@@ -106,8 +106,8 @@ def _saved(args: argparse.Namespace) -> Composed:
     return composed
 
 
-def _said_of_several(text: str) -> str:
-    """What an override with several values does, and what may have been meant instead: a list, or a number with a decimal comma."""
+def _explain_sweep(text: str) -> str:
+    """Explain what an override with several values does, and what may have been meant: a list, or a number with a decimal comma."""
     key, _, value = text.partition("=")
     meant = f"'{key}=[{value}]'" if "(" not in value else ""
     if re.fullmatch(r"[+-]?\d+,\d+", value):

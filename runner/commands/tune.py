@@ -1,4 +1,4 @@
-"""Find a batch size, a learning rate, or the settings of the loader, by trying."""
+"""Find a batch size, a learning rate, or the settings of the loader by short trials."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Try, print, write."""
+    """Try settings, print the result, and write it."""
     _require_sound(args)
     composed = ready(args)
 
     from samewise.runner.training.launch import processes
 
-    alone = args.what == "lr"  # its losses are those of one process, however many share the work
+    alone = args.what == "lr"  # the losses are those of one process, whatever the number of processes
     if not alone and (is_rank() or processes(composed) > 1):
         hint = "strategy=single replicas=1; batch_size is then that of each process"
         raise ConfigError(Problem("strategy", f"`tune {args.what}` measures a single process", composed.cfg.strategy.get("nproc"), hint=hint))
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     with remove_if_empty(out), rehearse(composed, alone=alone) as run:
         found, settings = _FINDERS[args.what](args, run, out)
     (out / f"{args.what}.json").write_text(to_json(found, indent=2) + "\n", encoding="utf-8")
-    from samewise.runner.measuring.trying import as_overrides
+    from samewise.runner.measuring.repeated_run import as_overrides
 
     found = {"what": args.what, "settings": settings, **found, "folder": str(out)}
     if args.write:
@@ -89,12 +89,12 @@ def run(args: argparse.Namespace) -> int:
     print(f"suggested: {' '.join(as_overrides(settings))}\n  {found['reason']}")
     if args.what != "loader":
         print("  this makes another experiment, with different bits" + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size")))
-    print(f"written to {out}" + (f"\nexperiment written to {args.write}: {_used(args.write)}" if args.write else ""))
+    print(f"written to {out}" + (f"\nexperiment written to {args.write}: {_train_command(args.write)}" if args.write else ""))
     return 0
 
 
 def _require_sound(args: argparse.Namespace) -> None:
-    """Raise what is wrong with the options, before anything is composed."""
+    """Raise the errors in the options before anything is composed."""
     if args.what not in WHAT:
         raise ConfigError(Problem("WHAT", "cannot be tuned", args.what, ", ".join(WHAT), nearest(args.what, WHAT)))
     for name, only in ONLY.items():
@@ -149,6 +149,7 @@ def _lr(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], 
 
 def _loader(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from samewise.runner.measuring import loader
+    from samewise.runner.measuring.advice import decode_on_device
 
     cuda = run.strategy.device.type == "cuda"
 
@@ -157,6 +158,8 @@ def _loader(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, An
         print(f"  num_workers={one.num_workers} prefetch_factor={one.prefetch_factor}{pin} {one.ms:>10.4g} ms a step", file=sys.stderr)
 
     found = loader.suggest(loader.find(run, steps=args.steps, most=args.workers, tell=tell), cuda=cuda)
+    if (instead := decode_on_device(run)) and found["num_workers"] >= len(os.sched_getaffinity(0)):
+        found["reason"] += f"; every core makes batches then: {instead[0]} decodes JPEG files on the device, which gives other bits"
     settings = {f"loader.{name}": found[name] for name in ("num_workers", "prefetch_factor", "pin_memory") if cuda or name != "pin_memory"}
     return found, settings
 
@@ -165,15 +168,15 @@ _FINDERS = {"batch_size": _batch_size, "lr": _lr, "loader": _loader}
 
 
 def _write(args: argparse.Namespace, found: list[str]) -> None:
-    """An experiment that is the arguments' with what was found."""
+    """Write an experiment file: the arguments' experiment with the settings found."""
     from samewise.runner.config import as_experiment
 
     wanted: Composed = compose_arguments(argparse.Namespace(**{**vars(args), "overrides": [*args.overrides, *found]}))
     project = project_from(args)
-    text = as_experiment.write(wanted, project=project, head=[f"By `samewise tune {args.what}`: {' '.join(found)}"])
+    text = as_experiment.render(wanted, project=project, head=[f"By `samewise tune {args.what}`: {' '.join(found)}"])
     place = args.write.resolve().parent.parent
-    as_experiment.put(text, args.write, wanted, name=args.write.stem, project=replace(project, configs=tuple(dict.fromkeys((*project.configs, place)))))
+    as_experiment.save(text, args.write, wanted, name=args.write.stem, project=replace(project, configs=tuple(dict.fromkeys((*project.configs, place)))))
 
 
-def _used(file: Path) -> str:
+def _train_command(file: Path) -> str:
     return f"samewise train experiment={file.stem} --config-dir {os.path.relpath(file.absolute().parent.parent)}"

@@ -74,7 +74,7 @@ def _serve(listening: socket.socket, command: list[str], environment: dict[str, 
         server = subprocess.Popen(command, env=environment, start_new_session=True, stdin=listening.fileno(), stdout=subprocess.DEVNULL, stderr=said)
         ends = subprocess.Popen(["/bin/sh", "-c", _ENDS, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True, stderr=subprocess.DEVNULL)
         try:
-            listening.close()  # the server's alone
+            listening.close()  # now only the server has it
             print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
             _wait_for(server, address, said)
             page = front_page.prepare(address)
@@ -93,13 +93,13 @@ def _end(number: int, frame: object) -> None:
 
 
 def _listening(asked: int | None) -> socket.socket:
-    """A socket that the server inherits: from the moment that the port is chosen, nobody else on the machine can answer in its place."""
+    """Open a socket for the server to inherit: from the moment the port is chosen, no other user of the machine can answer on it."""
     if asked is not None and not 0 < asked < 65536:
         raise ConfigError(Problem("--port", "is not a valid port number", asked, "1 to 65535"))
     for port in (asked,) if asked is not None else (_USUAL_PORT, 0):
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # for the connections too: asyncio does not take it for a TCP socket
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # set on connections too: asyncio does not recognise the socket as TCP
         try:
             listening.bind((_HOST, port))
             listening.listen(100)
@@ -111,10 +111,10 @@ def _listening(asked: int | None) -> socket.socket:
 
 
 def _command(uri: str, port: int) -> list[str]:
-    """The server's, without the store's address: anyone on the machine may list commands, and it may hold a password."""
+    """The server's command line, without the store's address: other users can list commands, and the address may contain a password."""
     file = sqlite_file(uri)
     artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
-    given = ["--uvicorn-opts", f"--fd 0 --app-dir {os.devnull}"]  # the socket; and else uvicorn imports what lies in the current folder
+    given = ["--uvicorn-opts", f"--fd 0 --app-dir {os.devnull}"]  # the socket; uvicorn would otherwise import modules from the current folder
     return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, *given, "--host", _HOST, "--port", str(port), "--workers", "1"]
 
 
@@ -140,7 +140,7 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> N
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and its worker."""
+    """Stop the server and its worker."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)

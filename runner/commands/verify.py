@@ -1,4 +1,4 @@
-"""Train a run again beside the first, and say whether the bits are the same or where they diverge."""
+"""Train a run again, and report whether the bits are the same or where they diverge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.commands import add_trust
 from samewise.runner.config import project as projects
 from samewise.runner.errors import ConfigError, Problem, first_line
-from samewise.runner.processes.variables import keep_compiled_code_apart, prepare
+from samewise.runner.processes.variables import prepare, use_own_inductor_cache
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
@@ -24,7 +24,7 @@ from samewise.runner.tracking.journal import logged_values, read_entries
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
-    from samewise.runner.records.parting import Parting
+    from samewise.runner.records.divergence import Divergence
     from samewise.runner.records.rerun_comparison import Comparison
     from samewise.runner.training.audit import Segment
     from samewise.runner.training.run import Run
@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _parts(text: str) -> int:
-    """How many parts are to be audited; 0: all."""
+    """How many segments to audit; 0 means all."""
     if text == "all":
         return 0
     if not text.isdecimal() or not int(text):
@@ -85,14 +85,14 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.audit is not None:
         raise ConfigError(Problem("--steps", "applies to training from the beginning, but --audit repeats parts of a run", args.steps, "one of the two"))
     if Path(args.run, "export.json").is_file():
-        return _exported(args)
+        return _verify_export(args)
     with open_received(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
         return verify_run(args, folder)
 
 
-def _exported(args: argparse.Namespace) -> int:
-    """Hold an export's files against its test vectors."""
-    keep_compiled_code_apart()
+def _verify_export(args: argparse.Namespace) -> int:
+    """Run an export's files on its test vectors."""
+    use_own_inductor_cache()
     from samewise.runner.exports.folder import run_test_vectors
 
     if args.overrides or args.steps or args.audit is not None:
@@ -110,7 +110,7 @@ def _exported(args: argparse.Namespace) -> int:
 
 
 def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
-    """Train a run again and print what comes of it; the command's exit code."""
+    """Train a run again and print the result; return the command's exit code."""
     from samewise.runner.config import saved
 
     composed = saved.trusted_config_of(folder, [*args.overrides, *QUIET], trust=args.trust, received=args.run if Path(args.run).is_file() else "")
@@ -125,13 +125,13 @@ def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
 
 
 def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> dict[str, Any]:
-    """What is wrong with the record as it lies, and then what a training gives that it does not."""
+    """Check the record itself, then compare it with a second training."""
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, rerun_comparison, roots, sources
     from samewise.runner.records.trace import STAGES
-    from samewise.runner.training import results
+    from samewise.runner.training import record_comparison
     from samewise.runner.training.build import build
 
     original = saved.config_in(folder.config)
@@ -143,44 +143,45 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
     if not comparison.wanted and args.audit is None:
         raise ConfigError(_no_trace(args, folder, traced=bool(original.cfg.trace.every_steps)))
-    partings = [*rerun_comparison.checkpoint_partings(folder), *rerun_comparison.metric_partings(folder, logged_values(folder.metrics))]
+    divergences = [*rerun_comparison.checkpoint_divergences(folder), *rerun_comparison.metric_divergences(folder, logged_values(folder.metrics))]
     altered = roots.alterations(folder).get("trace", "").splitlines()
     recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     project = projects.find(args.project)
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project, RunFolder(Path(temporary)))
         foreign = environment.differences(recorded, again.environment)
-        altered += results.alterations(folder, original, again, foreign=bool(foreign or unlike))
+        altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike))
         changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         missing = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
-        said = [*(f"{folder.path}: {one}" for one in altered), *map(str, partings), *missing, *results.unverifiable(recorded, again.environment), *changed]
+        missing += record_comparison.unverifiable(recorded, again.environment)
+        said = [*(f"{folder.path}: {one}" for one in altered), *map(str, divergences), *missing, *changed]
         verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "add `--anyway` to compare them all the same"]
             return {**verdict, "comparable": False}
-        if not args.json and (changed or not altered):  # an altered environment tells nothing of what to expect
+        if not args.json and (changed or not altered):  # an altered environment does not show what to expect
             print(environment.expectation(recorded, again.environment, foreign, same_code=not changed), flush=True)
         again.callbacks.pop("throughput", None)
-        again.recorder.log_every_steps = 1  # whatever the run logged is there to compare with
+        again.recorder.log_every_steps = 1  # so that everything the run logged can be compared
         again.callbacks["verify"] = comparison
         again.recorder.trace.algorithm = comparison.algorithm
         if args.audit is None:
-            said += _trained(again, comparison, folder, args.steps, partings)
+            said += _train_again(again, comparison, folder, args.steps, divergences)
             if any(one.startswith("trace.jsonl was altered") for one in altered) and folder.checkpoints.is_dir():
                 said.append("`--audit all` takes the run again from checkpoint to checkpoint and names which lines of the trace were altered")
-            partings.sort(key=lambda parting: parting.step)
+            divergences.sort(key=lambda divergence: divergence.step)
         else:
-            verdict["audit"] = _audited(args, again, comparison, folder, partings, said)
-        apart = next((one for one in partings if one.stage in STAGES and not one.altered), None)
+            verdict["audit"] = _audit(args, again, comparison, folder, divergences, said)
+        apart = next((one for one in divergences if one.stage in STAGES and not one.altered), None)
         if apart and not args.coarse:
-            verdict["first"], words = _closely(folder, composed, project, apart.step, changed=bool(unlike))
+            verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike))
             said += words
     said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
-    if (altered or partings) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in partings):
+    if (altered or divergences) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
         said.append("not verified: the steps that were repeated have the same bits, but what was recorded was altered: see above")
-    first = min(partings, key=lambda parting: parting.step, default=None)
+    first = min(divergences, key=lambda divergence: divergence.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
-    return {**verdict, "same": not partings and not altered, "compared": comparison.compared, "parts": parts}
+    return {**verdict, "same": not divergences and not altered, "compared": comparison.compared, "parts": parts}
 
 
 def _no_trace(args: argparse.Namespace, folder: RunFolder, *, traced: bool) -> Problem:
@@ -192,29 +193,29 @@ def _no_trace(args: argparse.Namespace, folder: RunFolder, *, traced: bool) -> P
     return Problem(str(folder.trace), was, hint=f"`{command}` trains it again, beside this run, with a trace")
 
 
-def _told(folder: RunFolder) -> list[tuple[int, str, float]]:
-    """Step, name and value of all that a run logged: a forged journal may have two for one."""
+def _read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
+    """Step, name and value of every logged metric: a forged journal may contain two values for one step and name."""
     return [(entry.step, name, value) for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()]
 
 
-def _trained(again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, partings: list[Parting]) -> list[str]:
-    """Train all of it again, or so many steps; what came of it, in words. What was found is added to `partings`."""
-    from samewise.runner.records.rerun_comparison import Parted
+def _train_again(again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, divergences: list[Divergence]) -> list[str]:
+    """Train all of it again, or the first `steps`; return the result in words. What is found is added to `divergences`."""
+    from samewise.runner.records.rerun_comparison import Diverged
     from samewise.runner.training.loop import fit
-    from samewise.runner.training.results import MEASURED, artifact_partings, logged_partings, not_logged, summary_partings
+    from samewise.runner.training.record_comparison import MEASURED, artifact_divergences, logged_divergences, not_logged, summary_divergences
 
-    told, recorded = _told(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
+    told, recorded = _read_logged(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
     try:
         summary = fit(again)
-    except Parted as parted:
-        found = logged_partings(told, logged_values(again.folder.metrics), until=parted.parting.step - 1)
-        partings += [parted.parting, *found]
-        return [f"diverges at {parted.parting}", *map(str, found)]
+    except Diverged as diverged:
+        found = logged_divergences(told, logged_values(again.folder.metrics), until=diverged.divergence.step - 1)
+        divergences += [diverged.divergence, *found]
+        return [f"diverges at {diverged.divergence}", *map(str, found)]
     logged = logged_values(again.folder.metrics)
-    found = logged_partings(told, logged, until=None if recorded else again.step)
-    tables, notes = artifact_partings(folder, again.folder, again.step) if recorded else ([], [])
-    found += [*summary_partings(recorded, summary), *tables] if recorded else []
-    partings += found
+    found = logged_divergences(told, logged, until=None if recorded else again.step)
+    tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
+    found += [*summary_divergences(recorded, summary), *tables] if recorded else []
+    divergences += found
     if recorded and summary["stopped_early"] and not any(callback.stop_reason() for callback in again.callbacks.values() if callback is not comparison):
         notes.append(f"cannot be verified: why training was stopped after step {again.step}; recorded as {summary['stopped_early']!r}")
     words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared"
@@ -225,11 +226,11 @@ def _trained(again: Run, comparison: Comparison, folder: RunFolder, steps: int |
     return [words, *map(str, found), *notes]
 
 
-def _closely(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
-    """The first thing in which a step differs, and why, in words."""
+def _inspect_step(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
+    """The first thing in which a step differs, and the reason in words."""
     from samewise.runner.config import saved
-    from samewise.runner.training.apart import tell_apart
     from samewise.runner.training.build import build
+    from samewise.runner.training.step_difference import explain_difference
 
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as one, tempfile.TemporaryDirectory(prefix="samewise-verify-") as two:
         as_it_was = composed if not changed else saved.config_in(folder.config, QUIET)
@@ -237,14 +238,14 @@ def _closely(folder: RunFolder, composed: Composed, project: Project, step: int,
         for run in runs:
             run.callbacks.pop("throughput", None)
         try:
-            words, first = tell_apart(folder, step, runs[0], runs[1] if changed else None)
-        except Exception as error:  # what is known already is told all the same
+            words, first = explain_difference(folder, step, runs[0], runs[1] if changed else None)
+        except Exception as error:  # report what is already known
             return None, [f"step {step} could not be examined closely: {type(error).__name__}: {first_line(error)}"]
     return {"kind": first.kind, "name": first.name} if first else None, words
 
 
-def _audited(args: argparse.Namespace, again: Run, comparison: Comparison, folder: RunFolder, partings: list[Parting], said: list[str]) -> dict[str, Any]:
-    """Take parts of it again; what was audited, as values. What was found is added to `partings` and `said`."""
+def _audit(args: argparse.Namespace, again: Run, comparison: Comparison, folder: RunFolder, divergences: list[Divergence], said: list[str]) -> dict[str, Any]:
+    """Repeat some of the segments; return what was audited. What is found is added to `divergences` and `said`."""
     from samewise.runner.training.audit import Audit, choose, segments
 
     parts = segments(folder, max(comparison.steps, default=0), resumed=bool(again.config.resume_from))
@@ -252,28 +253,28 @@ def _audited(args: argparse.Namespace, again: Run, comparison: Comparison, folde
         hint = "it has neither a sound checkpoint nor a trace from its first step on"
         raise ConfigError(Problem(str(folder.path), "no part of this run can be audited", hint=hint))
     seed = secrets.randbelow(1 << 32) if args.audit_seed is None else args.audit_seed
-    audit, before = Audit(again, folder, comparison, _told(folder)), {part.end: part for part in parts}
-    chosen = choose(parts, args.audit or None, seed, partings)
-    found = list(dict.fromkeys(parting for part in chosen for parting in audit.judge(part, before.get(part.start))))
+    audit, before = Audit(again, folder, comparison, _read_logged(folder)), {part.end: part for part in parts}
+    chosen = choose(parts, args.audit or None, seed, divergences)
+    found = list(dict.fromkeys(divergence for part in chosen for divergence in audit.judge(part, before.get(part.start))))
     found += audit.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
-    partings += found
+    divergences += found
     done = sorted(audit.replayed, key=lambda part: part.start)
     steps, last = sum(part.end - part.start for part in done), parts[-1].end
     said += map(str, found)
     drawn = f" (drawn with --audit-seed {seed})" if args.audit else ""
     said.append(f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}" + ("" if found else ": the same bits"))
-    said += _left_out(parts, done, comparison, last)
+    said += _describe_unaudited(parts, done, comparison, last)
     if folder.summary.exists():
         said.append("not compared by an audit: files in artifacts/, and metrics that were removed; `samewise verify` without --audit compares them")
     left = [[part.start + 1, part.end] for part in parts if part not in done]
     return {"seed": seed, "segments": len(parts), "replayed": [[part.start + 1, part.end] for part in done], "steps": steps, "left": left}
 
 
-def _left_out(parts: Sequence[Segment], done: Sequence[Segment], comparison: Comparison, last: int) -> list[str]:
-    """What was not audited, or cannot be in parts, in words."""
+def _describe_unaudited(parts: Sequence[Segment], done: Sequence[Segment], comparison: Comparison, last: int) -> list[str]:
+    """Describe what was not, or cannot be, audited in segments."""
     said, left = list[str](), [part for part in parts if part not in done]
     if left:
-        said.append("not audited: " + ", ".join(f"steps {start + 1} to {end}" for start, end in _joined(left)))
+        said.append("not audited: " + ", ".join(f"steps {start + 1} to {end}" for start, end in _join_neighbours(left)))
     if parts[0].start:
         said.append(f"cannot be audited: steps 1 to {parts[0].start}, which were not taken from a start that is kept here")
     for part in parts:
@@ -285,8 +286,8 @@ def _left_out(parts: Sequence[Segment], done: Sequence[Segment], comparison: Com
     return said
 
 
-def _joined(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:
-    """Neighbours as one: (start, end)."""
+def _join_neighbours(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:
+    """Merge adjacent segments into (start, end)."""
     start = end = parts[0].start
     for part in parts:
         if part.start != end:

@@ -1,4 +1,4 @@
-"""Which arguments a signature has, and whether a config's value can be what an annotation asks for; types in words.
+"""Checks arguments against signatures: which there are, and whether a config's value fits an annotation. Describes types in words.
 
 In doubt it can: only what is surely wrong is refused.
 
@@ -30,7 +30,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def evaluate(annotation: Any, made: Callable[..., Any]) -> Any:
-    """The annotation as an object; `Any` where it is a string that cannot be evaluated, or nothing."""
+    """Evaluate the annotation to an object; `Any` if it is missing or cannot be evaluated."""
     if annotation is inspect.Parameter.empty:
         return Any
     if not isinstance(annotation, str):
@@ -44,9 +44,9 @@ def evaluate(annotation: Any, made: Callable[..., Any]) -> Any:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether `value` (a scalar, list or dict of a config) may be passed where `annotation` stands."""
+    """Whether `value` (a scalar, list or dict of a config) matches `annotation`."""
     if isinstance(value, Mapping) and "_target_" in value:
-        return annotation not in (int, float, bool, str)  # an object: only a plain scalar is surely something else
+        return annotation not in (int, float, bool, str)  # an object: only plain scalars certainly do not match
     origin = typing.get_origin(annotation)
     if annotation is Any or isinstance(annotation, typing.TypeVar):
         return True
@@ -68,7 +68,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def describe_type(annotation: Any) -> str:
-    """The annotation in words; empty where there is none."""
+    """Describe the annotation in words; empty if there is none."""
     if annotation is Any or isinstance(annotation, typing.TypeVar):
         return ""
     if annotation is None or annotation is type(None):
@@ -123,18 +123,18 @@ def _fits_sequence(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     return not inner or all(fits(item, inner[0]) for item in items)
 
 
-def names_taken(made: Callable[..., Any]) -> list[str] | None:
-    """The arguments that a class or function takes by name; None if that cannot be determined."""
+def argument_names(made: Callable[..., Any]) -> list[str] | None:
+    """The names of the arguments that a class or function accepts; None if unknown."""
     try:
         parameters = inspect.signature(made).parameters
     except (TypeError, ValueError):
         return None
-    further = passed_on(made) if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()) else []
+    further = forwarded_arguments(made) if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()) else []
     return None if further is None else [*(name for name, parameter in parameters.items() if parameter.kind in NAMED), *further]
 
 
-def passed_on(made: Callable[..., Any]) -> list[str] | None:
-    """The arguments that torchvision's model functions pass on to the class they return; None if that cannot be determined."""
+def forwarded_arguments(made: Callable[..., Any]) -> list[str] | None:
+    """The arguments that torchvision's model functions forward to the class that they return; None if unknown."""
     returned = evaluate(inspect.signature(made).return_annotation, made)
     if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
         return None
@@ -145,7 +145,7 @@ def passed_on(made: Callable[..., Any]) -> list[str] | None:
 
 
 def is_typed(cfg: DictConfig, path: str) -> bool:
-    """Whether what is at a path has keys of the schema, and no others."""
+    """Whether the schema defines the keys at a path, and no others are allowed."""
     kind = OmegaConf.get_type(OmegaConf.select(cfg, path))
     return kind is not None and hasattr(kind, "__dataclass_fields__")
 
@@ -162,7 +162,7 @@ def expected_type(cfg: DictConfig, path: str) -> str:
     kind = node._metadata.ref_type  # pyright: ignore[reportPrivateUsage]
     if hasattr(kind, "__dataclass_fields__"):
         words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
-    elif inner := typing.get_args(kind)[-1:]:  # of dict[str, X], the only kind of several values in the schema
+    elif inner := typing.get_args(kind)[-1:]:  # from dict[str, X], the only container type in the schema
         words = f"a mapping of names to values, each {describe_type(inner[0]) or 'of any kind'}"
     else:
         words = describe_type(kind) or "Any"

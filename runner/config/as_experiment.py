@@ -1,4 +1,4 @@
-"""A config as the file of an experiment: the choices and values in which it differs from what it builds on, and no more."""
+"""Writes a config as an experiment file: only the choices and values in which it differs from its base."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from samewise.runner.config.tree import differences, plain, same
 from samewise.runner.errors import ConfigError, Problem
 
 LEFT_OUT = ("name", "run_root", "device", "tracking", "launcher", "sweeper")
-"""Keys that say where a run was carried out and recorded, not what it was."""
+"""Keys for where a run was executed and recorded, not what it was."""
 _REDUCED = ("debug", "debug/sizes")
 """Groups that come after an experiment: what they set is written as values."""
 
 
-def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
-    """The text of an experiment's file that composes to `wanted`, below a head of comments.
+def render(wanted: Composed, *, project: Project, head: list[str]) -> str:
+    """The text of an experiment file that composes to `wanted`, with `head` as comments.
 
     Raises:
-        ConfigError: a choice of `wanted` is no longer there.
+        ConfigError: a choice of `wanted` no longer exists.
     """
     builds_on = wanted.choices.get("experiment")
     changed, base = _base(wanted, builds_on, project)
-    if any(other_choice.LEFT_OUT in caution.message for caution in base.cautions):  # a file that builds on it would be warned of each time
+    if any(other_choice.LEFT_OUT in caution.message for caution in base.cautions):  # files that build on it would repeat the warning
         builds_on = None
         changed, base = _base(wanted, None, project)
     defaults = [
@@ -46,15 +46,15 @@ def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
 
 
 def _base(wanted: Composed, builds_on: str | None, project: Project) -> tuple[dict[str, str | None], Composed]:
-    """The choices in which the config differs from an experiment, or from the root, and what that is with these."""
+    """The choices that differ from an experiment, or from the root; and the config that they compose to."""
     first = [f"experiment={builds_on}" if builds_on else "~experiment"]
     changed = dict(_changed_choices(wanted, compose(first, project=project).choices))
     chosen = [f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}" for group, choice in changed.items()]
     return changed, compose([*first, *chosen], project=project)
 
 
-def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:
-    """Make the file of what `write` gave, where there is none, if it composes to what was wanted; else leave none, and raise a ConfigError."""
+def save(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:
+    """Write the text that `render` returned to a new file; if it does not compose to `wanted`, remove the file and raise a ConfigError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "x", encoding="utf-8") as handle:
         handle.write(text)
@@ -74,13 +74,13 @@ def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project)
 def _changed_choices(wanted: Composed, base: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     for group in sorted({*wanted.choices, *base} - {"experiment", *_REDUCED, *LEFT_OUT}):
         choice = wanted.choices.get(group)
-        several = choice is None and wanted.whole.get(group) and not any(one.startswith(f"{group}@") for one in wanted.choices)  # nobody notes which: as values
+        several = choice is None and wanted.whole.get(group) and not any(one.startswith(f"{group}@") for one in wanted.choices)  # unrecorded: as values
         if choice != base.get(group) and not several:
             yield group, choice
 
 
 def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What to set of `base`: first what refers to nothing else, then what still differs, so that references stay where they lead to the value anyway."""
+    """The values to set in addition to `base`: those without references first, then what still differs, so that references that give the value stay."""
     cfg, found = copy.deepcopy(base), dict[str, Any]()
     OmegaConf.set_struct(cfg, False)
     for references in (False, True):
@@ -94,7 +94,7 @@ def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differences(cfg: Any, base: Mapping[str, Any], wanted: Mapping[str, Any], *, references: bool, under: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Paths and values of `wanted` that `base` has not; a list is one value."""
+    """Paths and values of `wanted` that differ from `base`; a list counts as one value."""
     for key, value in wanted.items():
         if (not under and key in LEFT_OUT) or (key in base and same(base[key], value)):
             continue
@@ -107,7 +107,7 @@ def _differences(cfg: Any, base: Mapping[str, Any], wanted: Mapping[str, Any], *
 
 
 def _refers(node: Any) -> bool:
-    """Whether a value is a reference, or a list in which one is."""
+    """Whether a value is a reference, or a list that contains one."""
     if node._is_interpolation():
         return True
     return not isinstance(node, DictConfig) and OmegaConf.is_list(node) and "${" in str(OmegaConf.to_container(node, resolve=False))

@@ -1,4 +1,4 @@
-"""What there is to choose, each with its description."""
+"""Lists groups, choices and experiments, each with its description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samewise.runner.config.schema import Experiment
 
 
 def choices_of(group: str, *, project: Project) -> dict[str, str]:
-    """Each choice of a group with the first comment of its file."""
+    """Each choice of a group with the first comment in its file."""
     loader = config_loader(project)
     return {name: _comment(loader, f"{group}/{name}") for name in loader.get_group_options(group, ObjectType.CONFIG)}
 
@@ -44,7 +44,7 @@ GROUPS = {
 
 
 def field_summaries(kind: type) -> dict[str, str]:
-    """The docstring of each field of a settings class: the string that stands under it."""
+    """The docstring of each field of a settings class: the string literal below it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = dict[str, str]()
@@ -58,6 +58,6 @@ _FOR_PROGRAMS = re.compile(r"@package|yaml-language-server:")
 
 
 def _comment(loader: ConfigLoaderImpl, config: str) -> str:
-    """The first comment of a config file that says something (neither `# @package` nor an editor's)."""
+    """A config file's first comment, not counting `# @package` and editors' directives."""
     lines = text_of(loader, config).splitlines()[:20]
     return next((line.lstrip("# ").strip() for line in lines if line.startswith("#") and not _FOR_PROGRAMS.search(line)), "")

@@ -1,4 +1,4 @@
-"""Overrides to a config.
+"""Composes overrides to a config.
 
 Hydra's part: the search path, the defaults list, the merge, the override grammar. docs/design.md lists the
 few other places that import Hydra.
@@ -21,8 +21,8 @@ from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
-from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, root_config, set_for_hydra, without_hydra
-from samewise.runner.config.origins import located
+from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, hydra_settings, remove_hydra, root_config
+from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
@@ -46,13 +46,13 @@ class Composed:
     Args:
         cfg: The config, typed by `schema.Experiment`, closed to new keys; interpolations are resolved as they are read.
         choices: The chosen file of each group (`{"optimizer": "sgd"}`); groups with none chosen are left out.
-        overrides: The command line's, as given, headed by the project's own experiment where they choose none.
+        overrides: Those of the command line, preceded by the project's own experiment if they choose none.
         project: The user's own packages and config folders, as they were when it was composed.
         problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
-        label: What was overridden of what decides the result: `lr=0.03 seed=1`; empty where nothing was.
-        place: The run's folder, where that is settled already.
-        cautions: What was left out of it and what stays, where the command line makes another choice than its experiment.
-        is_saved: Whether it was read from a run's config.yaml, which does not say what set a value.
+        label: The overrides that affect the result: `lr=0.03 seed=1`; empty if there are none.
+        place: The run's folder, if it is fixed already.
+        cautions: Values left out, and values kept, if the command line chooses other options than its experiment.
+        is_saved: Whether it was read from a run's config.yaml, which does not record the origin of values.
     """
 
     cfg: DictConfig
@@ -66,7 +66,7 @@ class Composed:
     is_saved: bool = False
 
     def __repr__(self) -> str:
-        """In one line, for a notebook: the whole config is `samewise show`'s."""
+        """One line, for notebooks; `samewise show` prints the whole config."""
         return f"Composed(name={self.name!r}, label={self.label!r})"
 
     @property
@@ -78,26 +78,26 @@ class Composed:
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """The config as `plain` gives it, to be read only: resolving each interpolation takes a good part of the time to compose."""
+        """The plain config, read-only and cached: resolving interpolations takes much of the time to compose."""
         return cast(dict[str, Any], plain(self.cfg))
 
     @cached_property
     def code(self) -> Code:
-        """The user's own code that the config reaches, as it was when first asked for."""
+        """The user's code that the config reaches, as it was when first read."""
         return reached_code(self.whole, self.project.packages)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The identity's sha256, in hexadecimal."""
+        """The SHA-256 of the identity, in hexadecimal."""
         return combine(fingerprint_of(self.whole), self.code.files)
 
     @cached_property
     def folder(self) -> RunFolder:
-        """Where the run is kept: `RUN_ROOT/NAME/FINGERPRINT[:12]`; the latest, where it was trained again beside others."""
+        """The run's folder: `RUN_ROOT/NAME/FINGERPRINT[:12]`, or the latest of those beside it."""
         return RunFolder(self.place or latest(self._first))
 
-    def anew(self) -> Composed:
-        """The same, to be trained again beside all runs of it that are there."""
+    def with_new_folder(self) -> Composed:
+        """The same, with a new folder beside those of its existing runs."""
         return replace(self, place=beside(self._first))
 
     @property
@@ -106,7 +106,7 @@ class Composed:
 
     @property
     def tracking_uri(self) -> str | None:
-        """Of the MLflow store; None where nothing is sent there."""
+        """The URI of the MLflow store; None if nothing is sent there."""
         return self.cfg.tracking.uri if self.cfg.tracking.enabled and "mlflow" in self.cfg.tracking.report_to else None
 
 
@@ -139,36 +139,36 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)
     chosen = choices_in(cfg)
-    found = set_for_hydra(cfg.hydra)
-    cfg = without_hydra(cfg)
+    found = hydra_settings(cfg.hydra)
+    cfg = remove_hydra(cfg)
     require_modest_references(cfg)
     cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
-    cautions += other_choice.without_weights(reader, good, chosen, cfg)
+    cautions += other_choice.weights_caution(reader, good, chosen, cfg)
     monitored, taken = settle(cfg, good)
     problems += monitored
-    problems += located([*found, *faults.unresolvable(cfg), *taken], good, project)
+    problems += locate_problems([*found, *faults.unresolvable(cfg), *taken], good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions))
 
 
 def settle(cfg: DictConfig, given: Sequence[str]) -> tuple[list[Problem], list[Problem]]:
-    """Have what stands for something else say what it means now: a list of monitored metrics, their modes, a run or a name that weights are of.
+    """Replace shorthands by what they mean now: lists of monitored metrics, their modes, and the runs or names that weights come from.
 
     Returns:
         What is wrong with the metrics, and with what is taken.
     """
-    return monitors.settle(cfg, given), [*_settle_taken(cfg, "initialise.weights"), *_settle_taken(cfg, "resume_from")]
+    return monitors.settle(cfg, given), [*_settle_sources(cfg, "initialise.weights"), *_settle_sources(cfg, "resume_from")]
 
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:
-    """Whether a file sets `dataset: digits`, where only the defaults list chooses: OmegaConf takes it for a value."""
+    """Whether a file sets `dataset: digits` as a value; a choice belongs into the defaults list."""
     nodes: Any = (cfg._get_node(one.name) for one in fields(Experiment) if one.type == "Any")  # pyright: ignore[reportPrivateUsage]
     return any(node is not None and isinstance(node._value(), str) and is_choice(node._value()) for node in nodes)
 
 
-def _settle_taken(cfg: DictConfig, key: str) -> list[Problem]:
-    """Have what is given as `run:RUN`, or weights as `hf:NAME`, mean what it does now: the run may go on, or another begin like it."""
+def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
+    """Pin `run:RUN` and weights given as `hf:NAME` to what they mean now, so that the run can be resumed or repeated with the same."""
     given: Any = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
     try:
         if isinstance(given, str) and given.startswith("run:"):
@@ -181,7 +181,7 @@ def _settle_taken(cfg: DictConfig, key: str) -> list[Problem]:
 
 
 def load(path: Path) -> Composed:
-    """Read a run's saved config again, with its types.
+    """Load a run's saved config, with its types.
 
     Raises:
         ConfigError: the file does not exist, or it is not a config.
@@ -193,7 +193,7 @@ def load(path: Path) -> Composed:
 
 
 def parse(text: str, name: str = "config") -> Composed:
-    """What `dump` wrote; a ConfigError where it is not a config."""
+    """Parse what `dump` wrote; a ConfigError if it is not a config."""
     require_modest(text, name, interpolations="none")
     try:
         if not isinstance(yaml.safe_load(text), dict):
@@ -209,7 +209,7 @@ def parse(text: str, name: str = "config") -> Composed:
         TypeError,
         AttributeError,
         AssertionError,
-    ) as error:  # PyYAML's constructors raise what they like
+    ) as error:  # PyYAML's constructors raise any exception
         raise ConfigError(Problem(name, f"is not a run's config: {problem_in_file(error)}")) from None
     assert isinstance(cfg, DictConfig)
     OmegaConf.set_struct(cfg, True)
@@ -217,18 +217,18 @@ def parse(text: str, name: str = "config") -> Composed:
 
 
 def dump(composed: Composed) -> str:
-    """The resolved config as YAML, headed by lines with the choices and the label, for `load`."""
+    """Format the resolved config as YAML for `load`, with choices and label in its first lines."""
     return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed.choices, composed.label)
 
 
 def dump_plain(whole: Any, choices: Mapping[str, str], label: str = "") -> str:
-    """The same of a config that is plain already."""
+    """The same for a config that is already plain."""
     text = yaml.dump(whole, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
     return header.write(choices, label) + text
 
 
 def label_of(overrides: Sequence[str]) -> str:
-    """What overrides change of the result, in a few words; what only says where and how a run is carried out is left out."""
+    """A short text of the overrides that change the result; those that only say where and how to run are left out."""
     values = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     seed = values.pop("seed", None)
     kept = {key: value for key, value in values.items() if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")))}

@@ -1,4 +1,4 @@
-"""What is wrong in config files, each fault with its line.
+"""Finds what is wrong in config files, each fault with its line.
 
 It is left out as the file is read, so that the rest can be composed and all faults of all files are told at once.
 """
@@ -17,15 +17,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import schema
 from samewise.runner.config.annotations import expected_type, is_typed
-from samewise.runner.config.override_text import one_of_several
+from samewise.runner.config.override_text import several_choices
 from samewise.runner.config.yaml_files import lines_of
-from samewise.runner.errors import Problem, close, first_line, nearest
+from samewise.runner.errors import Problem, did_you_mean, first_line, nearest
 
 NO_SUCH_CHOICE = "no such choice"
 
 
 class FileFaults:
-    """Collects them while Hydra reads files; one that is read twice is told of once.
+    """Collects faults while Hydra reads files; a file that is read twice is reported once.
 
     `groups` has the choices of each, `chosen` the groups that the root's defaults list has, so that another file has to override its choice.
     """
@@ -34,17 +34,17 @@ class FileFaults:
         self._groups, self._chosen = groups, chosen
         self._found = dict[tuple[str, str, str], Problem]()
         self.is_unreadable = False
-        """Whether a file is not YAML: what it would have set is not known, so what seems to be missing may not be."""
+        """Whether a file is not YAML: its values are unknown, so keys that seem to be missing may not be."""
 
     def __deepcopy__(self, _: object) -> FileFaults:
-        return self  # Hydra copies its sources before it reads from them
+        return self  # Hydra copies its sources before reading from them
 
     @property
     def problems(self) -> list[Problem]:
         return list(self._found.values())
 
-    def without_faults(self, result: ConfigResult, file: Path, name: str, text: str) -> ConfigResult:
-        """What was read of a file, less what is wrong in it."""
+    def remove_faults(self, result: ConfigResult, file: Path, name: str, text: str) -> ConfigResult:
+        """The content of a file, without its faulty parts."""
         lines = lines_of(text)
         group, package = name.rpartition("/")[0], result.header["package"]
         under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)
@@ -76,7 +76,7 @@ class FileFaults:
     def _leave_out_choices(self, whole: dict[str, Any], group: str, file: Path, lines: Mapping[str, int]) -> None:
         entries: Any = whole.get("defaults")
         if isinstance(entries, dict):
-            hint = f"begin each entry with a dash: {_as_entries(cast(dict[Any, Any], entries))}"
+            hint = f"begin each entry with a dash: {_format_entries(cast(dict[Any, Any], entries))}"
             self._add(Problem("defaults", "is not a list", hint=hint, where=f"{file}:{lines['defaults']}"))
             whole["defaults"] = []
         if not isinstance(entries, list):
@@ -91,16 +91,16 @@ class FileFaults:
         whole["defaults"] = kept
 
     def _leave_out_misplaced(self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]) -> None:
-        """Take out choices of a group that stand among the values (`dataset: digits`)."""
+        """Remove choices of a group that are written among the values (`dataset: digits`)."""
         for key, value in [] if under else list(whole.items()):
             if key in self._groups and is_choice(value):
                 words = "this names a choice of the group, and choices belong in the defaults list"
-                hint = f"move it into the list under `defaults:`, as `- override /{key}: {_written(value)}`"
+                hint = f"move it into the list under `defaults:`, as `- override /{key}: {_format_choice(value)}`"
                 self._add(Problem(key, words, value, hint=hint, where=f"{file}:{lines.get(key, 1)}"))
                 del whole[key]
 
     def _wrong_choice(self, entry: Any, group: str) -> Problem | None:
-        """What is wrong with an entry of the defaults list: how it is written, or a group or a choice that there is not."""
+        """The problem with an entry of the defaults list: its form, or a group or choice that does not exist."""
         if isinstance(entry, str) and (written := re.fullmatch(r"(?:override\s+)?/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip())):
             override = "override " if group and written[1] in self._chosen else ""
             return Problem("defaults", "is not GROUP: CHOICE", entry, hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon")
@@ -111,7 +111,7 @@ class FileFaults:
             return None
         if len(cast(dict[Any, Any], entry)) != 1:
             words = "has several choices in one entry of the list"
-            return Problem("defaults", words, entry, hint=f"begin each with a dash: {_as_entries(cast(dict[Any, Any], entry))}")
+            return Problem("defaults", words, entry, hint=f"begin each with a dash: {_format_entries(cast(dict[Any, Any], entry))}")
         ((key, value),) = cast(dict[Any, Any], entry).items()
         *words, given = str(key).split() or [""]
         if "optional" in words or not given:
@@ -119,12 +119,12 @@ class FileFaults:
         named = given.partition("@")[0]
         if group and not named.startswith("/") and f"{group}/{named}" not in self._groups and named in self._chosen:
             words = "is looked up relative to the folder of this file, because its name has no slash"
-            return Problem(f"{group}/{named}", words, hint=f"write `- override /{given}: {_written(value)}`, with the slash")
+            return Problem(f"{group}/{named}", words, hint=f"write `- override /{given}: {_format_choice(value)}`, with the slash")
         named = named[1:] if named.startswith("/") else f"{group}/{named}".strip("/")
         if group and "override" not in words and "@" not in given and named in self._chosen:
             words = "is already chosen in samewise's config.yaml, so this entry must override it"
-            return Problem(named, words, hint=f"write `- override /{named}: {_written(value)}`")
-        if problem := one_of_several(named, value):
+            return Problem(named, words, hint=f"write `- override /{named}: {_format_choice(value)}`")
+        if problem := several_choices(named, value):
             return Problem(named, problem.message, value, hint=f"write `- override /{given.lstrip('/')}: {cast(list[Any], value)[0]}`, or another of them")
         for choice in cast(list[Any], value) if isinstance(value, list) else [value]:
             problem = self._wrong(named, choice)
@@ -140,28 +140,28 @@ class FileFaults:
         known = self._groups[group]
         if isinstance(choice, bool) and (word := "on" if choice else "off") in known:
             return Problem(group, NO_SUCH_CHOICE, choice, hint=f'YAML reads {word} as {str(choice).lower()}: write "{word}", in quotes')
-        return Problem(group, NO_SUCH_CHOICE, choice, hint=close(str(choice), known) or f"`samewise list {group}` shows them")
+        return Problem(group, NO_SUCH_CHOICE, choice, hint=did_you_mean(str(choice), known) or f"`samewise list {group}` shows them")
 
 
 def is_choice(value: Any) -> bool:
-    """Whether a value of a component's place is the name of a choice, or several of them, rather than a component."""
+    """Whether a value in a component's place is the name of a choice, or a list of names, rather than a component."""
     names: Any = value if isinstance(value, list) and value else [value]
     return all(isinstance(name, str) and name != "???" and "${" not in name for name in names)
 
 
-def _as_entries(choices: Mapping[Any, Any]) -> str:
-    return ", ".join(f"`- {key}: {_written(value)}`" for key, value in choices.items())
+def _format_entries(choices: Mapping[Any, Any]) -> str:
+    return ", ".join(f"`- {key}: {_format_choice(value)}`" for key, value in choices.items())
 
 
-def _written(value: Any) -> str:
+def _format_choice(value: Any) -> str:
     return "null" if value is None else f"[{', '.join(map(str, cast(list[Any], value)))}]" if isinstance(value, list) else str(value)
 
 
 def problem_in_file(error: BaseException) -> Problem:
-    """What Hydra, OmegaConf or PyYAML found wrong in a config file."""
+    """The problem that Hydra, OmegaConf or PyYAML found in a config file."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark
-        file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "  # of a text, whose file the caller names
+        file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "  # a text, whose file the caller names
         where = f"{file}{mark.line + 1}" if mark else "a config file"
         return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that contain ': ' or '#'")
     text = str(error)
@@ -178,7 +178,7 @@ def problem_in_file(error: BaseException) -> Problem:
         message = f"{key[1]}: {message}"
     if missing := re.search(r"Could not (?:find|load) '([^']+)'", text):
         return Problem(where, f"names {missing[1]}, which does not exist")
-    meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
+    meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a choice for a place without a group: optimizer@optimizer.genrator=sgd
     wrong = re.search(r"Could not override '([^']+)'", text)
     if several := re.search(r"Multiple values for (\w+)\. To override", text):
         return Problem(where, f"adds a second choice to the group {several[1]}", hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]")
@@ -186,7 +186,7 @@ def problem_in_file(error: BaseException) -> Problem:
 
 
 def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str, ...], Problem]]:
-    """The keys that the schema does not have and the values that are not of its types, by their path in the file."""
+    """Keys that the schema does not have and values of wrong types, by their path in the file."""
     pending: list[tuple[tuple[str, ...], Any]] = [((key,), value) for key, value in whole.items() if key not in ("defaults", "hydra")]
     prefix, typed = under.split(".") if under else [], OmegaConf.structured(schema.Experiment)
     for path, value in pending:
@@ -208,10 +208,10 @@ def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str
 
 
 def _nearest_key(name: str, known: Mapping[str, Any]) -> str:
-    """The key that is spelled alike here; else the same name a level further down."""
+    """A key at this level with similar spelling; otherwise the same name one level down."""
     typed = OmegaConf.structured(schema.Experiment)
     below = (f"{group}.{name}" for group in schema.Experiment.__dataclass_fields__ if is_typed(typed, group) and name in typed[group])
-    return close(name, known) or next((f"did you mean '{path}'?" for path in below), nearest(name, known))
+    return did_you_mean(name, known) or next((f"did you mean '{path}'?" for path in below), nearest(name, known))
 
 
 def _remove(whole: Any, path: Sequence[str]) -> None:

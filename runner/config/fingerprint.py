@@ -1,4 +1,4 @@
-"""An experiment's identity: the part of its config that can change a result, the user's own code that this reaches, and their hash.
+"""An experiment's identity: the part of its config that can change a result and the user's code that it reaches, and the hash of both.
 
 Imports neither torch nor mlflow, nor that code.
 """
@@ -21,7 +21,7 @@ OUTSIDE = frozenset(
     {
         "name",
         "run_root",
-        "device",  # recorded in the environment: the same experiment on another device is compared, not confused
+        "device",  # recorded in the environment: the same experiment can be compared across devices
         "activation_checkpointing",
         "compile.max_graphs",
         "loader.num_workers",
@@ -42,7 +42,7 @@ OUTSIDE = frozenset(
         "launcher",
         "sweeper",
         "debug",
-        "reproducibility.level",  # a name for the settings beside it
+        "reproducibility.level",  # a name for the adjacent settings
         "reproducibility.other_environment",
         "reproducibility.fill_uninitialized_memory",
     }
@@ -50,7 +50,7 @@ OUTSIDE = frozenset(
 """Paths that cannot change a result."""
 
 HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")
-"""Keys of `dataset` that say where the data lie on this machine; what they hold is fingerprinted in the environment."""
+"""Keys of `dataset` for the data's location on this machine; their content is fingerprinted in the environment."""
 
 REPORTS = ("progress", "throughput", "learning_rate")
 """Callbacks that only report: their names in configs, and their modules'."""
@@ -58,10 +58,11 @@ REPORTING = re.compile(rf"^samewise\.runner\.callbacks\.({'|'.join(REPORTS)})\."
 
 AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
 FSDP = "samewise.runner.strategies.fsdp.FSDP"
+OURS = "samewise.datasets."
 
 
 def is_outside(path: str) -> bool:
-    """Whether what is set at a path cannot change a result, as far as the path tells."""
+    """Whether a path's value cannot change a result, judging by the path alone."""
     parts = path.replace("@", ".").replace("/", ".").split(".")
     if parts[0] == "callbacks" and len(parts) > 1 and parts[1] in REPORTS:
         return True
@@ -69,51 +70,51 @@ def is_outside(path: str) -> bool:
 
 
 def fingerprint_of(whole: dict[str, Any]) -> str:
-    """The sha256 of `identity`, in hexadecimal (64 digits)."""
+    """The SHA-256 of `identity`: 64 hexadecimal digits."""
     text = json.dumps(identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def combine(config: str, code: Mapping[str, Any]) -> str:
-    """An experiment's fingerprint: its config's where that reaches no code of the user's, else of both."""
+    """An experiment's fingerprint: that of its config if it reaches no user code, otherwise of both."""
     text = json.dumps({"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest() if code else config
 
 
 def targets(whole: Mapping[str, Any]) -> list[str]:
-    """The classes and functions that a plain config names for what can change a result."""
+    """The classes and functions that a plain config names and that can change a result."""
     return sorted({value for path, value in flat(without(dict(whole), OUTSIDE)) if path.rpartition(".")[2] == "_target_" and isinstance(value, str)})
 
 
 def reached_code(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.Code:
-    """The user's own code that a plain config reaches by way of these packages."""
+    """The user's code in these packages that a plain config reaches."""
     own = [name for name in targets(whole) if any(name.startswith(f"{package}.") for package in packages)]
     return sources.reach(own, packages, follows=lambda name: name.partition(".")[0] != "samewise")
 
 
 def identity(whole: dict[str, Any]) -> dict[str, Any]:
-    """A config that `plain` has made plain, less what cannot change a result and less this machine's paths. A value that is still missing is `???`."""
+    """A plain config without the settings that cannot change a result and without this machine's paths. A missing value stays `???`."""
     strategy: Any = whole.get("strategy")
     callbacks: Any = whole.get("callbacks")
     initialise: Any = whole.get("initialise")
     kept = cast(dict[str, Any], without(whole, OUTSIDE))
     if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("rank_invariant") is True:
-        del kept["strategy"]  # any number of ranks gives the same bits, by whatever means
+        del kept["strategy"]  # any number of ranks gives the same bits
     if isinstance(callbacks, dict):
         kept["callbacks"] = {name: call for name, call in cast(dict[str, Any], kept["callbacks"]).items() if not _only_reports(call)}
     if isinstance(kept.get("dataset"), dict):
-        kept["dataset"] = _without_host(kept["dataset"])
+        kept["dataset"] = _remove_host_settings(kept["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
         kept["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
     _spell_out(kept)
-    _leave_out(kept)
+    _remove_unchanged(kept)
     if (taken_over := _content(kept.pop("resume_from", None))) is not None:
         kept["resume_from"] = taken_over
     return kept
 
 
 def _spell_out(kept: dict[str, Any]) -> None:
-    """Write down defaults that once were others, so that what an older version trained with those is another experiment."""
+    """Write out defaults that have changed since an older version, so that what that version trained with them stays a different experiment."""
     rules: Any = kept.get("param_groups")
     for rule in (kept.get("initialise"), *(cast(dict[str, Any], rules).values() if isinstance(rules, dict) else ())):
         if isinstance(rule, dict) and cast(dict[str, Any], rule).get("frozen"):
@@ -127,20 +128,24 @@ def _spell_out(kept: dict[str, Any]) -> None:
             call.update({"decay": None, "every_steps": 1, "rescale": False} | call)
 
 
-def _leave_out(kept: dict[str, Any]) -> None:
-    """Take out settings that older versions did not have, where they change nothing, so that what those trained is the same experiment."""
+def _remove_unchanged(kept: dict[str, Any]) -> None:
+    """Remove settings that older versions did not have if they change nothing, so that what those trained stays the same experiment."""
     evaluate: Any = kept.get("evaluate")
     if isinstance(evaluate, dict) and cast(dict[str, Any], evaluate).get("limit", 0) is None:
         del evaluate["limit"]
     if cast(dict[str, Any], kept.get("compile") or {}).get("mode") == "off":
         del kept["compile"]
+    dataset: Any = kept.get("dataset")
+    for node in (dataset, *cast(dict[str, Any], dataset).values()) if isinstance(dataset, dict) else ():
+        if isinstance(node, dict) and str(cast(dict[str, Any], node).get("_target_", OURS)).startswith(OURS) and node.get("decode") == "worker":
+            del node["decode"]
 
 
-def _without_host(node: Any) -> Any:
+def _remove_host_settings(node: Any) -> Any:
     if isinstance(node, dict):
-        return {key: _without_host(value) for key, value in cast(dict[str, Any], node).items() if not HOST_KEYS.search(key)}
+        return {key: _remove_host_settings(value) for key, value in cast(dict[str, Any], node).items() if not HOST_KEYS.search(key)}
     if isinstance(node, list):
-        return [_without_host(value) for value in cast(list[Any], node)]
+        return [_remove_host_settings(value) for value in cast(list[Any], node)]
     return node
 
 
@@ -149,13 +154,13 @@ def _only_reports(callback: Any) -> bool:
 
 
 def _content(weights: Any) -> Any:
-    """A file, the folder of a checkpoint or what Hugging Face's cache has, by what is in it; anything else (the name of published weights, None) as it is."""
+    """Replace a file, a checkpoint's folder or an entry of Hugging Face's cache by a digest of its content; other values (a published name, None) stay."""
     if not isinstance(weights, str):
         return weights
     try:
-        path = hugging_face.snapshot(weights) if weights.startswith(hugging_face.PREFIX) else Path(weights).expanduser()  # as whoever loads it finds it
+        path = hugging_face.snapshot(weights) if weights.startswith(hugging_face.PREFIX) else Path(weights).expanduser()  # found as the loader finds it
         files = hugging_face.files_at(path)
-    except ConfigError:  # told by whoever loads it
+    except ConfigError:  # reported by the loader
         return weights
     manifest = path / "manifest.json"
     if manifest.is_file():

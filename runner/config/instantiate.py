@@ -1,4 +1,4 @@
-"""The only place where a `_target_` becomes an object: a config from a stranger cannot run a command.
+"""The only place where a `_target_` becomes an object, so that a config from someone else cannot run a command.
 
 What a `_target_` may name: what its place in the config takes (`slots`), *defined in* one of the packages for that place, and reached through nothing but
 modules of these packages. So `torch.os.system`, `torch.load` and `torchvision.datasets.utils.download_url` are refused, as is a launcher among the callbacks.
@@ -21,10 +21,10 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
-from samewise.runner.config.library_data import LIBRARIES, PACKAGES, made_within
-from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, returned_by, takes, within
+from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_within_root
+from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, return_class, takes, within
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, in_short, memory_asked_for, nearest, raised_at
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, describe_exit, nearest, raised_at, requested_memory, summarise_error
 from samewise.runner.processes.memory import refuse_too_much_memory
 
 _INSTEAD = {
@@ -39,7 +39,7 @@ SPECIAL = ("_target_", "_partial_", "_args_")
 
 
 def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any) -> Any:
-    """Build what a config describes: a mapping with `_target_` becomes an object, anything else stays what it is, with its parts built.
+    """Build what a config describes: a mapping with `_target_` becomes an object; other values stay, and their parts are built.
 
     Args:
         node: A config node or plain value. `_args_` are positional arguments; with `_partial_: true` the result is a `functools.partial`.
@@ -75,12 +75,12 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
     if within(made.__module__, LIBRARIES):
         from PIL import EpsImagePlugin
 
-        EpsImagePlugin.gs_binary = False  # an EPS, whatever it is called, is a program for Ghostscript; samewise's own data sets let Pillow open none
+        EpsImagePlugin.gs_binary = False  # an EPS file, under any name, is a program for Ghostscript; samewise's own data sets do not let Pillow open any
     if within(made.__module__, PACKAGES):
-        made = functools.partial(made_within, made, path)
+        made = functools.partial(make_within_root, made, path)
     if node.get("_partial_", False):
         return functools.partial(made, *positional, **named)
-    if is_own:  # the user's own code, which may know better
+    if is_own:  # the user's own code may allow more
         return call(made, path, *positional, **named)
     try:
         with refuse_too_much_memory():
@@ -90,7 +90,7 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
 
 
 def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
-    """Call a constructor (or a partial of one), its failure told as a problem at `path`.
+    """Call a constructor (or a partial); its failure becomes a problem at `path`.
 
     Raises:
         ConfigError: it failed; errors of samewise itself keep their kind and get `path` before theirs.
@@ -98,7 +98,7 @@ def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any)
     try:
         return made(*positional, **named)
     except SamewiseError as error:
-        raise type(error)(*[_under(path, problem) for problem in error.problems]) from error
+        raise type(error)(*[_prefix_path(path, problem) for problem in error.problems]) from error
     except (MemoryError, KeyboardInterrupt):
         raise
     except OSError as error:
@@ -106,7 +106,7 @@ def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any)
             raise
         raise ConfigError(Problem(path, f"{_name(made)} failed: {error}")) from error
     except SystemExit as error:
-        message, where = ends_process(_name(made), error)
+        message, where = describe_exit(_name(made), error)
         raise ConfigError(Problem(path, message, hint=where)) from error
     except Exception as error:
         raise ConfigError(_failure(made, path, error, named)) from error
@@ -159,7 +159,7 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
     except SamewiseError:
         raise
     except SystemExit as error:
-        message, place = ends_process(name, error)
+        message, place = describe_exit(name, error)
         raise ConfigError(Problem(where, message, target, hint=place)) from error
     except Exception as error:
         raise ConfigError(Problem(where, f"cannot be imported: {type(error).__name__}: {error}", target)) from error
@@ -171,12 +171,12 @@ def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        known = [public for public in dir(owner) if not public.startswith("_") and not _refused(getattr(getattr(owner, public, None), "__module__", None))]
+        known = [one for one in dir(owner) if not one.startswith("_") and not _refused_prefix(getattr(getattr(owner, one, None), "__module__", None))]
         raise ConfigError(Problem(where, f"does not exist: no '{name}' in {owner.__name__}", target, hint=nearest(name, known))) from None
 
 
 def _reachable(found: Any, allowed: Sequence[str]) -> bool:
-    """Modules on the way must be in an allowed package, or lead to one (`torch` on the way to `torch.nn`)."""
+    """Modules on the way must be in an allowed package, or lead to one (`torch` to `torch.nn`)."""
     if not isinstance(found, types.ModuleType):
         return True
     name = found.__name__
@@ -184,10 +184,10 @@ def _reachable(found: Any, allowed: Sequence[str]) -> bool:
 
 
 def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
-    if refused := _refused(getattr(found, "__module__", None)):
+    if refused := _refused_prefix(getattr(found, "__module__", None)):
         return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target)
     wanted, hint = describe_kinds(path), ""
-    if isinstance(found, types.FunctionType) and within(found.__module__, own) and returned_by(found) is None:
+    if isinstance(found, types.FunctionType) and within(found.__module__, own) and return_class(found) is None:
         said = found.__annotations__.get("return")
         hint = f"annotate what it returns, so that its kind is known before it is called: `def {found.__name__}(...) -> CLASS:`"
         if said is not None:
@@ -199,7 +199,7 @@ def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[st
 
 def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own: Sequence[str]) -> Problem:
     expected = f"a class or function of {', '.join(allowed)}"
-    if refused := _refused(target):
+    if refused := _refused_prefix(target):
         return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target, expected)
     if elsewhere := place_of(target):
         kind, place = elsewhere
@@ -221,7 +221,7 @@ def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own:
 
 
 def _has_module(package: str, name: str) -> bool:
-    """Whether a declared package has such a module. Nothing of it is run, but the packages above it."""
+    """Whether a declared package contains such a module. Only its parent packages are run."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -230,28 +230,28 @@ def _has_module(package: str, name: str) -> bool:
     return any((folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file() for folder in folders)
 
 
-def _refused(name: Any) -> str:
-    """The part of the libraries that a dotted name is of and that a config may not name; empty where there is none."""
+def _refused_prefix(name: Any) -> str:
+    """The part of the libraries that contains a dotted name and that configs may not name; empty if there is none."""
     return next((one for one in REFUSED if isinstance(name, str) and within(name, [one])), "")
 
 
 def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mapping[str, Any]) -> Problem:
-    """A constructor's exception, with the nearest name where an argument is not known."""
+    """The problem for a constructor's exception, with the nearest name for an unknown argument."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unknown:
         return Problem(f"{path}.{unknown[1]}", f"{_name(made)} has no such argument", hint=nearest(unknown[1], _arguments_near(error)))
-    if asked := memory_asked_for(error):
+    if asked := requested_memory(error):
         sizes = {key: value for key, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
         return Problem(f"{path}.{largest}" if largest else path, f"{_name(made)} {asked}", sizes.get(largest, ...), hint="make it smaller")
-    text, where = in_short(error) if str(error).strip() else "", raised_at(error, anywhere=False)
+    text, where = summarise_error(error) if str(error).strip() else "", raised_at(error, anywhere=False)
     if re.search(r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be called|super-class __init__\(\) .*never called", text):
         where = f"begin its __init__ with super().__init__(); {where}"
     return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts", hint=where)
 
 
 def _arguments_near(error: Exception) -> Sequence[str]:
-    """The parameters of the function that refused an argument, by its name in the message."""
+    """The parameters of the function that refused an argument, found by its name in the message."""
     owner = re.match(r"(\w+)\.__init__\(\)", str(error))
     trace = error.__traceback__
     while owner and trace:
@@ -262,8 +262,8 @@ def _arguments_near(error: Exception) -> Sequence[str]:
     return ()
 
 
-def _under(path: str, problem: Problem) -> Problem:
-    """The same problem, seen from the config's root. A problem with a file keeps its path."""
+def _prefix_path(path: str, problem: Problem) -> Problem:
+    """The same problem with its path from the config's root. A problem with a file keeps its path."""
     if not problem.path:
         return Problem(path, problem.message, problem.value, problem.expected, problem.hint)
     if problem.path.startswith(path) or "/" in problem.path:
@@ -272,5 +272,5 @@ def _under(path: str, problem: Problem) -> Problem:
 
 
 def _name(made: Any) -> str:
-    inner = (made.args[0] if made.func is made_within else made.func) if isinstance(made, functools.partial) else made
+    inner = (made.args[0] if made.func is make_within_root else made.func) if isinstance(made, functools.partial) else made
     return str(getattr(inner, "__qualname__", getattr(inner, "__name__", inner)))

@@ -1,4 +1,4 @@
-"""JSON Schema of config files, for editors: of the root with whole experiments, and of each group.
+"""JSON Schemas of config files, for editors: of the root, of whole experiments, and of each group.
 
 A file may leave out what others give (`defaults`, an experiment, the command line), so nothing is required of it; what is written is held to what takes it.
 """
@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from samewise.runner.config import json_types, slots
 from samewise.runner.config.catalogue import choices_of, field_summaries
 from samewise.runner.config.instantiate import locate
-from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed
+from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed_object
 from samewise.runner.config.loader import config_loader, groups
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS, Experiment
@@ -35,8 +35,8 @@ Members = dict[Any, list[str]]
 """Classes and functions, each with all its names."""
 
 
-def of_project(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
-    """The schemas by name: `experiment` (the root, and all else that is `@package _global_`), each group that is a key of the root, and `definitions`.
+def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
+    """The schemas by name: `experiment` (the root and every `@package _global_` file), each group that is a key of the root, and `definitions`.
 
     And what is wrong with components that the project's own files name: nothing is known of their arguments.
     """
@@ -49,12 +49,12 @@ def of_project(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
 
 
 def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
-    """Write the schemas into a folder; the files, and problems as of `of_project`.
+    """Write the schemas into a folder; return the files, and the problems as `project_schemas` does.
 
     Raises:
         ConfigError: a file of one of their names is there, and is something else.
     """
-    schemas, problems = of_project(project)
+    schemas, problems = project_schemas(project)
     files = {folder / f"{name}.json": schema for name, schema in schemas.items()}
     strange = [file for file in files if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]]
     if strange:
@@ -66,7 +66,7 @@ def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
 
 
 class Writer:
-    """Writes the definitions that all schemas share."""
+    """Writes the definitions that the schemas share."""
 
     def __init__(self, project: Project) -> None:
         loader = config_loader(project)
@@ -77,15 +77,15 @@ class Writer:
         self.places: dict[str, Members] = {place: {one: names for (of, one), names in found.items() if of == kind} for place, kind in slots.KINDS.items()}
         self.parts: Members = {one: names for (kind, one), names in found.items() if any(kind in kinds for kinds in slots.PARTS.values())}
         self.facts = dict[str, set[str]]()
-        self.elsewhere = dict[str, str]()  # groups that choose a part of a component: the path that their files set
-        self.used = dict[str, list[str]]()  # by path, and by place: the components that choices have there
+        self.elsewhere = dict[str, str]()  # groups that choose a part of a component: the path set by their files
+        self.used = dict[str, list[str]]()  # by path, and by place: the components of its choices
         short = {name: names[0] for names in found.values() for name in names}
         for group, names in self.choices.items():
             for name in names:
                 self._read(loader, group, name, short)
 
     def _read(self, loader: ConfigLoaderImpl, group: str, name: str, short: dict[str, str]) -> None:
-        """Take from a choice's file which components are used where, and which keys there are."""
+        """Collect from a choice's file the components and the keys that it uses."""
         loaded = loader.repository.load_config(f"{group}/{name}")
         assert loaded is not None
         raw: Any = OmegaConf.to_container(loaded.config, resolve=False)
@@ -95,7 +95,7 @@ class Writer:
             self.elsewhere[group] = under
         if under and isinstance(raw, dict):
             self.facts.setdefault(group, set()).update(map(str, raw))
-        for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add facts that it refers to
+        for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add values that it refers to
             self.facts.setdefault(free, set()).add(fact)
         for path, target in flat(raw, under):
             where, _, last = path.rpartition(".")
@@ -104,7 +104,7 @@ class Writer:
                     self.used.setdefault(key, []).append(short.get(target, target))
 
     def _is_own(self, target: str, path: str) -> bool:
-        """Note a component of the user's own, if it is one and nothing is wrong with it."""
+        """Register a valid component of the user's own; return whether it is one."""
         if not slots.within(target, self.packages):
             return False
         try:
@@ -118,9 +118,9 @@ class Writer:
         return True
 
     def definitions(self) -> dict[str, Schema]:
-        """Of components, places, choices, groups, files and the root, by name."""
+        """The definitions by name: components, places, choices, groups, files and the root."""
         every = {name: one for members in (*self.places.values(), self.parts) for one, names in members.items() for name in names[:1]}
-        self.found: dict[str, Schema] = {name: json_types.of_call(one) for name, one in every.items()}
+        self.found: dict[str, Schema] = {name: json_types.call_schema(one) for name, one in every.items()}
         for names in self.used.values():
             names[:] = [name for name in dict.fromkeys(names) if name in self.found]
         self.found |= json_types.SHARED
@@ -132,7 +132,7 @@ class Writer:
         summaries, kinds, keys = field_summaries(Experiment), typing.get_type_hints(Experiment), dict[str, Schema]()
         for field in dataclasses.fields(Experiment):
             name = field.name
-            whole = self._settings(name, kinds[name]) if dataclasses.is_dataclass(kinds[name]) else self._value(name) or json_types.of(kinds[name])
+            whole = self._settings(name, kinds[name]) if dataclasses.is_dataclass(kinds[name]) else self._value(name) or json_types.schema_of(kinds[name])
             if name in self.choices:
                 self.found[name] = whole
                 self.found[f"file of {name}"] = self._file(name, self._value(name, of_file=True) or whole)
@@ -143,40 +143,40 @@ class Writer:
         for group, path in self.elsewhere.items():
             part = self._part(path) if path in self.used else self._parts(group, path)
             self.found[f"file of {group}"] = self._file(group, part)
-        self.found["root"] = self._file("", closed(keys | {"defaults": DEFAULTS}))
+        self.found["root"] = self._file("", closed_object(keys | {"defaults": DEFAULTS}))
         return self.found
 
     def _value(self, group: str, *, of_file: bool = False) -> Schema | None:
-        """What stands under the key of a group; in a file of the group itself there may be facts of any name, for other files to refer to."""
+        """The schema of a group's key; in a file of the group itself, other keys are allowed too, for other files to refer to."""
         facts: dict[str, Schema] = dict.fromkeys(sorted(self.facts.get(group, ())), ANY)
         free: Any = ANY if of_file else False
         if group == "dataset":
-            return closed(facts | {split: self._changed("dataset.*") for split in SPLITS} | {"defaults": DEFAULTS}, additionalProperties=free)
+            return closed_object(facts | {split: self._changes_schema("dataset.*") for split in SPLITS} | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "transforms":
             one = {"type": ["object", "string"], "if": {"type": "object"}, "then": _ref("place transforms.*.*.*"), "else": REFERENCE}
             listed = {"type": ["array", "string", "null"], "items": one, "if": {"type": "string"}, "then": REFERENCE}
-            phases = dict.fromkeys(("train", "eval"), closed({"sample": listed, "batch": listed}))
-            return closed(facts | phases | {"defaults": DEFAULTS}, additionalProperties=free)
+            phases = dict.fromkeys(("train", "eval"), closed_object({"sample": listed, "batch": listed}))
+            return closed_object(facts | phases | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "callbacks":
-            known = {name: self._changed("callbacks.*", f"callbacks.{name}") for name in facts}
-            return closed(known | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*"))
+            known = {name: self._changes_schema("callbacks.*", f"callbacks.{name}") for name in facts}
+            return closed_object(known | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*"))
         if group == "initialise":
-            return closed(facts | {"defaults": DEFAULTS})
+            return closed_object(facts | {"defaults": DEFAULTS})
         if group == "param_groups":
             return {"type": "object", "properties": {"defaults": DEFAULTS}, "additionalProperties": {"type": ["object", "null"]}}
         if group == "optimizer":  # or one for each phase
-            changed = self._changed(group)
+            changed = self._changes_schema(group)
             return changed | {"else": changed["else"] | {"additionalProperties": _ref("optimizer")}}
-        if group == "recipe":  # with what is changed of a chosen loss, and of metrics
-            changed = self._changed(group)
+        if group == "recipe":  # with changes to a chosen loss, and to metrics
+            changed = self._changes_schema(group)
             keys = changed["else"]["properties"]
-            keys["loss"] = {"anyOf": [keys["loss"], self._changed(group, "recipe.loss")["else"]]}
+            keys["loss"] = {"anyOf": [keys["loss"], self._changes_schema(group, "recipe.loss")["else"]]}
             keys["metrics"] = self._parts("metrics", "recipe.metrics")
             return changed
-        return self._changed(group) if group in slots.KINDS else None
+        return self._changes_schema(group) if group in slots.KINDS else None
 
-    def _changed(self, place: str, path: str = "") -> Schema:
-        """A component, or what is changed of the chosen one: arguments of any of those that choices have there."""
+    def _changes_schema(self, place: str, path: str = "") -> Schema:
+        """A component, or changes to the chosen one: any argument that the choices have there."""
         several = dict[str, list[Schema]]()
         for name in self.used.get(path or place, ()):
             for key, value in self.found[name]["properties"].items():
@@ -186,24 +186,24 @@ class Writer:
         return {
             "if": {"type": "object", "required": ["_target_"]},
             "then": _ref(f"place {place}"),
-            "else": closed(keys, type=["object", "null"]),
+            "else": closed_object(keys, type=["object", "null"]),
         }
 
     def _part(self, path: str) -> Schema:
-        """A part of a component, or what is changed of the chosen one."""
-        return {"type": "object", "if": {"required": ["_target_"]}, "then": json_types.PART, "else": self._changed("recipe", path)["else"]}
+        """A part of a component, or changes to the chosen one."""
+        return {"type": "object", "if": {"required": ["_target_"]}, "then": json_types.PART, "else": self._changes_schema("recipe", path)["else"]}
 
     def _parts(self, group: str, path: str) -> Schema:
-        """Parts of a component by name: those that choices name, and any other."""
-        return closed({name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))}, additionalProperties=json_types.PART)
+        """A component's parts by name: those that choices name, and any other."""
+        return closed_object({name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))}, additionalProperties=json_types.PART)
 
     def _settings(self, name: str, kind: type) -> Schema:
-        """Of a dataclass of settings."""
+        """The schema of a settings dataclass."""
         about, kinds, keys = field_summaries(kind), typing.get_type_hints(kind), dict[str, Schema]()
         for field, one in kinds.items():
-            whole = self._changed(f"{name}.{field}") if f"{name}.{field}" in slots.KINDS else json_types.of(one)
+            whole = self._changes_schema(f"{name}.{field}") if f"{name}.{field}" in slots.KINDS else json_types.schema_of(one)
             keys[field] = whole | {"description": about[field]}
-        return closed(keys | {"defaults": DEFAULTS})
+        return closed_object(keys | {"defaults": DEFAULTS})
 
     def _target(self, members: Members) -> Schema:
         others = sorted(name for names in members.values() for name in names[1:])
@@ -211,12 +211,12 @@ class Writer:
         return {"anyOf": [{"enum": sorted(names[0] for names in members.values())}, *({"type": "string", "pattern": one} for one in patterns), REFERENCE]}
 
     def _by_group(self) -> Schema:
-        """An entry of a defaults list that chooses of a group."""
+        """An entry of a defaults list that chooses from a group."""
         patterns = {rf"^((override|optional) )*/?{group}(@[\w.]+)?$": _ref(f"choice of {group}") for group in self.choices}
-        return closed({f"override /{group}": _ref(f"choice of {group}") for group in self.choices}, patternProperties=patterns, maxProperties=1)
+        return closed_object({f"override /{group}": _ref(f"choice of {group}") for group in self.choices}, patternProperties=patterns, maxProperties=1)
 
     def _file(self, group: str, whole: Schema) -> Schema:
-        """A file of a group, or of the root: with the list of what it builds on."""
+        """The schema of a group's file, or of the root, with its defaults list."""
         siblings: Iterable[str] = self.choices.get(group, ())
         names = {"enum": ["_self_", *siblings]}
         others = {"type": "string", "pattern": r"[/@$]"} if group else {"type": "string"}
@@ -226,14 +226,14 @@ class Writer:
 
 def _component(name: str, members: Members) -> Schema:
     cases = [
-        {"if": {"properties": {"_target_": _named(names)}, "required": ["_target_"]}, "then": _ref(names[0])}
+        {"if": {"properties": {"_target_": _name_schema(names)}, "required": ["_target_"]}, "then": _ref(names[0])}
         for names in sorted(members.values(), key=lambda names: names[0])
     ]
     return {"type": "object", "properties": {"_target_": _ref(f"target of {name}")}, "required": ["_target_"], "allOf": cases}
 
 
-def _named(names: list[str]) -> Schema:
-    """Any of a component's names; an editor offers the first alone."""
+def _name_schema(names: list[str]) -> Schema:
+    """Any of a component's names; an editor offers only the first."""
     return {"anyOf": [{"const": names[0]}, *([{"type": "string", "pattern": f"^({'|'.join(map(re.escape, names[1:]))})$"}] if names[1:] else [])]}
 
 
@@ -247,5 +247,5 @@ def _ref(name: str) -> Schema:
 
 
 def _id(name: str) -> str:
-    """A name as it can stand in a pointer."""
+    """A name made safe for a JSON pointer."""
     return re.sub(r"[^\w.]", "-", name)

@@ -1,4 +1,4 @@
-"""What a component takes, as JSON Schema: its arguments' names, types and descriptions, by the rules of `annotations`."""
+"""A component's arguments as JSON Schema: names, types and descriptions, by the rules of `annotations`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from samewise.runner.config.annotations import OBJECTS, evaluate, passed_on
+from samewise.runner.config.annotations import OBJECTS, evaluate, forwarded_arguments
 from samewise.runner.errors import truncate
 
 Schema = dict[str, Any]
@@ -34,9 +34,9 @@ SHARED: dict[str, Schema] = {
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
-def of(annotation: Any) -> Schema:
-    """The values that `annotations.fits` takes for an annotation, and what may stand for them."""
-    inner = _of(annotation)
+def schema_of(annotation: Any) -> Schema:
+    """The values that `annotations.fits` accepts for an annotation, and what may replace them."""
+    inner = _schema_of(annotation)
     return inner if inner in (ANY, {"type": "string"}) else _any_of([*inner.get("anyOf", [inner]), REFERENCE])
 
 
@@ -44,15 +44,15 @@ def _any_of(several: list[Schema]) -> Schema:
     return {"anyOf": [one for place, one in enumerate(several) if one not in several[:place]]}
 
 
-def _of(annotation: Any) -> Schema:
+def _schema_of(annotation: Any) -> Schema:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Union or isinstance(annotation, types.UnionType):
-        several = [_of(one) for one in inner]
+        several = [_schema_of(one) for one in inner]
         return ANY if ANY in several else _any_of([part for one in several for part in one.get("anyOf", [one])])
     if origin is Literal:
         return {"enum": list(inner)}
     if origin is typing.Annotated:
-        return _of(inner[0])
+        return _schema_of(inner[0])
     if annotation is None or annotation is type(None):
         return {"type": "null"}
     kind = origin or annotation
@@ -67,7 +67,7 @@ def _of(annotation: Any) -> Schema:
     if kind in (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection):
         return {"anyOf": [_sequence(kind, inner), PART, *([] if kind in (list, tuple, set) else [{"type": "string"}])]}
     if kind in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        return {"type": "object", "additionalProperties": of(inner[1]) if len(inner) == 2 else ANY}
+        return {"type": "object", "additionalProperties": schema_of(inner[1]) if len(inner) == 2 else ANY}
     if kind is collections.abc.Callable or any(f"{base.__module__}.{base.__qualname__}" in OBJECTS for base in kind.__mro__):
         return PART
     return ANY
@@ -75,23 +75,23 @@ def _of(annotation: Any) -> Schema:
 
 def _sequence(kind: type, inner: tuple[Any, ...]) -> Schema:
     if kind is tuple and inner and inner[-1] is not Ellipsis:
-        return {"type": "array", "items": [of(one) for one in inner], "minItems": len(inner), "maxItems": len(inner)}
-    return {"type": "array", "items": of(inner[0]) if inner else ANY}
+        return {"type": "array", "items": [schema_of(one) for one in inner], "minItems": len(inner), "maxItems": len(inner)}
+    return {"type": "array", "items": schema_of(inner[0]) if inner else ANY}
 
 
-def of_call(made: Callable[..., Any]) -> Schema:
-    """A component's mapping: the arguments that a class or function takes."""
+def call_schema(made: Callable[..., Any]) -> Schema:
+    """A component's mapping: the arguments that a class or function accepts."""
     about, described = description(made), arguments(made)
     schema: Schema = {"type": "object", "properties": {}, "additionalProperties": False} | ({"description": about} if about else {})
     try:
         parameters = inspect.signature(made).parameters.values()
-    except (TypeError, ValueError):  # nothing is known of its arguments
+    except (TypeError, ValueError):  # its arguments are unknown
         return schema | {"additionalProperties": ANY}
     for parameter in parameters:
         if parameter.name == "params" and f"{made.__module__}.".startswith("torch.optim."):
             continue  # come from the model
         if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            one = of(evaluate(parameter.annotation, made))
+            one = schema_of(evaluate(parameter.annotation, made))
             if parameter.default is None and "anyOf" in one:
                 one = {"anyOf": [*one["anyOf"], {"type": "null"}]}
             elif parameter.default is None and one == {"type": "string"}:
@@ -99,7 +99,7 @@ def of_call(made: Callable[..., Any]) -> Schema:
             text = described.get(parameter.name, "")
             schema["properties"][parameter.name] = one | ({"description": text} if text else {})
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            further = passed_on(made)
+            further = forwarded_arguments(made)
             schema["properties"] |= {name: ANY for name in further or () if name not in schema["properties"]}
             schema["additionalProperties"] = ANY if further is None else False
     schema["properties"] |= {"_target_": {"type": "string"}, "_partial_": {"type": "boolean"}, "_args_": {"type": "array", "items": ANY}, "defaults": DEFAULTS}
@@ -108,24 +108,24 @@ def of_call(made: Callable[..., Any]) -> Schema:
 
 def description(made: Any) -> str:
     """The first paragraph of a docstring."""
-    return _one_line((inspect.getdoc(made) or "").partition("\n\n")[0])
+    return _join_lines((inspect.getdoc(made) or "").partition("\n\n")[0])
 
 
 def arguments(made: Any) -> dict[str, str]:
-    """What a docstring of Google's or torch's style says of each argument."""
+    """The descriptions of arguments in a docstring of Google's or torch's style."""
     section = re.search(r"^(?:Args|Arguments|Parameters):[ ]*\n((?:[ ]+\S.*\n|\s*\n)+)", (inspect.getdoc(made) or "") + "\n", re.MULTILINE)
     if section is None:
         return {}
     indent = re.match(r" *", section[1])
     entries = re.split(rf"^ {{{len(indent[0]) if indent else 4}}}(?=\S)", section[1], flags=re.MULTILINE)
     read = [re.match(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:(.*)", entry, re.DOTALL) for entry in entries]
-    return {found[1]: _one_line(found[2]) for found in read if found}
+    return {found[1]: _join_lines(found[2]) for found in read if found}
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return truncate(" ".join(text.split()), 300)
 
 
-def closed(properties: Mapping[str, Any], **further: Any) -> Schema:
-    """A mapping of these keys and no other."""
+def closed_object(properties: Mapping[str, Any], **further: Any) -> Schema:
+    """A mapping with these keys and no others."""
     return {"type": "object", "properties": dict(properties), "additionalProperties": False} | further

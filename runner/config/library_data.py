@@ -1,4 +1,4 @@
-"""What data sets of the libraries, and samewise's own, may do as they are made: download what they know into their own folder, and write nowhere else."""
+"""Limits data sets of the libraries and of samewise while they are created: they may download known files into their folder and write nowhere else."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _WRITES = {"open": 0, "os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink":
 _FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _IMPORTS = "<frozen importlib._bootstrap_external>"
 
-if hasattr(tarfile, "data_filter"):  # Python 3.11.4; before that what watches over writes ends it
-    tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # they extract what they downloaded without one of their own
+if hasattr(tarfile, "data_filter"):  # from Python 3.11.4; earlier versions end the write hook
+    tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # they extract downloads without a filter of their own
 
 _watched = contextvars.ContextVar[tuple[str, list[str]] | None]("watched", default=None)
-"""The config path of the data set that is being made in this thread, and where it may write."""
+"""The config path of the data set that this thread is creating, and where it may write."""
 _hooks = list[Callable[..., None]]()
 
 
-def made_within(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
-    """Make a data set, which writes below its `root` and nowhere else: links and archives in a folder of others may lead to any file of the user's.
+def make_within_root(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
+    """Create a data set that writes only below its `root`: links and archives in someone else's folder may lead to any file of the user's.
 
     Raises:
         ConfigError: it would write elsewhere, has an address to download from, or asks for thousands of processes.
     """
     try:
         given = inspect.signature(made).bind_partial(*positional, **named).arguments
-    except TypeError:  # as making it will say, in better words
+    except TypeError:  # creating it will report this more clearly
         given = named
     root = given.get("root")
     _require_harmless(made, path, given)
@@ -92,5 +92,5 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_import() -> bool:
-    """Whether a module is being compiled for the first time."""
+    """Whether a module is being compiled for its first import."""
     return sys._getframe(2).f_code.co_filename == _IMPORTS  # pyright: ignore[reportPrivateUsage]

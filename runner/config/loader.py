@@ -1,16 +1,17 @@
-"""Hydra, as far as samewise uses it: where config files are found, and how a choice of them becomes one config."""
+"""The interface to Hydra: finds config files, and composes a choice of them into one config."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from hydra import version
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -42,7 +43,7 @@ PROJECT, GIVEN = "project", "given"
 
 
 class _Inside(ConfigSource):
-    """Finds configs in its own folder alone: by `..`, or from the root, a file of one folder would have another's read as if it lay in a third."""
+    """Finds configs only in its own folder; `..` or an absolute path would load a file of one folder as if it were in another."""
 
     def is_config(self, config_path: str) -> bool:
         source: Any = super()
@@ -54,7 +55,7 @@ class _Inside(ConfigSource):
 
 
 class FileConfigSource(_Inside, file_config_source.FileConfigSource):
-    """Hydra's own, with limits; of its name, or Hydra would not take it for the same where a program uses Hydra itself too."""
+    """Hydra's class with limits, under the same name, so that Hydra recognises it even if a program uses Hydra itself."""
 
     faults: FileFaults | None = None
     """Takes what is wrong in a file out of it; None: Hydra raises over it."""
@@ -66,14 +67,20 @@ class FileConfigSource(_Inside, file_config_source.FileConfigSource):
         if text is None or self.faults is None:
             return super().load_config(config_path)
         try:
-            return self.faults.without_faults(super().load_config(config_path), file, config_path, text)
+            return self.faults.remove_faults(super().load_config(config_path), file, config_path, text)
         except yaml.YAMLError as error:
             self.faults.unreadable(error)
             return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create({}), {"package": "_global_"})
 
 
 class ImportlibResourcesConfigSource(_Inside, importlib_resources_config_source.ImportlibResourcesConfigSource):
-    """Hydra's own, of its name too; a file of a package is parsed once: that is a quarter of the time to compose, which a process does many times."""
+    """Hydra's class under the same name, which looks for a package's file once, and parses it once; that saves a third of the time to compose."""
+
+    def is_config(self, config_path: str) -> bool:
+        key = self.path, config_path
+        if key not in _IS_CONFIG:
+            _IS_CONFIG[key] = super().is_config(config_path)
+        return _IS_CONFIG[key]
 
     def load_config(self, config_path: str) -> ConfigResult:
         key = self.provider, self.path, config_path
@@ -83,29 +90,37 @@ class ImportlibResourcesConfigSource(_Inside, importlib_resources_config_source.
 
 
 class _Loader(ConfigLoaderImpl):
-    """Hydra's own, but for `hydra.searchpath`, by which a config file would have it look elsewhere and import packages; `set_for_hydra` tells of it."""
+    """Hydra's class without `hydra.searchpath`, which would load from elsewhere and import packages; `hydra_settings` reports it."""
 
     def _process_config_searchpath(self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository) -> None:
         pass
 
 
+_IS_CONFIG = dict[tuple[str, str], bool]()
 _PARSED = dict[tuple[str, str, str], bytes]()
 """Pickled, in this process and for it: a copy of a config takes copy.deepcopy three times as long."""
+
+
+def _interpolation_map(create: Callable[..., DictConfig], overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
+    """Hydra's function of this name, which makes a map of all choices for every config file: an empty one if no default of the file will look into it."""
+    return create(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else OmegaConf.create()
 
 
 @cache
 def _set_up_hydra() -> None:
     version.setbase("1.3")
-    for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import all plugins there are
+    library: Any = defaults_list
+    library._create_interpolation_map = partial(_interpolation_map, library._create_interpolation_map)
+    for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import every plugin
         SourcesRegistry.instance().types[source.scheme()] = source
     JobRuntime.instance().set("name", "samewise")
     ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
-    # Without what Hydra chooses for itself (launcher, sweeper, logging, help), a third of the files, all of it thrown away in `without_hydra`.
+    # Without Hydra's own choices (launcher, sweeper, logging, help): a third of the files, all discarded in `remove_hydra`.
     ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]), provider="samewise")
 
 
 def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigLoaderImpl:
-    """Hydra's loader over the project's config folders, then samewise's. What is wrong in their files is added to `faults`; without, Hydra raises it."""
+    """Hydra's loader for the project's config folders, then samewise's. Errors in their files are added to `faults`; without `faults` Hydra raises them."""
     _set_up_hydra()
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
@@ -122,7 +137,7 @@ def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigL
 
 
 def _require_no_root(file: Path) -> None:
-    """Raise a ConfigError where a file would take the place of samewise's own root; a copy of that changes nothing."""
+    """Raise a ConfigError for a file that would replace samewise's root config; an identical copy is allowed."""
     if file.is_file() and read_text(file) != resources.files("samewise.configs").joinpath(f"{ROOT}.yaml").read_text(encoding="utf-8"):
         hint = "give it another name; an experiment's file belongs in the folder `experiment`"
         raise ConfigError(Problem(str(file), "would take the place of samewise's own config.yaml, which every experiment starts from", hint=hint))
@@ -133,7 +148,7 @@ def _is_inside(config_path: str) -> bool:
 
 
 def text_of(loader: ConfigLoaderImpl, config: str) -> str:
-    """The file of a config (`optimizer/sgd`); empty where it is none."""
+    """The content of a config's file (`optimizer/sgd`); empty if there is none."""
     source = next((one for one in loader.get_sources() if one.is_config(config)), None)
     if source is None or source.scheme() not in ("file", "pkg"):
         return ""
@@ -142,9 +157,9 @@ def text_of(loader: ConfigLoaderImpl, config: str) -> str:
 
 
 def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
-    """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`), groups within groups by their path (`debug/sizes`)."""
+    """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`); nested groups by their path (`debug/sizes`)."""
     found = dict[str, list[str]]()
-    for name in loader.repository.get_group_options(under, ObjectType.GROUP):  # the loader's own of this name makes a repository for each call
+    for name in loader.repository.get_group_options(under, ObjectType.GROUP):  # Hydra's method of this name creates a repository at each call
         group = f"{under}/{name}" if under else name
         if group == "hydra" or name.startswith("_"):
             continue
@@ -154,41 +169,41 @@ def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
 
 
 def faults_in_files(loader: ConfigLoaderImpl) -> FileFaults:
-    """Collects what is wrong in config files, as what this loader finds has it: its groups, and those that the root's defaults list has."""
+    """The faults in config files that this loader finds, given its groups and those in the root's defaults list."""
     chosen = yaml.safe_load(text_of(loader, ROOT))["defaults"]
     return FileFaults(groups(loader), {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
 
 
 def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
-    """The root config with overrides, as Hydra composes it, its own settings included."""
+    """The root config with overrides as Hydra composes it, with Hydra's own settings."""
     return loader.load_configuration(ROOT, list(given), RunMode.RUN, from_shell=False)
 
 
 def choices_in(cfg: DictConfig) -> dict[str, str]:
-    """The choice of each group in what `root_config` gave."""
+    """The choice of each group in the result of `root_config`."""
     return {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
 
 
 def chooses_several(cfg: DictConfig) -> bool:
-    """Whether a list may have chosen several of a group of which one is chosen, in what `root_config` gave: Hydra then says of no choice what it is."""
+    """Whether a list may have chosen several of a group that takes one choice, in the result of `root_config`: Hydra then lists no choice for it."""
     return any(group not in cfg.hydra.runtime.choices for group in ONE_CHOICE)
 
 
-def without_hydra(cfg: DictConfig) -> DictConfig:
-    """The config less Hydra's own settings; changed in place."""
+def remove_hydra(cfg: DictConfig) -> DictConfig:
+    """Remove Hydra's own settings from the config, in place."""
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
 
 
 @cache
-def _hydras_own() -> dict[str, Any]:
+def _hydra_defaults() -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(HydraConf(defaults=[])), resolve=False))
 
 
-def set_for_hydra(composed: DictConfig) -> list[Problem]:
-    """What a config file sets for Hydra itself, such as where else it would look for configs."""
-    plain, usual = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False)), _hydras_own()
+def hydra_settings(composed: DictConfig) -> list[Problem]:
+    """Problems for settings of Hydra itself in a config file, such as other places to look for configs."""
+    plain, usual = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False)), _hydra_defaults()
     found = [key for key in plain if key not in ("job", "overrides", "runtime") and plain[key] != usual.get(key)]
     found += [f"job.{key}" for key, value in plain["job"].items() if key not in ("name", "override_dirname", "config_name") and value != usual["job"].get(key)]
     found += [group.partition("/")[2] for group in plain["runtime"]["choices"] if str(group).startswith("hydra/")]

@@ -1,4 +1,4 @@
-"""The metrics by which the best checkpoints are kept: `evaluate.monitor`, and those of `evaluate.also`. Imports neither torch nor mlflow."""
+"""The metrics that determine the best checkpoints: `evaluate.monitor` and `evaluate.also`. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc
 _COMMON = ("loss", "accuracy", "accuracy_top5", "f1", "auroc", "precision", "recall", "average_precision", "map", "map_50", "cer", "wer", "si_sdri")
 
 
-def better(metric: str) -> Mode | None:
-    """Which way a metric improves, as far as its name tells."""
+def mode_of(metric: str) -> Mode | None:
+    """Which direction is better for a metric, if its name tells."""
     return Mode.min if LESS_IS_BETTER.search(metric) else Mode.max if MORE_IS_BETTER.search(metric) else None
 
 
 def settle(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[Problem]:
-    """Leave the first of several metrics of `evaluate.monitor` there, put the others into `evaluate.also`, and give each the mode that its name tells.
+    """Keep the first of several metrics in `evaluate.monitor`, move the others to `evaluate.also`, and set the mode of each by its name.
 
     `cfg` is changed in place. A monitor among the overrides is given its own mode: that in a file belongs to the file's monitor.
     """
     set_here = {override.partition("=")[0].lstrip("+") for override in overrides}
     given: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
     if given is None and OmegaConf.is_interpolation(cfg.evaluate, "monitor"):
-        return []  # it leads nowhere, which is told by itself
+        return []  # a reference that leads nowhere is reported separately
     listed = given if isinstance(given, str) or given is None else OmegaConf.to_container(given) if isinstance(given, ListConfig) else None
     names = [str(name) for name in cast(list[Any], listed)] if isinstance(listed, list) else [str(listed)]
     if listed is None or not names or len(set(names)) < len(names):
@@ -38,24 +38,24 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[Problem]:
         shown = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
         return [Problem("evaluate.monitor", "is not a metric, or a list of different ones", shown, "SPLIT/METRIC, or [SPLIT/METRIC, ...]")]
     cfg.evaluate.monitor, found = names[0], list[Problem]()
-    known = better(names[0])
+    known = mode_of(names[0])
     if cfg.evaluate.mode is None or ("evaluate.monitor" in set_here and "evaluate.mode" not in set_here):
         cfg.evaluate.mode = known or Mode.min
         if known is None:
-            found.append(_unknown(names[0], "write evaluate.mode=max, or min"))
+            found.append(_unknown_mode(names[0], "write evaluate.mode=max, or min"))
     for name in names[1:]:
         if name in cfg.evaluate.also:
             continue
-        if (mode := better(name)) is None:
-            found.append(_unknown(name, f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min"))
+        if (mode := mode_of(name)) is None:
+            found.append(_unknown_mode(name, f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min"))
         else:
             with open_dict(cfg):
                 cfg.evaluate.also[name] = mode
     return found
 
 
-def _unknown(name: str, otherwise: str) -> Problem:
-    """What to do about a metric whose name does not tell; it may be misspelt."""
+def _unknown_mode(name: str, otherwise: str) -> Problem:
+    """The problem for a metric whose name does not tell its mode; it may be misspelt."""
     split, _, last = name.rpartition("/")
     meant = [known for known in _COMMON if known.startswith(last)] or get_close_matches(last, _COMMON, n=1)
     hint = f"did you mean '{split}/{meant[0]}'? If not, {otherwise}" if meant else otherwise

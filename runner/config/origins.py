@@ -1,4 +1,4 @@
-"""Which line of which file, or which override, a value comes from."""
+"""Finds the line of a file, or the override, that sets a value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCHEMA, _OVERRIDE = "samewise's runner/config/schema.py", "override "
 
 @dataclass(frozen=True)
 class FileValue:
-    """A value as a config file (`optimizer/sgd`, as Hydra calls it) sets it, its path, and the file and line as `origins` gives them."""
+    """A value set by a config file (`optimizer/sgd` in Hydra's notation), its path, and the file and line as in `origins`."""
 
     config: str
     path: str
@@ -36,7 +36,7 @@ class FileValue:
 
 
 def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
-    """The file or override that each value comes from: the last that sets it, in the order in which Hydra merges them.
+    """The file or override that sets each value: the last one, in Hydra's order of merging.
 
     Returns:
         Config path to `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `samewise's runner/config/schema.py:157`, or
@@ -55,7 +55,7 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
 
 
 def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
-    """Each value that the files of a defaults list set, in the order in which Hydra merges them, lists as they are: a list replaces another."""
+    """Each value set by the files of a defaults list, in Hydra's order of merging. A list is one value, since it replaces another list."""
     for default in chosen:
         name = default.config_path
         if name is None or name.startswith("hydra/"):
@@ -71,14 +71,14 @@ def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iter
 
 
 def origin_of(path: str, set_by: Mapping[str, str]) -> str:
-    """Of a value, or of the reference that it was reached by: `mean: ${dataset.mean}` stands for all numbers of the mean."""
+    """The origin of a value, or of the reference that leads to it: `mean: ${dataset.mean}` stands for all numbers of the mean."""
     while path and path not in set_by:
         path = path.rpartition(".")[0]
     return set_by.get(path, "")
 
 
-def located(problems: Sequence[Problem], given: Sequence[str], project: Project) -> list[Problem]:
-    """Problems with values of the config, each with the line of the file that sets the value, where a file does."""
+def locate_problems(problems: Sequence[Problem], given: Sequence[str], project: Project) -> list[Problem]:
+    """The problems, each with the line of the file that sets its value, if a file does."""
     overridden = {override.lstrip("+").partition("=")[0] for override in given}
     if all(problem.where or problem.path in (*overridden, "") for problem in problems):
         return list(problems)
@@ -90,7 +90,7 @@ def located(problems: Sequence[Problem], given: Sequence[str], project: Project)
 
 
 def set_at(path: str, set_by: Mapping[str, str]) -> str:
-    """Where a value is set; of one that is not there, or of a part, where what makes the part is."""
+    """Where a value is set; for a missing value or a part, where its container is set."""
     while path:
         inner = [one for one in set_by if one.startswith(f"{path}.")]
         for one in (path, f"{path}._target_", *inner[:1]):
@@ -110,7 +110,7 @@ def values_in(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _mark(found: dict[str, str], under: str, value: Any, label: str) -> None:
-    """Note `label` for every value in `value`; a list or scalar replaces whatever stood at its path and below."""
+    """Record `label` for every value in `value`; a list or scalar replaces everything at its path and below."""
     for path in [path for path in found if path.startswith(f"{under}.")] if value != {} else []:
         del found[path]
     for path, _ in flat(value, under) if isinstance(value, list) else [(under, value)]:

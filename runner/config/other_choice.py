@@ -1,4 +1,4 @@
-"""What an experiment file sets for its choice of a group, where another is chosen: on the command line, or by an experiment that builds on it.
+"""What an experiment file sets for its choice of a group, if another option is chosen: on the command line, or by an experiment that builds on it.
 
 What the other choice does not take is left out of the config; the rest stays, as Hydra has it. Both are said.
 """
@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from samewise.runner.config.annotations import names_taken
+from samewise.runner.config.annotations import argument_names
 from samewise.runner.config.fingerprint import is_outside, reached_code
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.loader import ROOT
@@ -33,12 +33,12 @@ _REDUCED = ("experiment", "debug", "debug/sizes")
 LEFT_OUT = "left out: "
 _MOST_THREADS = 1024
 _MAKES_ONE = ("_target_", "match", "layer_decay")
-"""Keys without which a mapping is no component, and no rule for parameter groups."""
+"""Keys that every component, or rule for parameter groups, has."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A group of which another choice is made than an experiment file was written for.
+    """A group whose choice differs from the one that an experiment file was written for.
 
     Args:
         file: The experiment file: `experiment/first`.
@@ -62,7 +62,7 @@ class Change:
 
 
 def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | None) -> list[Change]:
-    """The groups of which the overrides, all of them sound, make another choice, and below which the file of `experiment=` sets something."""
+    """The groups for which the (valid) overrides choose another option and below which the file of `experiment=` sets something."""
     chosen_by_user = {group: names for text in given if (group := _group(text, loader)) not in ("", *_REDUCED) for names in [_names(text)]}
     if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
         return []
@@ -76,7 +76,7 @@ def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | No
             asked = chosen_by_user.get(f"{group}@{path}", chosen_by_user.get(group) if key not in whole.apart else None)
             before, now = alone.chosen.get(key, ()), final.chosen.get(key, ())
             if group in _REDUCED or before == now or now != (whole.chosen.get(key, ()) if asked is None else asked):
-                continue  # of a reduced experiment the data are its own
+                continue  # a reduced experiment has its own data
             same = {name for name, value in alone.others.items() if final.others.get(name) == value}
             sets = [value for value in final.last.values() if value.config == file and value.path.startswith(f"{path}.") and value.path not in same]
             if sets:
@@ -84,8 +84,8 @@ def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | No
     return found
 
 
-def without_weights(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig) -> list[Problem]:
-    """That `debug=...` begins without the weights that the experiment's file asks for."""
+def weights_caution(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig) -> list[Problem]:
+    """A caution that `debug=...` starts without the weights that the experiment's file names."""
     now = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
     if not {"debug", "experiment"} <= chosen.keys() or now is not None or any(text.startswith("initialise.weights=") for text in given):
         return []
@@ -99,7 +99,7 @@ def without_weights(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapp
 
 
 def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], project: Project) -> list[Problem]:
-    """Leave out of the config, in place, what the other choices that `changes` found do not take; what overrides set stays.
+    """Remove from the config, in place, what the choices found by `changes` do not accept; values set by overrides stay.
 
     Returns:
         What was left out and what stays, one for each group and file.
@@ -117,8 +117,8 @@ def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], pro
         dropped = [value for value in sets if gone.get(value.path) in unfit]
         stays = [value for value in sets if value.path not in gone and _is_news(value, change)] if change.is_given else []
         left |= dict.fromkeys(sorted(unfit))
-        told += [_left_out(change, dropped, unfit)] if dropped else []
-        told += [_kept(change, stays)] if stays else []
+        told += [_left_out_caution(change, dropped, unfit)] if dropped else []
+        told += [_kept_caution(change, stays)] if stays else []
     with open_dict(cfg):
         for path in left:
             above, _, key = path.rpartition(".")
@@ -126,16 +126,16 @@ def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], pro
     return told
 
 
-def _left_out(change: Change, dropped: Sequence[FileValue], unfit: set[str]) -> Problem:
+def _left_out_caution(change: Change, dropped: Sequence[FileValue], unfit: set[str]) -> Problem:
     keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(unfit)]
-    keys = [key for key in keys if key] or [value.path.removeprefix(f"{change.path}.") for value in dropped]  # of a group that is gone
+    keys = [key for key in keys if key] or [value.path.removeprefix(f"{change.path}.") for value in dropped]  # of a removed group
     are, them = ("is", "it") if len(keys) == 1 else ("are", "them")
     why = f"{change.now} does not take {them}" if change.now not in ("", "none") else "nothing is chosen now"
     words = f"{_and(keys)} {are} {LEFT_OUT}{_name(change)} sets {them} for {change.before or 'no choice'}, and {why}"
     return Problem(change.path, words, where=dropped[0].where)
 
 
-def _kept(change: Change, stays: Sequence[FileValue]) -> Problem:
+def _kept_caution(change: Change, stays: Sequence[FileValue]) -> Problem:
     keys = _and([f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}" for value in stays])
     own = [f"{value.path}={_short(change.others[value.path].value)}" for value in stays if value.path in change.others]
     hint = f"set what you want; {change.now}'s own values: {' '.join(own)}" if own else ""
@@ -143,13 +143,13 @@ def _kept(change: Change, stays: Sequence[FileValue]) -> Problem:
 
 
 def _is_news(value: FileValue, change: Change) -> bool:
-    """Whether a value that stays can change a result, and is not what the choice sets anyway."""
+    """Whether a kept value can change a result and differs from what the choice sets anyway."""
     other = change.others.get(value.path)
     return not is_outside(value.path) and (other is None or (other.value != value.value and "/" in other.config))
 
 
 def _misfit(whole: Any, path: str, change: Change, cfg: DictConfig, project: Project) -> str:
-    """The path, or that of a mapping above it, which the config has no place for; empty where there is one."""
+    """The path, or that of a mapping above it, that has no place in the config; empty if there is one."""
     parts, first = path.split("."), change.path.count(".") + 1
     for end in range(first, len(parts) + 1):
         one, above = ".".join(parts[:end]), ".".join(parts[: end - 1])
@@ -166,11 +166,11 @@ def _misfit(whole: Any, path: str, change: Change, cfg: DictConfig, project: Pro
 
 
 def _takes(node: Mapping[str, Any], path: str, key: str, cfg: DictConfig, project: Project) -> bool:
-    """Whether a component has an argument of that name; also where that cannot be told. Imports it, and so torch."""
+    """Whether a component has an argument of this name, or this cannot be determined. Imports the component, and so torch."""
     if key in SPECIAL or not _may_import(cfg):
         return True
     try:
-        names = names_taken(locate(node["_target_"], path, project.packages))
+        names = argument_names(locate(node["_target_"], path, project.packages))
     except ConfigError:
         return True
     if within(str(node["_target_"]), project.packages):
@@ -179,18 +179,18 @@ def _takes(node: Mapping[str, Any], path: str, key: str, cfg: DictConfig, projec
 
 
 def _may_import(cfg: DictConfig) -> bool:
-    """Whether torch is imported, or can be now: once the variables are set that it reads then."""
+    """Whether torch is or may now be imported: the variables that it reads on import are set."""
     if "torch" not in sys.modules:
         settings: Any = plain(cfg.get("reproducibility"))
         threads, given = at(settings, "threads"), at(settings, "variables")
         if not (isinstance(threads, int) and 0 < threads <= _MOST_THREADS and isinstance(given, dict) and all(name in variables.VARIABLES for name in given)):
-            return False  # `check` says what is wrong with them
+            return False  # `check` reports what is wrong with them
         variables.prepare(cfg.reproducibility)
     return True
 
 
 class _Choices:
-    """What overrides choose, and what the files of these choices set."""
+    """The choices that overrides make, and the values that their files set."""
 
     def __init__(self, loader: ConfigLoaderImpl, given: Sequence[str]) -> None:
         defaults: list[ResultDefault] = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
@@ -210,7 +210,7 @@ class _Choices:
 
 
 def _may_matter(loader: ConfigLoaderImpl, file: str, chosen: Mapping[str, tuple[str, ...]]) -> bool:
-    """Whether an experiment's file sets something below a group that is chosen, or builds on another. Quick: most commands end here."""
+    """Whether an experiment's file sets something below a chosen group, or builds on another experiment. Quick: most commands end here."""
     loaded = loader.repository.load_config(file)
     assert loaded is not None
     if any(getattr(entry, "path", "_self_") != "_self_" or getattr(entry, "group", "") == "/experiment" for entry in loaded.defaults_list or ()):
@@ -225,13 +225,13 @@ def _may_matter(loader: ConfigLoaderImpl, file: str, chosen: Mapping[str, tuple[
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """What an override chooses: `[default,ema]` several, `null` nothing."""
+    """The choices in an override: `[default,ema]` has several, `null` none."""
     names = text.partition("=")[2].strip("[] ")
     return () if names in ("", "null") else tuple(name.strip(" '\"").removesuffix(".yaml") for name in names.split(","))
 
 
 def _group(text: str, loader: ConfigLoaderImpl) -> str:
-    """The group whose choice an override makes; empty where it sets a value."""
+    """The group that an override chooses from; empty if it sets a value."""
     key, _, value = text.lstrip("+~").partition("=")
     return key if not value.startswith("{") and loader.repository.group_exists(key.partition("@")[0]) else ""
 

@@ -1,4 +1,4 @@
-"""Overrides as they are typed: read by Hydra's grammar, and what is wrong with their text."""
+"""Parses the text of overrides with Hydra's grammar, and finds what is wrong with it."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _OPEN = tuple(
 
 
 def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
-    """The overrides that can be read and name one point, and a problem for each other one."""
+    """The overrides that can be parsed and have one value, and a problem for each other."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
-    given, split = take_out_split(given, parser)
+    given, split = remove_split_overrides(given, parser)
     problems += split
     for text in given:
         if text.startswith("="):
             problems.append(Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", "write KEY=VALUE without spaces around the ="))
             continue
-        if (pattern := _PATTERN.fullmatch(text)) and pattern[2] != "null":  # a regular expression is text, which Hydra's grammar would take for something else
+        if (pattern := _PATTERN.fullmatch(text)) and pattern[2] != "null":  # a regular expression is text, but Hydra's grammar may parse it differently
             text = f"{pattern[1]}='{pattern[2]}'"
         try:
             (override,) = parser.parse_overrides([text])
@@ -69,8 +69,8 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
     return good, problems
 
 
-def one_of_several(group: str, names: Any) -> Problem | None:
-    """The problem with a list of choices for a group of which one is chosen; None where there is none."""
+def several_choices(group: str, names: Any) -> Problem | None:
+    """The problem with a list of choices for a group that takes one; None if there is none."""
     if group not in ONE_CHOICE or not isinstance(names, list) or len(cast(list[Any], names)) < 2:
         return None
     hint = f"in a sweep values are separated by commas, without brackets: {group}={','.join(map(str, cast(list[Any], names)))}"
@@ -79,8 +79,8 @@ def one_of_several(group: str, names: Any) -> Problem | None:
     return Problem(group, "takes one choice, not a list of several", names, "one choice", hint)
 
 
-def take_out_split(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
-    """The overrides less those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`, `seed=1, 2`), and a problem for each of these."""
+def remove_split_overrides(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
+    """The overrides without those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`, `seed=1, 2`), and a problem for each."""
     rest, whole, problems = list(given), list[str](), list[Problem]()
     while rest:
         if (end := _end_of_values(rest)) > 1:
@@ -89,7 +89,7 @@ def take_out_split(given: Sequence[str], parser: OverridesParser) -> tuple[list[
             problems.append(Problem(key, "the shell has split this at its spaces", " ".join(rest[:end]), "one argument", hint))
             del rest[:end]
             continue
-        end = next((end for end in range(2, min(len(rest), _MOST_PARTS) + 1) if _is_torn(rest[:end], parser)), 1)
+        end = next((end for end in range(2, min(len(rest), _MOST_PARTS) + 1) if _is_split(rest[:end], parser)), 1)
         if end > 1:
             joined = " ".join(rest[:end])
             key = joined.partition("=")[0]
@@ -104,7 +104,7 @@ _MOST_PARTS = 20
 
 
 def _end_of_values(parts: Sequence[str]) -> int:
-    """How many arguments are one override whose values are separated by commas and spaces (`seed=1, 2`); 1 where the first is whole."""
+    """How many arguments form one override whose values are separated by commas and spaces (`seed=1, 2`); 1 if the first is complete."""
     end = 1
     while "=" in parts[0] and not re.search(r"[\[{(]", parts[0]) and end < len(parts):
         if "=" in parts[end] or not (parts[end - 1].endswith(",") or parts[end].startswith(",")):
@@ -113,8 +113,8 @@ def _end_of_values(parts: Sequence[str]) -> int:
     return end
 
 
-def _is_torn(parts: Sequence[str], parser: OverridesParser) -> bool:
-    """Whether some arguments are one override whose bracket the first opens and the last closes."""
+def _is_split(parts: Sequence[str], parser: OverridesParser) -> bool:
+    """Whether some arguments form one override: the first opens a bracket that the last closes."""
     joined = " ".join(parts)
     if "=" not in parts[0] or not any(parts[0].count(opened) > parts[0].count(closed) and parts[-1].endswith(closed) for opened, closed in ("[]", "{}", "()")):
         return False
@@ -125,7 +125,7 @@ def _is_torn(parts: Sequence[str], parser: OverridesParser) -> bool:
 
 
 def has_several_values(text: str) -> bool:
-    """Whether an override makes a sweep: `a=1,2`, `range(1,5)`, `choice(...)`, `glob(...)`, `interval(...)`."""
+    """Whether an override has several values, which makes a sweep: `a=1,2`, `range(1,5)`, `choice(...)`, `glob(...)`, `interval(...)`."""
     if not re.search(r"[,(]", text):
         return False
     try:
@@ -135,7 +135,7 @@ def has_several_values(text: str) -> bool:
 
 
 def unreadable(text: str, error: Exception) -> Problem:
-    """What is wrong with an override that Hydra's grammar does not take."""
+    """The problem with an override that Hydra's grammar does not accept."""
     key, sign, value = text.partition("=")
     if not sign and not text.startswith("~"):
         known = (*schema.Experiment.__dataclass_fields__, "experiment")

@@ -1,4 +1,4 @@
-"""What is wrong with overrides and config files, said for a person: all of it at once. `compose` calls this when Hydra has refused."""
+"""Explains errors in overrides and config files, all at once. `compose` calls this if Hydra raises an error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError
 from samewise.runner.config import schema
 from samewise.runner.config.annotations import expected_type, is_typed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
-from samewise.runner.config.override_text import one_of_several, read_overrides
+from samewise.runner.config.override_text import read_overrides, several_choices
 from samewise.runner.config.tree import leaves, paths
-from samewise.runner.errors import Problem, close, first_line, same_words
+from samewise.runner.errors import Problem, did_you_mean, first_line, same_words
 
 Load = Callable[[Sequence[str]], DictConfig]
 Groups = Mapping[str, Sequence[str]]
@@ -92,10 +92,10 @@ FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, 
 
 
 def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictConfig | None, list[str], list[Problem]]:
-    """Find every override that is wrong, by trying them one by one.
+    """Find every wrong override by trying them one at a time.
 
     Returns:
-        The config that the faultless overrides give (None where a file is at fault even without any), those overrides, and the problems.
+        The config composed with the valid overrides (None if a file is faulty even without any), those overrides, and the problems.
     """
     read_well, problems = read_overrides(given)
     of_groups = [override for override in read_well if override.key_or_group in groups and not isinstance(override.value(), dict)]
@@ -109,7 +109,7 @@ def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictC
             problems.append(problem)
             unknown.add(override.key_or_group.partition("/")[0])
 
-    cfg, good, refused = _most_of(chosen, load)
+    cfg, good, refused = _compose_most(chosen, load)
     problems += refused
     if cfg is None:
         return None, [], problems
@@ -117,13 +117,13 @@ def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictC
         problem = _apply(override, cfg, groups)
         if problem is None:
             good.append(str(override.input_line))
-        elif override.key_or_group.partition(".")[0] not in unknown:  # else it may be a key of the choice that was meant
+        elif override.key_or_group.partition(".")[0] not in unknown:  # otherwise it may be a key of the choice that was meant
             problems.append(problem)
     return cfg, good, problems
 
 
 def unresolvable(cfg: DictConfig) -> list[Problem]:
-    """A problem for every interpolation that leads nowhere; one that leads to a missing value is the missing value's."""
+    """A problem for every interpolation that leads nowhere; if it leads to a missing value, that value is reported instead."""
     found, lacking = list[Problem](), dict[str, list[tuple[str, str]]]()
     for path, raw, node in leaves(cfg):
         if not isinstance(raw, str) or "${" not in raw:
@@ -145,19 +145,20 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                 continue
             if kind := re.search(r"Unsupported interpolation type (\S+)", str(error)):
                 known = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values")
-                hint = close(kind[1], known) or f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of {', '.join(known[:3])}, as in ${{oc.env:USER}}"
+                usual = f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of {', '.join(known[:3])}, as in ${{oc.env:USER}}"
+                hint = did_you_mean(kind[1], known) or usual
                 found.append(Problem(path, f"uses the resolver '{kind[1]}', which does not exist", raw, hint=hint))
                 continue
             if isinstance(error, GrammarParseError) or "GrammarParseError" in str(error):
                 found.append(Problem(path, "is not a valid ${...}", raw, "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}", "check its brackets and quotes"))
                 continue
             wanted = re.search(r"'([^']+)' not found", str(error))
-            if wanted and (fact := _fact_that_is_not(wanted[1], path, cfg)):
+            if wanted and (fact := _missing_fact(wanted[1], path, cfg)):
                 lacking.setdefault(path.partition(".")[0], []).append((path, fact))
                 continue
-            hint = close(wanted[1], [name for name in paths(cfg) if name != path]) if wanted else ""
+            hint = did_you_mean(wanted[1], [name for name in paths(cfg) if name != path]) if wanted else ""
             found.append(Problem(path, "refers to a value that does not exist" if wanted else _line(error), raw, "the path of a value in this config", hint))
-        except Exception as error:  # a resolver's own: oc.decode of something that cannot be decoded
+        except Exception as error:  # an error of a resolver: oc.decode of something that cannot be decoded
             found.append(Problem(path, f"cannot be resolved: {first_line(error).rstrip('.')}", raw))
     for group, places in lacking.items():
         facts = sorted({fact for _, fact in places})
@@ -167,16 +168,16 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
     return found
 
 
-def _fact_that_is_not(wanted: str, path: str, cfg: DictConfig) -> str:
-    """What a group asks of the data set that it does not say of itself; empty where that is more likely misspelt."""
+def _missing_fact(wanted: str, path: str, cfg: DictConfig) -> str:
+    """The property that a group expects from the data set but that it lacks; empty if the name is more likely misspelt."""
     group, _, fact = wanted.partition(".")
     known = [name.removeprefix("dataset.") for name in paths(cfg) if name.startswith("dataset.")]
     near = same_words(fact, known) or get_close_matches(fact, known, n=1, cutoff=0.75)
     return wanted if group == "dataset" and not path.startswith("dataset.") and not near else ""
 
 
-def _most_of(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list[str], list[Problem]]:
-    """Compose with as many of the group choices as can be; a problem for each other one."""
+def _compose_most(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list[str], list[Problem]]:
+    """Compose with as many of the group choices as possible; a problem for each other."""
     try:
         return load(chosen), list(chosen), []
     except FAILURES as error:
@@ -192,7 +193,7 @@ def _most_of(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list
             good.append(text)
         except FAILURES as error:
             found = problem_in_file(error)
-            # Hydra lays what a chosen file overrides at the root's door
+            # Hydra reports errors in a chosen file's overrides as the root's
             at_root = found.path in ("", "config.yaml")
             problems.append(Problem(text, found.message, found.value, found.expected, found.hint) if at_root else found)
     return cfg, good, problems or [problem_in_file(whole)]
@@ -208,7 +209,7 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
         needed = field is not None and field.default is MISSING
         hint = f"`samewise list {group}` shows them" if needed else f"leave it out, or write ~{group} to remove the whole group"
         return Problem(group, "a choice is needed", value, "one of the group's choices", hint)
-    if problem := one_of_several(group, value):
+    if problem := several_choices(group, value):
         return problem
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
@@ -223,7 +224,7 @@ def _hint_for_choice(group: str, name: str, known: Sequence[str]) -> str:
         if not file.is_file():
             return f"{file} is a folder, a pipe or a device, not a file"
         return f"{file} is there, and its folder is not looked into: --config-dir {file.parts[0]}"
-    return _of_a_path(group, name) or close(name.rpartition(".")[2], known)
+    return _path_hint(group, name) or did_you_mean(name.rpartition(".")[2], known)
 
 
 def _meant(text: str) -> str:
@@ -232,8 +233,8 @@ def _meant(text: str) -> str:
     return f"did you mean {_MEANT[text]}?" if text in _MEANT else _NEEDLESS.get(text, "")
 
 
-def _of_a_path(group: str, name: str) -> str:
-    """What is given as a choice and is a path."""
+def _path_hint(group: str, name: str) -> str:
+    """The hint for a choice that is given as a path."""
     if "/" not in name and not name.endswith((".yaml", ".yml")):
         return ""
     if group == "dataset":
@@ -246,7 +247,7 @@ def _of_a_path(group: str, name: str) -> str:
 
 
 def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
-    """Apply one override to `cfg`, or say why it cannot be."""
+    """Apply one override to `cfg`, or return the problem."""
     key = override.key_or_group
     try:
         ConfigLoaderImpl._apply_overrides_to_config([override], cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls, one at a time)
@@ -273,7 +274,7 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
 
 
 def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[str], groups: Groups) -> str:
-    """The key that was meant: the same name elsewhere, else one that is spelled alike; else how to add it where adding is allowed."""
+    """The key that was meant: the same name elsewhere, or a similar one; otherwise how to add the key if that is allowed."""
     group, _, rest = key.partition(".")
     chosen = rest.partition(".")[0]
     if group == "callbacks" and chosen in groups.get(group, ()) and f"callbacks.{chosen}" not in known:
@@ -281,12 +282,12 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     last = key.rsplit(".", 1)[-1]
     if meant := _meant(last):
         return meant
-    if last == "_target_" and not override.is_delete():  # every component has one, so it tells nothing of which was meant
+    if last == "_target_" and not override.is_delete():  # every component has this key, so it does not help to find the right one
         above, _, name = key.rpartition(".")[0].rpartition(".")
-        hint = close(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
+        hint = did_you_mean(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
         return hint + (f"{' Or write' if hint else 'write'} +{override.input_line} to add it" if above in known and not is_typed(cfg, above) else "")
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
-    if "." not in key:  # a bare word: of a choice, or of the shortest path that has it
+    if "." not in key:  # a bare word: the name of a choice, or the end of the shortest matching path
         groups_of = [other for other in ("callbacks", "model", "dataset", "optimizer", "scheduler") if key in groups.get(other, ())]
         longer = [path for path in known if re.search(rf"(^|\.)({re.escape(key)}_\w+|\w+_{re.escape(key)})$", path)]
         if groups_of:
@@ -294,7 +295,7 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
         if longer and min(path.count(".") for path in longer) < min((path.count(".") for path in same), default=9):
             return f"did you mean '{min(longer, key=lambda path: path.count('.'))}'?"
     alike = [path for path in [*known, *groups] if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.6)]
-    hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, alike)
+    hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else did_you_mean(key, alike)
     parent = key.rpartition(".")[0]
     if parent and parent in known and not is_typed(cfg, parent) and not override.is_delete():
         made = OmegaConf.select(cfg, f"{parent}._target_")

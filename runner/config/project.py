@@ -1,4 +1,4 @@
-"""The user's own project: which packages a config may name, where further configs lie, what is trained by default. Never read from a composed config."""
+"""The user's project: which packages a config may name, where its configs are, and what is trained by default. Never read from a composed config."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _KEYS = ("packages", "configs", "experiment")
 
 @dataclass(frozen=True)
 class Project:
-    """What lies outside samewise and is trusted because the user, not a config, says so.
+    """What the user, not a config, declares as trusted besides samewise.
 
     Args:
-        root: The folder of the project's pyproject.toml; the current folder where there is none.
+        root: The folder of the project's pyproject.toml, or else the current folder.
         packages: Importable packages that a `_target_` may name.
         configs: Config folders, searched before samewise's own.
         given: Those of them that --config-dir names, which need not be the user's own.
-        experiment: The choice of `experiment=` where the command line makes none; empty: none.
+        experiment: The choice of `experiment=` if the command line makes none; empty: none.
     """
 
     root: Path
@@ -37,18 +37,18 @@ class Project:
     experiment: str = ""
 
     def with_experiment(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides, headed by the project's own experiment where they choose none."""
+        """The overrides, preceded by the project's default experiment if they choose none."""
         chosen = not self.experiment or any(re.match(r"[+~]*experiment($|[=@])", text) for text in overrides)
         return [*([] if chosen else [f"experiment={self.experiment}"]), *overrides]
 
 
 def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()) -> Project:
-    """The project around `start`: the nearest pyproject.toml upward that has `[tool.samewise]`; where packages are declared, its folder goes on `sys.path`.
+    """The project around `start`: the nearest pyproject.toml above it with `[tool.samewise]`. If that declares packages, its folder is added to `sys.path`.
 
         [tool.samewise]
         packages = ["my_lab"]
         configs = "configs"
-        experiment = "mine"  # what `samewise train` trains here where nothing else is said
+        experiment = "mine"  # what `samewise train` trains here by default
 
     Args:
         start: Where to begin; the current folder if not given.
@@ -65,7 +65,7 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
         table = _table(file) if file.is_file() else None
         if table is not None:
             root, settings = folder, table
-            problems += [*_wrong_settings(file, table), *_not_mine(file, here)]
+            problems += [*_wrong_settings(file, table), *_foreign_file(file, here)]
             break
     if problems:
         raise ConfigError(*problems)
@@ -75,7 +75,7 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
         sys.path.append(str(root))  # last, so that a project's folder can shadow neither the standard library nor an installed package
     given = [Path(folder).expanduser().resolve() for folder in configs]
     folders = [*given, *([(root / settings["configs"]).resolve()] if "configs" in settings else [])]
-    problems += [_no_package(name, root) for name in named if not _importable(name)]
+    problems += [_missing_package(name, root) for name in named if not _importable(name)]
     problems += [
         Problem(str(folder), "this config folder does not exist", hint="make it, or correct `configs` or --config-dir")
         for folder in folders
@@ -110,8 +110,8 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-def _not_mine(file: Path, here: Path) -> list[Problem]:
-    """Somebody else's file above the current folder, or in one where anybody can leave it, such as /tmp: its packages would be run as this user's own."""
+def _foreign_file(file: Path, here: Path) -> list[Problem]:
+    """The problem if the file belongs to another user and is above the current folder or where anyone can write, such as /tmp: its packages would be run."""
     owner, is_anybodys = file.stat().st_uid, bool(file.parent.stat().st_mode & stat.S_IWOTH)
     if owner in (os.getuid(), 0) or (file.parent == here and not is_anybodys):
         return []
@@ -127,6 +127,6 @@ def _importable(name: str) -> bool:
         return False
 
 
-def _no_package(name: str, root: Path) -> Problem:
+def _missing_package(name: str, root: Path) -> Problem:
     here = [entry.name for entry in root.iterdir() if (entry / "__init__.py").is_file()]
     return Problem("packages", "this package cannot be found", name, f"a package in {root}, or an installed package", nearest(name, here))

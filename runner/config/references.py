@@ -1,4 +1,4 @@
-"""How much a config comes to once its `${...}` are followed: a few lines in which each value repeats another twice are more than a machine holds."""
+"""Limits the size of a config once its `${...}` are resolved: a few lines, each repeating another value twice, can exceed any memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SHORT = 200
 
 
 def require_modest_references(cfg: DictConfig) -> None:
-    """Follow all references without making what they lead to.
+    """Raise a ConfigError if the resolved config would be too large, without resolving it.
 
     Raises:
-        ConfigError: the config has more than `VALUES` values, would come to more than `LARGEST`, or more than `LINKS` references follow each other.
+        ConfigError: the config has more than `VALUES` values, would be larger than `LARGEST`, or has a chain of more than `LINKS` references.
     """
     whole = OmegaConf.to_container(cfg, resolve=False)
     known = dict[tuple[str, ...], tuple[int, int, int]]()
     try:
-        size, links, values = _measured(whole, (), whole, known)
+        size, links, values = _measure(whole, (), whole, known)
     except RecursionError:
         size, links, values = 0, LINKS + 1, 0
     if links > LINKS:
@@ -42,21 +42,21 @@ def require_modest_references(cfg: DictConfig) -> None:
         path = max((path for path, (size, *_) in known.items() if size >= LARGEST), key=len)
         words = "repeats other values so often that it would not fit into memory"
         raise ConfigError(Problem(".".join(path), words, at(whole, path), f"a config of at most {LARGEST:,} characters, all its ${{...}} followed"))
-    if values > VALUES:  # of all files together, and with their references followed: each file is within the limit
+    if values > VALUES:  # the total of all files with references resolved: each file alone is within the limit
         raise too_many("the config")
 
 
-def _measured(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[int, int, int]:
-    """(characters and values below a path, as far as `LARGEST`; references in a row; values). Nothing for one that leads to itself, which is told elsewhere."""
+def _measure(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[int, int, int]:
+    """(characters and values below a path, up to `LARGEST`; longest chain of references; values). Zero for a cycle, which is reported elsewhere."""
     if path not in known:
         known[path] = 0, 0, 0
         own = 1
         if isinstance(node, str) and "${" in node:
-            parts, given = _followed(whole, path, node, known)
+            parts, given = _follow(whole, path, node, known)
             size, links, own = len(given), 1, 0
         elif isinstance(node, Mapping | list):
             items = cast(Mapping[Any, Any], node).items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node))
-            parts = [_measured(whole, (*path, str(key)), part, known) for key, part in items]
+            parts = [_measure(whole, (*path, str(key)), part, known) for key, part in items]
             size, links = 0, 0
         else:
             parts, size, links = [], len(str(node)), 0
@@ -65,20 +65,20 @@ def _measured(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[st
     return known[path]
 
 
-def _followed(whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], str]:
-    """What each reference in a text comes to, the innermost first, as what one gives may be a part of another's path; and the text that is left."""
+def _follow(whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], str]:
+    """The size of each reference in a text, innermost first, since its value may be part of another's path; and the remaining text."""
     parts = list[tuple[int, int, int]]()
     while found := _INNERMOST.search(text):
         before, after = text[: found.start()], text[found.end() :]
         target = _target(found[1], path)
-        parts.append(_measured(whole, target, at(whole, target), known))
+        parts.append(_measure(whole, target, at(whole, target), known))
         is_part = before.rfind("${") > before.rfind("}")
         text = before + (_text_at(whole, target) if is_part and parts[-1][0] <= _SHORT else "") + after
     return parts, text
 
 
 def _target(reference: str, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Where a reference leads: `a.b`, `a[0]`, `..b`, `oc.select:a.b,DEFAULT`."""
+    """The path of a reference: `a.b`, `a[0]`, `..b`, `oc.select:a.b,DEFAULT`."""
     name = reference.partition(":")[2].partition(",")[0] if ":" in reference else reference
     name = name.strip()
     dots = len(name) - len(name.lstrip("."))
@@ -86,7 +86,7 @@ def _target(reference: str, path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _text_at(whole: Any, path: tuple[str, ...]) -> str:
-    """The text at a path, its own references replaced. It is short, so they are few."""
+    """The text at a path with its own references replaced; it is short, so they are few."""
     text = str(at(whole, path))
     while found := _INNERMOST.search(text):
         text = text[: found.start()] + _text_at(whole, _target(found[1], path)) + text[found.end() :]

@@ -1,4 +1,4 @@
-"""The configs of runs on disk, with values overridden; `records.found` finds the runs. Imports neither torch nor mlflow."""
+"""The configs of runs on disk, with overrides applied; `records.found` finds the runs. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from samewise.runner.records.found import RUN, below, find
 
 
 def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust: bool, received: str = "") -> Composed:
-    """A run's saved config, with values of it overridden, for a command that makes what it names.
+    """A run's saved config with overrides, for a command that instantiates its components.
 
     Raises:
         ConfigError: as `config_in` and `records.trust.require` do.
@@ -34,7 +34,7 @@ def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust
 
 
 def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
-    """A saved config, with values of it overridden (`seed=1`, `loader.num_workers=2`).
+    """A saved config with overrides (`seed=1`, `loader.num_workers=2`).
 
     Raises:
         ConfigError: an override names no key of the config, or its value does not fit.
@@ -61,23 +61,23 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems += [problem for some in compose.settle(cfg, overrides) for problem in some]
     if problems:
         raise ConfigError(*problems)
-    label = _joined(saved.label, compose.label_of(overrides))
+    label = _merge_labels(saved.label, compose.label_of(overrides))
     return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides), label=label)
 
 
-def _joined(before: str, after: str) -> str:
-    """A label with what is overridden since: each key once, with its last value."""
+def _merge_labels(before: str, after: str) -> str:
+    """Add overrides to a label: each key once, with its last value."""
     words = re.split(r" (?=[\w.@/-]+=)", f"{before} {after}".strip())
     last = {word.partition("=")[0]: number for number, word in enumerate(words)}
     return " ".join(word for number, word in enumerate(words) if last[word.partition("=")[0]] == number)
 
 
-def answers(folder: RunFolder, cfg: DictConfig) -> bool:
-    """Whether a finished run of the same fingerprint is what `cfg` asks for: data in the same places, and no other device asked for by name."""
+def satisfies(folder: RunFolder, cfg: DictConfig) -> bool:
+    """Whether a finished run with the same fingerprint is what `cfg` requests: the same data paths, and no other device."""
     device = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("device", {}).get("kind")
     same_data = differences({"dataset": plain(compose.load(folder.config).cfg.dataset)}, {"dataset": plain(cfg.dataset)}) == []
     return same_data and str(cfg.device) in ("auto", device)
 
 
 _ABSENT = object()
-__all__ = ["RUN", "answers", "below", "config_in", "find", "trusted_config_of"]
+__all__ = ["RUN", "below", "config_in", "find", "satisfies", "trusted_config_of"]

@@ -1,4 +1,4 @@
-"""The runner's own settings, typed: Hydra checks them as it composes. Components (models, data sets, optimizers) are checked by `check`.
+"""The runner's own settings, typed: Hydra checks them when it composes. `check` checks components (models, data sets, optimizers).
 
 Each field's docstring is its description in docs/configs.md. Imports neither torch nor mlflow.
 """
@@ -12,11 +12,11 @@ from typing import Any
 from omegaconf import MISSING
 
 SPLITS = ("train", "valid", "test")
-"""What a data set has, the last only where there is one."""
+"""The splits of a data set; the last is optional."""
 
 
 class Device(StrEnum):
-    """Where to compute."""
+    """The device to compute on."""
 
     auto = "auto"
     cpu = "cpu"
@@ -24,14 +24,14 @@ class Device(StrEnum):
 
 
 class Mode(StrEnum):
-    """Which way a metric improves."""
+    """Which direction of a metric is better."""
 
     min = "min"
     max = "max"
 
 
 class MemoryFormat(StrEnum):
-    """How images and convolution weights lie in memory."""
+    """The memory layout of images and convolution weights."""
 
     contiguous = "contiguous"
     channels_last = "channels_last"
@@ -47,7 +47,7 @@ class CompileMode(StrEnum):
 
 @dataclass
 class Compile:
-    """Whether and how torch.compile compiles the model for the training step. Evaluations run it as it is."""
+    """Whether and how torch.compile compiles the model for the training step. Evaluations run the uncompiled model."""
 
     mode: CompileMode = CompileMode.off
     """off, default, or max: search for the fastest kernels. Compiling changes the bits, so it is part of the experiment."""
@@ -59,7 +59,7 @@ class Compile:
 
 @dataclass
 class Loader:
-    """How samples reach the device. Only `shuffle`, `drop_last` and `order` can change a result."""
+    """How samples are loaded. Only `shuffle`, `drop_last` and `order` can change a result."""
 
     num_workers: int = 0
     """Processes that load samples; 0: load them in the main process. Any number gives the same bits."""
@@ -99,7 +99,7 @@ class Evaluate:
 
 @dataclass
 class Checkpoint:
-    """When checkpoints are written and which are kept. Changes no result."""
+    """When checkpoints are written, and which are kept. Does not change the result."""
 
     every_steps: int | None = None
     """Write a checkpoint every N steps; null: by epochs only."""
@@ -129,7 +129,7 @@ class Trace:
 
 @dataclass
 class Tracking:
-    """Where metrics, configs and pictures go. Changes no result."""
+    """Where metrics, configs and pictures are sent. Does not change the result."""
 
     enabled: bool = True
     """Log to a tracking store; false: the run's folder is the only record."""
@@ -163,7 +163,7 @@ class Tracking:
 
 @dataclass
 class Reproducibility:
-    """Determinism, and what to do where it is not possible."""
+    """Determinism, and what to do if it is not possible."""
 
     level: str = "strict"
     """strict, portable or fast: the name of the choice, recorded in the run's tags."""

@@ -1,4 +1,4 @@
-"""What each place of a config takes: one kind of component, from the packages that have it. Nothing else is ever called.
+"""What each place of a config accepts: one kind of component, from certain packages. Nothing else is ever called.
 
 A place is known by its path. A component may have further components among its arguments; they are of the kinds that its place names as `parts`.
 A target is a public class of that kind, or a function that says that it returns one (`def net(width: int) -> nn.Module`); never a method.
@@ -25,9 +25,9 @@ class Kind:
 
     Args:
         words: For messages.
-        packages: Where it is found, beside the user's own packages.
+        packages: Where it is found, besides the user's own packages.
         base: The class that it inherits from; empty: `methods` decide.
-        methods: What it can do, where no class in common is asked for.
+        methods: The methods that it must have, if there is no common base class.
         functions: Whether functions that return one count as well.
     """
 
@@ -95,7 +95,7 @@ REFUSED = {
 
 
 def kinds_at(path: str) -> tuple[Kind, ...]:
-    """What may stand at a path; all there is where the path is no place of a component, such as a part that others refer to."""
+    """The kinds allowed at a path; all kinds if the path is not the place of a component, such as a part that others refer to."""
     if (pattern := place_at(path)) is not None:
         return (KINDS[pattern],)
     pattern = next((one for one in KINDS if re.match(_expression(one) + r"\.", path)), None)
@@ -103,41 +103,41 @@ def kinds_at(path: str) -> tuple[Kind, ...]:
 
 
 def place_at(path: str) -> str | None:
-    """The place, as `KINDS` writes it, whose component is built for this path itself, rather than as an argument of another."""
+    """The place, as written in `KINDS`, whose component is built for this path itself, not as an argument of another."""
     return next((one for one in KINDS if re.fullmatch(_expression(one), path)), None)
 
 
 def packages_at(path: str) -> tuple[str, ...]:
-    """The packages that have what may stand at a path."""
+    """The packages whose components are allowed at a path."""
     return tuple(dict.fromkeys(package for kind in kinds_at(path) for package in kind.packages))
 
 
 def place_of(target: str) -> tuple[Kind, str] | None:
-    """Where a target of samewise's own would be in its place: (its kind, the place)."""
+    """Where one of samewise's own targets belongs: (its kind, the place)."""
     return next(((kind, place) for place, kind in KINDS.items() if within(target, [one for one in kind.packages if one.startswith("samewise.")])), None)
 
 
 def takes(path: str, found: Any, own: Sequence[str]) -> bool:
-    """Whether the mapping at a path takes a class or function as its `_target_`."""
+    """Whether the mapping at a path accepts a class or function as its `_target_`."""
     if isinstance(found, type) and within(found.__module__, own) and not found.__name__.startswith("_") and place_at(path) is None:
-        return True  # an argument of whatever class, from a package that is the user's code
+        return True  # an argument of any class, from one of the user's packages
     return any(_is(kind, found, own) for kind in kinds_at(path))
 
 
 def _is(kind: Kind, found: Any, own: Sequence[str] = ()) -> bool:
-    """Whether a class or function is of a kind, and from a package that may have it."""
+    """Whether a class or function is of a kind and from an allowed package."""
     if not isinstance(found, type | types.FunctionType) or found.__name__.startswith("_"):
         return False
     home = str(found.__module__)
     mine = within(home, own)
     if within(home, tuple(REFUSED)) or not (mine or within(home, kind.packages)):
         return False
-    made = found if isinstance(found, type) else returned_by(found) if mine or kind.functions else None
+    made = found if isinstance(found, type) else return_class(found) if mine or kind.functions else None
     return made is not None and kind.includes(made)
 
 
-def returned_by(function: Callable[..., Any]) -> type | None:
-    """The class that a module's own function says that it returns."""
+def return_class(function: Callable[..., Any]) -> type | None:
+    """The class in the return annotation of a module's own function."""
     if "." in getattr(function, "__qualname__", "."):
         return None
     returned = evaluate(inspect.signature(function).return_annotation, function)
@@ -145,17 +145,17 @@ def returned_by(function: Callable[..., Any]) -> type | None:
 
 
 def within(name: str, packages: Sequence[str]) -> bool:
-    """Whether a dotted name lies in one of the packages."""
+    """Whether a dotted name is in one of the packages."""
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
 def describe_kinds(path: str) -> str:
-    """What a path takes, in words."""
+    """The kinds allowed at a path, in words."""
     return " or ".join(dict.fromkeys(kind.words for kind in kinds_at(path))) or "no component"
 
 
 def known_slots() -> dict[tuple[Kind, Any], list[str]]:
-    """Everything that a config can have called, less what the user's packages hold, by kind: all its names, the shortest first."""
+    """Everything that a config can call, except from the user's packages, by kind: all names of each, the shortest first."""
     found = dict[tuple[Kind, Any], list[str]]()
     for kind in dict.fromkeys((*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))):
         for package in kind.packages:
@@ -167,9 +167,9 @@ def known_slots() -> dict[tuple[Kind, Any], list[str]]:
 
 
 def reachable() -> dict[str, tuple[str, str]]:
-    """The same by name: its kind and `class`, or what a function returns."""
+    """The same by name: its kind, and `class` or what a function returns."""
     return {
-        names[0]: (kind.words, "class" if isinstance(one, type) else f"returns {getattr(returned_by(one), '__name__', '')}")
+        names[0]: (kind.words, "class" if isinstance(one, type) else f"returns {getattr(return_class(one), '__name__', '')}")
         for (kind, one), names in known_slots().items()
     }
 
@@ -177,7 +177,7 @@ def reachable() -> dict[str, tuple[str, str]]:
 def _modules(package: str) -> Iterator[types.ModuleType]:
     try:
         module = importlib.import_module(package)
-    except ImportError:  # one that needs what is not installed
+    except ImportError:  # requires something that is not installed
         return
     yield module
     for found in pkgutil.iter_modules(getattr(module, "__path__", ())):

@@ -1,4 +1,4 @@
-"""Configs as trees of values by path. Imports neither torch nor mlflow."""
+"""Configs as trees: values by path. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 
 def plain(node: Any) -> Any:
-    """A config as dicts, lists and scalars, interpolations resolved; what is missing, or leads to what is missing, is `???`.
+    """A config as dicts, lists and scalars, with interpolations resolved; a missing value, or a reference to one, is `???`.
 
     An unresolvable interpolation stays as it is written: composing has reported it.
     """
@@ -25,7 +25,7 @@ def plain(node: Any) -> Any:
 
 
 def flat(node: Any, under: str = "", *, lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Each path and value of a plain config; an empty mapping or list is a value, and with `lists=False` so is a list of plain values."""
+    """Each path and value of a plain config; an empty mapping or list is a value, and with `lists=False` so is a list of scalars."""
     items: Any = list(node.items()) if isinstance(node, Mapping) else list(enumerate(cast(list[Any], node))) if isinstance(node, list) else ()
     if under and (not items or (not lists and isinstance(node, list) and not any(isinstance(item, Mapping | list) for item in cast(list[Any], node)))):
         yield under, node
@@ -35,7 +35,7 @@ def flat(node: Any, under: str = "", *, lists: bool = True) -> Iterator[tuple[st
 
 
 def at(node: Any, path: str | Sequence[str], otherwise: Any = None) -> Any:
-    """The value at a path of a plain config; `otherwise` where it leads through something that has no parts, None where a key is missing."""
+    """The value at a path of a plain config; `otherwise` if the path leads through a scalar, None if a key is missing."""
     for part in path.split(".") if isinstance(path, str) else path:
         if isinstance(node, Mapping):
             node = cast(Mapping[str, Any], node).get(part)
@@ -47,7 +47,7 @@ def at(node: Any, path: str | Sequence[str], otherwise: Any = None) -> Any:
 
 
 def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> Any:
-    """The mapping less what lies at some paths."""
+    """The mapping without the values at some paths."""
     kept = dict[str, Any]()
     for key, value in node.items():
         path = f"{under}{key}"
@@ -58,7 +58,7 @@ def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> A
 
 
 def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two configs differ: (path, value in `a`, value in `b`), in order of path; `???` where one has no such key."""
+    """Where two configs differ: (path, value in `a`, value in `b`), sorted by path; `???` where one lacks the key."""
     left, right = (dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b))
     return [
         (path, left.get(path, "???"), right.get(path, "???"))
@@ -68,7 +68,7 @@ def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, 
 
 
 def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Each value's path, its unresolved content, and a function that resolves it."""
+    """Each value's path, unresolved content, and a function that resolves it."""
     keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else [str(key) for key in cfg]
     for key in keys:
         node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)

@@ -1,4 +1,4 @@
-"""What a YAML file may ask for before it is read: so much, so deep; and of somebody else's, no value of this machine or this user."""
+"""Limits on a YAML file's size and depth, checked before it is parsed; and in someone else's file, no values of this machine or user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN = re.compile(r"\$\{\s*(?:oc\.select\s*:)?[^{}:$]*\}")
 
 
 def require_modest(text: str, name: str, *, interpolations: Interpolations = "all") -> None:
-    """Raise a ConfigError where the text has too many values, is nested too deeply, or has a `${...}` that it may not have.
+    """Raise a ConfigError if the text has too many values, is nested too deeply, or has a `${...}` that is not allowed.
 
     What is no YAML at all is left to who reads it.
     """
@@ -35,14 +35,14 @@ def require_modest(text: str, name: str, *, interpolations: Interpolations = "al
 
 def _events(text: str) -> Iterator[Any]:
     events = list[Any]()
-    for loader in (_LOADER, yaml.SafeLoader):  # the quick one, and the one whose word counts
+    for loader in (_LOADER, yaml.SafeLoader):  # the fast parser, whose result is the one used
         events.clear()
         depth = 0
         try:
             for event in yaml.parse(text, Loader=loader):
                 events.append(event)
                 depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-                if len(events) > 3 * VALUES or depth > DEPTH:  # what follows is not read: a million brackets take minutes
+                if len(events) > 3 * VALUES or depth > DEPTH:  # the rest is not read: a million brackets take minutes
                     break
         except yaml.YAMLError:
             continue
@@ -75,7 +75,7 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
 
 
 def _require_plain(value: str, name: str, interpolations: Interpolations) -> None:
-    if interpolations == "own" and "${" in value and _asks_for_more(value):
+    if interpolations == "own" and "${" in value and _is_refused(value):
         words = "asks for a value of this machine or user, which someone else's config file may not do"
         hint = "give the value on the command line, or keep the file in your project's own folder of configs ([tool.samewise] configs in pyproject.toml)"
         raise ConfigError(Problem(name, words, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint))
@@ -83,8 +83,8 @@ def _require_plain(value: str, name: str, interpolations: Interpolations) -> Non
         raise ConfigError(Problem(name, "is not a run's config: a saved one holds values, and this refers to others", value))
 
 
-def _asks_for_more(value: str) -> bool:
-    """Whether an interpolation is left once those that lead to values of the config are taken out, innermost first."""
+def _is_refused(value: str) -> bool:
+    """Whether an interpolation is left once those that refer to values of the config are removed, innermost first."""
     reduced = ""
     while reduced != value:
         reduced, value = value, _OWN.sub("x", value)
@@ -92,7 +92,7 @@ def _asks_for_more(value: str) -> bool:
 
 
 def too_many(name: str) -> ConfigError:
-    """That what is called `name` has more than `VALUES` values."""
+    """The error that `name` has more than `VALUES` values."""
     hint = "put a long list into a separate file, and name that file in the config"
     return ConfigError(Problem(name, "has too many values for a config", expected=f"at most {VALUES:,}, repeated ones counted each time", hint=hint))
 
@@ -102,7 +102,7 @@ def _too_deep(name: str) -> ConfigError:
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """The line of each value of a YAML file, counted from 1, by its path: `optimizer.lr`, `defaults.2`. Call `require_modest` first."""
+    """The line (from 1) of each value of a YAML file by its path: `optimizer.lr`, `defaults.2`. Call `require_modest` first."""
     found = dict[str, int]()
     pending: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=_LOADER))]
     for under, node in pending:

@@ -1,4 +1,4 @@
-"""Images of like shape together, so that a micro-batch that is padded to its largest image carries little padding."""
+"""An order that groups images of similar shape, so that micro-batches padded to their largest image have little padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 
 class GroupedByAspectRatio(Shuffled):
-    """A permutation keyed by (seed, epoch) in which every micro-batch holds images of one group of aspect ratios, as far as possible.
+    """A permutation keyed by (seed, epoch) in which, as far as possible, each micro-batch has images of one group of aspect ratios.
 
     As torchvision's references/detection (`GroupedBatchSampler`, `--aspect-ratio-group-factor`): the groups are bounded by 2 `factor` + 1 ratios from 1/2 to 2,
     evenly spaced in the logarithm; a micro-batch comes when its group has enough images. What is left at the end of an epoch, fewer than a
@@ -42,7 +42,7 @@ class GroupedByAspectRatio(Shuffled):
     def indices(self, epoch: int) -> Tensor:
         shuffled = super().indices(epoch)
         group = self._groups[shuffled]
-        # Each image's rank within its group says which of the group's micro-batches it is in; that one comes when its last image has come.
+        # An image's rank in its group determines its micro-batch, which is complete once its last image has come.
         order = group.argsort(stable=True)
         counts = group.bincount()
         first = counts.cumsum(0) - counts
@@ -51,13 +51,13 @@ class GroupedByAspectRatio(Shuffled):
         whole = rank < counts[group] // self._size * self._size
         position = torch.arange(len(group))
         last = position.new_zeros(len(group))
-        place = first[group] + rank // self._size * self._size + self._size - 1  # in `order`, of the last image of the same micro-batch
+        place = first[group] + rank // self._size * self._size + self._size - 1  # the position in `order` of the micro-batch's last image
         last[whole] = order[place[whole]]
         last[~whole] = len(group) + group[~whole]
         return shuffled[last.argsort(stable=True)]
 
 
 def groups_of(ratios: Tensor, factor: int) -> Tensor:
-    """int64[N]: the group of each of float64[N] aspect ratios; with `factor` 0, lying or standing."""
+    """int64[N]: the group of each of float64[N] aspect ratios; with `factor` 0, landscape or portrait."""
     bounds = torch.linspace(-1.0, 1.0, 2 * factor + 1, dtype=torch.float64).exp2() if factor else torch.ones(1, dtype=torch.float64)
     return torch.bucketize(ratios.double(), bounds, right=True)

@@ -1,4 +1,4 @@
-"""What the runner adds to a user's map-style data set: sample transforms, and a fingerprint of the data."""
+"""Adds to a user's map-style data set: sample transforms, and a fingerprint of the data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.records.digest import combine, value_digest
 
 
 class WithTransform(Dataset[Any]):
-    """A data set whose samples pass through transforms, in the process that makes them: their `image` (or first element), or the whole if it holds boxes."""
+    """Applies transforms to a data set's samples, in the process that loads them: to `image` (or the first element), or to the whole sample if it has boxes."""
 
     def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> None:
         self.inner = dataset
@@ -21,7 +21,7 @@ class WithTransform(Dataset[Any]):
 
     @staticmethod
     def of(dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> Any:
-        """The data set itself where there is nothing to add, so that its own fast paths stay."""
+        """The data set with transforms; the data set itself if there are none, so that its fast paths remain."""
         return WithTransform(dataset, transforms) if transforms else dataset
 
     def __len__(self) -> int:
@@ -31,39 +31,39 @@ class WithTransform(Dataset[Any]):
         sample = self.inner[index]
         if isinstance(sample, Mapping):
             if "image" not in sample or _must_move_together(sample):
-                return self._transformed(sample)
-            return {**sample, "image": self._transformed(sample["image"])}
-        return (self._transformed(sample[0]), *sample[1:])
+                return self._transform(sample)
+            return {**sample, "image": self._transform(sample["image"])}
+        return (self._transform(sample[0]), *sample[1:])
 
-    def _transformed(self, value: Any) -> Any:
+    def _transform(self, value: Any) -> Any:
         for transform in self.transforms:
             value = transform(value)
         return value
 
 
 def without_transforms(dataset: Any) -> Any:
-    """The user's own data set."""
+    """The user's data set itself."""
     return dataset.inner if isinstance(dataset, WithTransform) else dataset
 
 
 def sample_name(dataset: Any, index: int) -> str:
-    """What a person is told of a sample: `sample 17`, with its file where the data set has a method `path(index)`, or torchvision's `samples`."""
+    """How messages refer to a sample: `sample 17`, with its file if the data set has a method `path(index)` or torchvision's `samples`."""
     inner = without_transforms(dataset)
     try:
         file = inner.path(index) if callable(getattr(inner, "path", None)) else inner.samples[index][0]
-    except Exception:  # it has neither, or they are something else
+    except Exception:  # it has neither, or they mean something else
         file = None
     return f"sample {index} ({file})" if isinstance(file, str | os.PathLike) else f"sample {index}"
 
 
 def _must_move_together(sample: Mapping[Any, Any]) -> bool:
-    """Whether there is something beside the image that moves with it: a torchvision tv_tensor of boxes, masks or points. Imports no torchvision."""
+    """Whether the sample has torchvision tv_tensors that must be transformed with the image: boxes, masks or points. Does not import torchvision."""
     kinds = (type(value) for value in sample.values())
     return any(kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ not in ("Image", "Video") for kind in kinds)
 
 
 def fingerprint(dataset: Any) -> str:
-    """The data set's own `fingerprint()`; else a digest of its length and of nine samples spread over it."""
+    """The data set's own `fingerprint()`; otherwise a digest of its length and of nine evenly spaced samples."""
     if hasattr(dataset, "fingerprint"):
         return str(dataset.fingerprint())
     length = len(dataset)

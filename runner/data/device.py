@@ -1,4 +1,4 @@
-"""A batch on its way to the device; on CUDA the next one, while this one is computed with."""
+"""Sends batches to the device; on CUDA the next one during the computation of the current one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
-    """A function that takes a batch to the device: tensors, and lists of them; 4-d ones in channels_last where that is wanted."""
+    """Make a function that moves a batch's tensors, in lists too, to the device; 4-d ones to channels_last if requested."""
     if device.type == "cpu" and not channels_last:
         return lambda batch: batch
 
@@ -27,7 +27,7 @@ def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Bat
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A batch with its tensors changed: in lists, tuples and dicts, of which it may hold some."""
+    """Apply a function to a batch's tensors, including those in lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
@@ -38,15 +38,15 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 @final
-class Ahead:
-    """Sends batches to a CUDA device by `move`, which does not wait; with `pin` from page-locked memory, since from other memory a copy waits."""
+class Prefetcher:
+    """Copies batches to a CUDA device by `move` without waiting; `pin` copies from page-locked memory, since copies from other memory block."""
 
     def __init__(self, device: torch.device, move: Callable[[Batch], Batch], *, pin: bool) -> None:
         self._device, self._move, self._pin = device, move, pin
         self._stream = torch.cuda.Stream(device)
 
     def send(self, batch: Batch) -> Callable[[], Batch]:
-        """Begin to copy, and give what gives the batch on the device: whoever computes with it is started once it is there. The host waits for nothing."""
+        """Start the copy; return a function that returns the batch on the device. Later work on the device waits for the copy, the host does not."""
         with torch.cuda.stream(self._stream):
             moved = self._move(map_tensors(Tensor.pin_memory, batch) if self._pin else batch)
             arrived = torch.cuda.Event()
@@ -55,30 +55,30 @@ class Ahead:
         def take() -> Batch:
             at_work = torch.cuda.current_stream(self._device)
             at_work.wait_event(arrived)
-            return map_tensors(lambda tensor: _used_on(tensor, at_work), moved)
+            return map_tensors(lambda tensor: _keep_for_stream(tensor, at_work), moved)
 
         return take
 
 
-def _used_on(tensor: Tensor, stream: Any) -> Tensor:
-    """Keep its memory from being given away while the stream may still read it."""
+def _keep_for_stream(tensor: Tensor, stream: Any) -> Tensor:
+    """Keep the tensor's memory from being reused while the stream may still read it."""
     tensor.record_stream(stream)
     return tensor
 
 
-def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The items, each made before the one before it is handed out. What making it raises is raised when its turn comes."""
+def prefetch_one(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items, each made before the previous one is used. An exception is raised when its item's turn comes."""
     iterator = iter(items)
-    held = _made(iterator)
+    held = _next_or_error(iterator)
     while not isinstance(held, BaseException):
-        following = _made(iterator)
+        following = _next_or_error(iterator)
         yield held[0]
         held = following
     if not isinstance(held, StopIteration):
         raise held
 
 
-def _made(iterator: Iterator[Item]) -> tuple[Item] | BaseException:
+def _next_or_error(iterator: Iterator[Item]) -> tuple[Item] | BaseException:
     try:
         return (next(iterator),)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Keyed loading: each sample's CPU-side randomness depends on (seed, epoch, position, index) and on nothing else.
+"""Keyed loading: each sample's CPU-side randomness depends only on (seed, epoch, position, index).
 
 So neither the number of workers, nor prefetching, nor the process that makes a sample can change it.
 """
@@ -13,19 +13,21 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from samewise.runner.config import schema
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import sample_name, without_transforms
-from samewise.runner.data.drawn import Drawn
+from samewise.runner.data.generator_tracker import GeneratorTracker
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import DataError, Problem, SamewiseError, ends_process, in_short, raised_at
+from samewise.runner.errors import DataError, Problem, SamewiseError, describe_exit, raised_at, summarise_error
 from samewise.runner.interfaces import Batch
 from samewise.runner.processes.this_process import end_with_parent
 
@@ -33,13 +35,15 @@ Collate = Callable[[Sequence[Any]], Batch]
 
 _NOTICE_S = 60
 """How long a worker keeps running after SIGTERM."""
+_DEATH_S = 5
+"""How long the end of a worker whose connection is closed may take."""
 _STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The workers of this process."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a worker is asked for: the samples at these positions of an epoch's order."""
+    """A request to a worker: the samples at these positions of an epoch's order."""
 
     epoch: int
     start: int
@@ -48,23 +52,23 @@ class Key:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward pass's worth of a step. `number` counts over all replicas."""
+    """The samples of one forward pass. `number` counts over all replicas."""
 
     number: int
     batch: Batch
     sent: Callable[[], Batch] | None = None
-    """Gives it on the device, where it is on its way there."""
+    """Returns it on the device, if it is being sent there."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error on its way from a worker to the main process, which raises it without the worker's traceback."""
+    """An error sent from a worker to the main process, which raises it without the worker's traceback."""
 
     problems: tuple[Problem | str, ...]
 
 
 class KeyedDataset(Dataset[Any]):
-    """Answers a `Key` with a collated batch. A data set with a `batch(indices)` method (in memory, nothing random) is asked once.
+    """Returns a collated batch for a `Key`. A data set with a `batch(indices)` method (in memory, nothing random) is called once per batch.
 
     With `says_places` a batch has an entry more, `place`, int64[B, 2]: each sample's epoch and its index in the data set.
     """
@@ -78,22 +82,22 @@ class KeyedDataset(Dataset[Any]):
         self._seed = seed
         self._stream = stream
         self._whole = getattr(dataset, "batch", None)
-        self._drawn = Drawn()
+        self._drawn = GeneratorTracker()
         self._require = require
         self.says_places = False
 
     def __getitem__(self, key: Key) -> Batch | Failure:
         batch = (
-            self._made(key, ())
+            self._make(key, ())
             if self._whole is not None
-            else self._drawn(partial(self._made, key), partial(self._made, replace(key, indices=key.indices[:1])))
+            else self._drawn(partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1])))
         )
         if not self.says_places or isinstance(batch, Failure):
             return batch
         return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
 
-    def _made(self, key: Key, seeded: Collection[str]) -> Batch | Failure:
-        """The samples, collated; each enters its stream in the generators that are `seeded`."""
+    def _make(self, key: Key, seeded: Collection[str]) -> Batch | Failure:
+        """Collate the samples; each enters its stream in the generators that are `seeded`."""
         samples = list[Any]()
         try:
             if self._whole is not None:
@@ -109,18 +113,18 @@ class KeyedDataset(Dataset[Any]):
             if self._whole is not None:
                 with contextlib.suppress(Exception):
                     samples = [self.dataset[index] for index in key.indices]
-            return Failure(error.problems if len(samples) < len(key.indices) else self._located(error, key.indices, samples))
+            return Failure(error.problems if len(samples) < len(key.indices) else self._locate_fault(error, key.indices, samples))
         except SystemExit as error:
-            message, where = ends_process(type(without_transforms(self.dataset)).__name__, error)
+            message, where = describe_exit(type(without_transforms(self.dataset)).__name__, error)
             return Failure((Problem(self._name, message, hint=where),))
-        except Exception as error:  # a worker's traceback cannot follow it: say where it was raised
+        except Exception as error:  # a worker's traceback is not passed on, so say where the error was raised
             is_alone = len(samples) < len(key.indices)
             at = f"at {sample_name(self.dataset, key.indices[len(samples)])}" if is_alone else f"over samples {', '.join(map(str, key.indices))}"
             who = type(without_transforms(self.dataset)).__name__
-            return Failure((Problem(self._name, f"{who} fails {at}: {type(error).__name__}: {in_short(error)}", hint=raised_at(error)),))
+            return Failure((Problem(self._name, f"{who} fails {at}: {type(error).__name__}: {summarise_error(error)}", hint=raised_at(error)),))
 
-    def _located(self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]) -> tuple[Problem | str, ...]:
-        """What is wrong with a batch, and with which sample: the first that cannot be collated alone, else the first that cannot beside the batch's first."""
+    def _locate_fault(self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]) -> tuple[Problem | str, ...]:
+        """Explain an error of a batch, with the sample: the first that cannot be collated alone, or else with the batch's first."""
         names = [sample_name(self.dataset, index) for index in indices]
         alone = ((name, [sample]) for name, sample in zip(names, samples, strict=True))
         beside = ((f"{name} beside {names[0]}", [samples[0], sample]) for name, sample in zip(names[1:], samples[1:], strict=True))
@@ -130,13 +134,13 @@ class KeyedDataset(Dataset[Any]):
             except SamewiseError as found:
                 of_data = {"dataset": self._name}
                 return tuple(replace(one, path=of_data.get(one.path, one.path), message=f"{where}: {one.message}") for one in found.problems)
-            except Exception:  # fewer than it can collate
+            except Exception:  # fewer samples than it can collate
                 continue
         return error.problems
 
 
 class _Keys:
-    """The sampler of a DataLoader: keys instead of indices. One pass, whoever iterates."""
+    """A DataLoader's sampler that yields keys instead of indices, in a single pass however often it is iterated."""
 
     def __init__(self, keys: Callable[[], Iterator[Key]]) -> None:
         self._keys = keys
@@ -146,7 +150,7 @@ class _Keys:
 
 
 class Loader:
-    """Batches in the order of their keys: made here, or by the workers of a DataLoader, which changes nothing but the speed.
+    """Batches in the order of their keys, made here or by a DataLoader's workers, which changes only the speed.
 
     Args:
         keyed: The data.
@@ -163,30 +167,33 @@ class Loader:
         self._keys = keys
         self._workers: DataLoader[Any] | None = None
         if settings and settings.num_workers:
-            # How many workers are too many is the user's to say; torch's warning comes once a loader.
+            # The user decides how many workers are too many; torch warns for each loader.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._workers = DataLoader(
                 keyed,
                 sampler=_Keys(keys),  # pyright: ignore[reportArgumentType] (any iterable will do)
                 batch_size=None,
-                collate_fn=_unchanged,
+                collate_fn=_identity,
                 num_workers=settings.num_workers,
                 prefetch_factor=settings.prefetch_factor,
                 persistent_workers=persistent,
                 pin_memory=settings.pin_memory and is_cuda,
                 worker_init_fn=_start_worker,
-                generator=torch.Generator(),  # its own: otherwise each iteration draws from the global one
+                generator=torch.Generator(),  # a separate generator: otherwise each iteration draws from the global one
             )
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = map(self._here, self._keys()) if self._workers is None else _remembered(self._workers)
-        for batch in batches:
-            if isinstance(batch, Failure):
-                raise DataError(*batch.problems)
-            yield batch
+        batches = map(self._make_here, self._keys()) if self._workers is None else _track_workers(self._workers)
+        try:
+            for batch in batches:
+                if isinstance(batch, Failure):
+                    raise DataError(*batch.problems)
+                yield batch
+        finally:
+            del batches  # ends workers now; where an error keeps this frame, it would be the garbage collector, in which torch waits five seconds for each
 
-    def _here(self, key: Key) -> Batch | Failure:
-        """Make a batch in this process, as a worker would: workers run with one thread, and the number of threads changes bits."""
+    def _make_here(self, key: Key) -> Batch | Failure:
+        """Make a batch in this process as a worker would: with one thread, since the number of threads changes bits."""
         threads = torch.get_num_threads()
         if threads == 1:
             return self._keyed[key]
@@ -198,7 +205,7 @@ class Loader:
 
 
 def training_keys(order: Order, plan: Plan, *, first_step: int, steps: int, micro_batches: Sequence[int]) -> Iterator[Key]:
-    """The keys of all micro-batches numbered in `micro_batches` that have samples, step by step, from `first_step` on (counted from 0)."""
+    """The keys of the micro-batches numbered in `micro_batches` that have samples, step by step, from `first_step` (from 0)."""
     at, indices = -1, torch.empty(0).numpy()
     for step in range(first_step, steps):
         for number in micro_batches:
@@ -211,39 +218,61 @@ def training_keys(order: Order, plan: Plan, *, first_step: int, steps: int, micr
 
 
 def evaluation_keys(length: int, batch_size: int) -> Iterator[Key]:
-    """The keys of one pass over a split, in its own order."""
+    """The keys of one pass over a split, in its order."""
     for start in range(0, length, batch_size):
         yield Key(0, start, tuple(range(start, min(start + batch_size, length))))
 
 
-def _remembered(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Iterate, and note the workers that this starts."""
+def _track_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Iterate, and keep track of the workers that this starts.
+
+    Raises:
+        RuntimeError: torch's, about a worker that died; also if the worker was sending a batch, of which torch itself says only that a connection was closed.
+    """
     if not _STARTED:
-        Finalize(None, _end_workers, exitpriority=10)  # by atexit, and at the end of a process that multiprocessing has forked, which knows no atexit
+        Finalize(None, _end_workers, exitpriority=10)  # by atexit, and at the end of processes forked by multiprocessing, which do not run atexit
     before = set(multiprocessing.active_children())
     batches = iter(loader)
-    _STARTED.update(worker for worker in multiprocessing.active_children() if worker not in before)
-    return batches
+    children = multiprocessing.active_children()
+    _STARTED.update(worker for worker in children if worker not in before)
+    workers = [worker for worker in children if worker in _STARTED]
+    try:
+        yield from batches
+    except (ConnectionError, EOFError) as error:
+        ended = wait([worker.sentinel for worker in workers], _DEATH_S)
+        dead = [worker for worker in workers if worker.sentinel in ended]
+        for worker in dead:
+            worker.join()  # torch's handler of SIGCHLD raises its error here, unless it has done so before
+        if dead:
+            raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(str(worker.pid) for worker in dead)}) exited unexpectedly") from error
+        raise
+    finally:
+        if any(worker.exitcode for worker in workers):
+            # torch's own shutdown would wait for ever for a lock that the worker held when it was killed.
+            signal_handling._remove_worker_pids(id(batches))  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+            vars(batches)["_shutdown"] = True
+            for worker in workers:
+                worker.kill()
 
 
 def _end_workers() -> None:
-    """Nobody waits for a batch any more. Without this Python would end the workers by SIGTERM, which they take for a notice, and wait for them."""
+    """End the workers, whose batches nobody needs. Python would send them SIGTERM, which they take for a notice, and then wait."""
     if _STARTED:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises where a worker dies
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error when a worker dies
     for worker in _STARTED:
         worker.kill()
 
 
-def _unchanged(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
 def _start_worker(worker: int) -> None:
-    """Signals that a scheduler sends to all processes of a run are for the main one: it finishes its step, saves, and ends the workers.
+    """Ignore signals that a scheduler sends to all processes of a run: the main process finishes its step, saves, and ends the workers.
 
     Where it is killed, Linux ends them: torch's own watch over it leaves a worker that has a batch to hand over waiting for ever.
     """
     end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_NOTICE_S))  # the main process may be the sender, and waits for a worker that hangs
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_NOTICE_S))  # it may be the main process's, which waits for a worker that hangs

@@ -1,4 +1,4 @@
-"""In which order an epoch's samples come: a function of (seed, epoch), so that resuming is a seek and not a replay."""
+"""The order of an epoch's samples as a function of (seed, epoch), so that resuming does not replay earlier samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Order(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many indices an epoch has."""
+        """The number of indices in an epoch."""
 
     @abc.abstractmethod
     def indices(self, epoch: int) -> Tensor:
-        """int64[len(self)]: the data set's indices in the order of this epoch."""
+        """int64[len(self)]: the data set's indices in this epoch's order."""
 
 
 class InOrder(Order):
@@ -45,7 +45,7 @@ class Shuffled(InOrder):
 
 
 class First(InOrder):
-    """The data set's first samples, every epoch: what a model that can learn fits without a rest (debug=overfit).
+    """Only the data set's first samples, in every epoch: a working model can fit them perfectly (debug=overfit).
 
     Args:
         samples: How many.
@@ -58,7 +58,7 @@ class First(InOrder):
 
 
 class RepeatedAugmentation(Order):
-    """Each sample several times in a batch, in several random versions (Hoffer et al. 2020, arXiv 1901.09335).
+    """Each sample several times per batch, in different random versions (Hoffer et al. 2020, arXiv 1901.09335).
 
     As the reference's sampler (pytorch/vision, references/classification, `RASampler`), an epoch is as long as the data set, cut to whole
     blocks of 256, so it sees a quarter of the samples when `repeats` is 4; and the copies of a sample go to different replicas.

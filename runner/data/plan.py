@@ -1,4 +1,4 @@
-"""How an epoch is cut into steps, and a step into micro-batches: arithmetic on one integer, the step's number."""
+"""Splits an epoch into steps and a step into micro-batches: arithmetic on the step's number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Plan:
-    """Cuts epochs of `samples` into steps of `batch_size`, and each step evenly into `micro_batches`; `drop_last` leaves out an epoch's last, smaller batch."""
+    """Splits epochs of `samples` into steps of `batch_size`, and each step evenly into `micro_batches`; `drop_last` drops an epoch's last, smaller batch."""
 
     samples: int
     batch_size: int
@@ -30,7 +30,7 @@ class Plan:
         return whole + (rest > 0 and not self.drop_last)
 
     def bounds(self, step: int, micro_batch: int) -> tuple[int, int, int]:
-        """(epoch, start, stop): the positions in the epoch's order that the micro-batch takes. `step` counts from 0."""
+        """(epoch, start, stop): the micro-batch's positions in the epoch's order. `step` counts from 0."""
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
         size = min(self.batch_size, self.samples - first)
@@ -38,7 +38,7 @@ class Plan:
 
     @cached_property
     def fills_all(self) -> bool:
-        """Whether every micro-batch of every step has samples: the last of an epoch may be too small for that."""
+        """Whether every micro-batch of every step has samples: an epoch's last batch may be too small."""
         return self.drop_last or self.samples % self.batch_size == 0 or self.samples % self.batch_size >= self.micro_batches
 
     def with_samples(self, step: int) -> Sequence[int]:
@@ -47,6 +47,6 @@ class Plan:
         return every if self.fills_all else [number for number in every if not self.is_empty(step, number)]
 
     def is_empty(self, step: int, micro_batch: int) -> bool:
-        """Whether an epoch's last batch has no sample left for the micro-batch."""
+        """Whether the micro-batch has no samples, in an epoch's last batch."""
         _, start, stop = self.bounds(step, micro_batch)
         return start == stop

@@ -1,4 +1,4 @@
-"""Randomness as a function: each stream is named by what it is for and keyed by numbers, so nothing random is ever saved.
+"""Randomness as a function: a stream has a name for its purpose and is keyed by numbers, so no random state is ever saved.
 
 Seeds come from hashing, never from adding: `seed + rank` makes neighbours share streams.
 """
@@ -23,14 +23,14 @@ def key(seed: int, name: str, *numbers: int) -> int:
 
 
 def generator(seed: int, name: str, *numbers: int) -> torch.Generator:
-    """A CPU generator of its own for the stream, for code that takes one."""
+    """A new CPU generator for the stream, for code that takes one."""
     made = torch.Generator()
     made.manual_seed(key(seed, name, *numbers))
     return made
 
 
 def _seed_numpy(number: int) -> None:
-    np.random.seed(number & 0xFFFFFFFF)  # the legacy generator takes 32 bits; two words take it 7 microseconds more
+    np.random.seed(number & 0xFFFFFFFF)  # the legacy generator takes 32 bits; two words cost 7 microseconds more
 
 
 def _seed_cuda(number: int) -> None:
@@ -43,7 +43,7 @@ SEEDERS = {"random": random.seed, "numpy": _seed_numpy, "torch": torch.default_g
 
 
 def enter(seed: int, name: str, *numbers: int, generators: Collection[str] = tuple(SEEDERS)) -> None:
-    """Seed the generators for the stream, without putting anything back."""
+    """Seed the generators for the stream, without restoring them."""
     number = key(seed, name, *numbers)
     for generator in generators:
         SEEDERS[generator](number)
@@ -51,7 +51,7 @@ def enter(seed: int, name: str, *numbers: int, generators: Collection[str] = tup
 
 @contextmanager
 def scope(seed: int, name: str, *numbers: int) -> Generator[None]:
-    """`enter` the stream, and afterwards put all generators back as they were."""
+    """Seed the generators for the stream, and restore them afterwards."""
     with preserve_generators():
         enter(seed, name, *numbers)
         yield
@@ -59,7 +59,7 @@ def scope(seed: int, name: str, *numbers: int) -> Generator[None]:
 
 @contextmanager
 def preserve_generators() -> Generator[None]:
-    """Put Python's, NumPy's and torch's generators back at the end, whatever happens inside."""
+    """Restore Python's, NumPy's and torch's generators at the end, whatever happens inside."""
     states = (random.getstate(), np.random.get_state(), torch.default_generator.get_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:

@@ -1,1 +1,1 @@
-"""A run's model in formats that other runtimes take, each compared with the model itself."""
+"""Exports a run's model to formats of other runtimes, and compares each with the model."""

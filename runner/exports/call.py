@@ -1,4 +1,4 @@
-"""A model as a function of tensors: how its recipe calls it in evaluation, with the tensors that went in and came out."""
+"""A model as a function of tensors: its inputs and outputs as its recipe calls it in evaluation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.exports.compared import difference
+from samewise.runner.exports.difference import difference
 from samewise.runner.interfaces import Batch, Form, Recipe
 
 
 class _Enough(BaseException):
-    """Ends what calls the model after its first call; no recipe catches it."""
+    """Stops a recipe after the model's first call; recipes do not catch it."""
 
 
 Transform = Callable[[Batch], Batch]
@@ -27,7 +27,7 @@ Transform = Callable[[Batch], Batch]
 
 @dataclass(frozen=True)
 class Before:
-    """What comes before the model, from the entries of a batch as it is loaded to those that the model is called with.
+    """What comes before the model: from the entries of a loaded batch to the model's inputs.
 
     Args:
         transform: The batch transforms of evaluation.
@@ -41,7 +41,7 @@ class Before:
 
 
 class Function(nn.Module):
-    """The model in eval mode from tensors to tensors, whatever lists and dicts its own call (or the recipe's, `Form.call`) takes and gives."""
+    """The model in eval mode as a function of tensors, whatever lists and dicts its own call (or the recipe's, `Form.call`) takes and returns."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Function(nn.Module):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model.
+    """One call of a model: the function with its inputs and outputs.
 
     Args:
         part: Which of the model's modules is called: empty for the model itself; a GAN's recipe calls `generator`.
@@ -98,7 +98,7 @@ class Call:
 
 
 def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transform, *, module: str | None = None, whole: bool = True) -> Call:
-    """How a recipe calls its model on a batch: to predict, or else to measure it, or else which part of it to measure it.
+    """How a recipe calls its model on a batch: to predict; otherwise to measure; otherwise the part of the model that it calls to measure.
 
     The outputs are the model's own, without autocast.
 
@@ -108,10 +108,10 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
         loaded: A batch of an evaluation, before its transforms.
         transform: Those.
         module: The name of a module within the model, to be taken instead of it.
-        whole: Take the transforms into it, where the model is called with entries of the batch as they leave them.
+        whole: Include the transforms, if the model's inputs are entries of the batch that they return.
 
     Raises:
-        ConfigError: there is no such module; or it calls neither the model nor a part of it with a tensor.
+        ConfigError: the recipe calls neither the model nor a part of it with a tensor; or the named part does not exist.
     """
     batch = transform(loaded)
     parts = dict(model.named_modules())
@@ -129,14 +129,14 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
         raise ConfigError(Problem("--module" if module else "model", words, module or type(model).__name__))
     with torch.no_grad():
         returned = called(*pytree.tree_map_only(Tensor, torch.clone, args), **pytree.tree_map_only(Tensor, torch.clone, kwargs))
-    outputs = {_joined("output", path): leaf for path, leaf in pytree.tree_leaves_with_path(returned) if isinstance(leaf, Tensor)}
+    outputs = {_dotted_name("output", path): leaf for path, leaf in pytree.tree_leaves_with_path(returned) if isinstance(leaf, Tensor)}
     before = _before(loaded, transform, entries) if whole and not part else None
-    made = Call(part, Function(called, args, kwargs).eval(), inputs, outputs, returned=partial(_returned, *pytree.tree_flatten(returned)))
-    return _whole(made, Function(called, args, kwargs, before).eval(), loaded, before)
+    made = Call(part, Function(called, args, kwargs).eval(), inputs, outputs, returned=partial(_fill_outputs, *pytree.tree_flatten(returned)))
+    return _include_transforms(made, Function(called, args, kwargs, before).eval(), loaded, before)
 
 
-def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: Transform, *, whole: bool = True) -> Call:
-    """A model called in one of its recipe's forms.
+def call_in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: Transform, *, whole: bool = True) -> Call:
+    """A call of the model in one of its recipe's forms.
 
     Args:
         form: It, of the transformed batch.
@@ -144,7 +144,7 @@ def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: T
         model: In eval mode.
         loaded: The batch before its transforms.
         transform: Those.
-        whole: Take the transforms into it, where the form's inputs are entries of the batch as they leave them.
+        whole: Include the transforms, if the form's inputs are entries of the batch that they return.
 
     Raises:
         ConfigError: what comes out has no numbers, so that nothing could be compared with it.
@@ -159,11 +159,11 @@ def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: T
     entries = tuple(one if one in loaded else None for one in inputs)
     before = _before(loaded, transform, entries) if whole else None
     made = Call(name, Function(model, (), {}, call=form.call).eval(), inputs, outputs, checks=form.checks)
-    return _whole(made, Function(model, (), {}, before, form.call).eval(), loaded, before)
+    return _include_transforms(made, Function(model, (), {}, before, form.call).eval(), loaded, before)
 
 
-def _whole(bare: Call, together: Function, loaded: Batch, before: Before | None) -> Call:
-    """A call with the transforms in it, where that gives the same bits; else as it is."""
+def _include_transforms(bare: Call, together: Function, loaded: Batch, before: Before | None) -> Call:
+    """The call with the transforms included if that gives the same bits; otherwise unchanged."""
     if before is None:
         return bare
     raw = {name: loaded[name].detach().clone(memory_format=torch.contiguous_format) for name in before.takes}
@@ -172,14 +172,14 @@ def _whole(bare: Call, together: Function, loaded: Batch, before: Before | None)
     return replace(bare, function=together, inputs=raw, whole=True) if same else bare
 
 
-def _returned(leaves: list[Any], form: pytree.TreeSpec, outputs: Sequence[Tensor]) -> Any:
-    """What a model returns, with other tensors in it."""
+def _fill_outputs(leaves: list[Any], form: pytree.TreeSpec, outputs: Sequence[Tensor]) -> Any:
+    """A model's return value with its tensors replaced."""
     given = iter(outputs)
     return pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
 def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]) -> Before | None:
-    """The fewest entries of a batch that its transforms need for those that the model is called with; None where those are no entries of it."""
+    """The fewest entries of a batch from which the transforms compute the model's inputs; None if the inputs are not entries of the batch."""
     gives = tuple(name for name in entries if name is not None)
     if len(gives) != len(entries):
         return None
@@ -189,7 +189,7 @@ def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]
         try:
             batch = transform({name: loaded[name] for name in names})
             return [batch[name] for name in gives]
-        except Exception:  # it needs what it was not given
+        except Exception:  # it needs an entry that it did not get
             return None
 
     with torch.no_grad():
@@ -207,7 +207,7 @@ def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]
 def _first_call(
     use: Callable[[nn.Module, Batch], object], model: nn.Module, batch: Batch, parts: dict[str, nn.Module]
 ) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[str | None, ...]] | None:
-    """The name of the first of some modules that is called, with what it is called with, and which entries of the batch these tensors are."""
+    """The name of the module that is called first, its arguments, and which entries of the batch those are."""
     seen = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[str | None, ...]]]()
 
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def _first_call(
 
     hooks = [module.register_forward_pre_hook(partial(note, name), with_kwargs=True) for name, module in parts.items()]
     try:
-        with torch.no_grad(), suppress(_Enough, Exception):  # a recipe may not predict, or not from a sample of a data set
+        with torch.no_grad(), suppress(_Enough, Exception):  # a recipe may not predict, or not from a data set's sample
             use(model, batch)
     finally:
         for hook in hooks:
@@ -230,10 +230,10 @@ def _names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
     named = [one.name for one in inspect.signature(model.forward).parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     for place, value in enumerate(args):
         first = named[place] if place < len(named) else f"input{place}"
-        yield from (_joined(first, path) for path, leaf in pytree.tree_leaves_with_path(value) if isinstance(leaf, Tensor))
+        yield from (_dotted_name(first, path) for path, leaf in pytree.tree_leaves_with_path(value) if isinstance(leaf, Tensor))
     for name, value in kwargs.items():
-        yield from (_joined(name, path) for path, leaf in pytree.tree_leaves_with_path(value) if isinstance(leaf, Tensor))
+        yield from (_dotted_name(name, path) for path, leaf in pytree.tree_leaves_with_path(value) if isinstance(leaf, Tensor))
 
 
-def _joined(first: str, path: tuple[Any, ...]) -> str:
+def _dotted_name(first: str, path: tuple[Any, ...]) -> str:
     return ".".join([first, *(str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in path)])

@@ -1,4 +1,4 @@
-"""README.md of an export: what the model is, what goes in and comes out, and how it is run; made of what export.json says."""
+"""README.md of an export, from export.json: what the model is, its inputs and outputs, and how to run it."""
 
 from __future__ import annotations
 

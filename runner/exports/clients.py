@@ -1,6 +1,6 @@
-"""Programs in other languages that run an export's test vectors: the examples of docs/examples, called with the export's folder.
+"""Runs an export's test vectors in other languages: the programs of docs/examples.
 
-Each prints a line for every output: its name and `the same bits`, or how far it is off; it exits with 0, or with 1 where that is beyond the tolerance.
+Each prints a line per output: its name and `the same bits`, or the difference; it exits with 0, or with 1 if that exceeds the tolerance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from samewise.runner.errors import first_line
-from samewise.runner.exports.compared import Difference
+from samewise.runner.exports.difference import Difference
 
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "docs" / "examples"
 """There in a checkout; an installed package has none."""
@@ -37,7 +37,7 @@ class Client(ABC):
 
     @abstractmethod
     def command(self, folder: Path) -> list[str] | str:
-        """The command, to which the export's folder is added; or what is missing, in words."""
+        """The command line, without the export's folder; or, in words, what is missing."""
 
 
 class Cpp(Client):
@@ -80,7 +80,7 @@ CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node(), Java())
 
 
 def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> list[Difference] | str:
-    """Run an export's vectors in a client; a ValueError, in its own words, where it fails."""
+    """Run an export's vectors in a client; if it fails, a ValueError with its message."""
     command = client.command(folder / client.folder)
     if isinstance(command, str):
         return command

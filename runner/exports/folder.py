@@ -1,4 +1,4 @@
-"""An export's folder: export.json, which describes it; weights, the model in each format, and vectors that say what the model gives."""
+"""An export's folder: export.json, which describes it; the weights; the model in each format; and test vectors with the model's outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samewise.runner.errors import ConfigError, Problem, first_few, first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
-from samewise.runner.exports.compared import difference
+from samewise.runner.exports.difference import difference
 from samewise.runner.exports.runtimes import Runtime, Truth, try_client, try_runtime
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
@@ -47,15 +47,15 @@ def write(
     about: Mapping[str, Any],
     accuracy: Callable[[formats.Run], Accuracy] | None = None,
 ) -> list[Runtime]:
-    """Write an export, and compare each format with the model before export.json says that it is one.
+    """Write an export, and compare each format with the model before writing export.json, which completes it.
 
     Args:
         folder: An empty one, or one to be made.
         call: The model, with an example.
         to: The formats; the weights are written whatever they are.
         tolerance: The largest relative error (`Difference.relative`) that is accepted.
-        about: What is known of the run: goes into export.json as it is.
-        accuracy: Measures what a quantised file loses; raises a ConfigError where that is too much.
+        about: Facts about the run, written to export.json unchanged.
+        accuracy: Measures the loss of a quantised file; raises a ConfigError if it is too large.
 
     Returns:
         How each format compares, in order.
@@ -73,7 +73,7 @@ def write(
     vectors = {
         f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs), ("check", call.checks)) for name, tensor in of.items()
     }
-    in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a parser of JSON
+    in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a JSON parser
     found, numbers, lost = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]]()
     for name in to:
         form = formats.FORMATS[name]
@@ -82,7 +82,7 @@ def write(
             assert accuracy is not None
             given = dict(zip(call.outputs, formats.run(form, folder / form.file, call.inputs), strict=True))
             vectors |= {f"{name}/{one}": tensor for one, tensor in given.items()}
-            if other := form.altered(folder / form.file, weights):
+            if other := form.altered_weights(folder / form.file, weights):
                 words = f"was not exported: these weights differ by more than int8 rounding explains: {first_few(other, 5)}"
                 raise ConfigError(Problem("--to", words, name, hint=f"the file is left at {folder / form.file} for inspection"))
             apart, loss = difference(call.outputs, given), accuracy(form.load(folder / form.file))
@@ -121,7 +121,7 @@ def write(
 
 
 def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:
-    """Run the vectors of an export in every runtime that is here.
+    """Run an export's test vectors in every installed runtime.
 
     Args:
         folder: With an export.json.
@@ -138,21 +138,21 @@ def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EX
     changed = [name for name in said["weights"] if name not in weights or _sha256(weights[name]) != said["weights"][name]]
     words = f"altered since the export: {first_few(changed, 5)}" if changed else f"{len(weights)} tensors, as exported"
     found = [Runtime("safetensors", words, same=not changed, sound=not changed)]
-    if _is_altered(folder / VECTORS, said["files"]):
+    if _describe_change(folder / VECTORS, said["files"]):
         return [*found, Runtime("vectors", f"{VECTORS} was altered since the export: there is nothing to compare the models with")]
-    kept = {} if not (folder / OPERATORS).exists() or _is_altered(folder / OPERATORS, said["files"]) else _read(folder / OPERATORS)
+    kept = {} if not (folder / OPERATORS).exists() or _describe_change(folder / OPERATORS, said["files"]) else _read(folder / OPERATORS)
     truth = Truth(inputs, outputs, {name: tensor for name, tensor in weights.items() if name not in changed}, kept)
     for form in formats.FORMATS.values():
         path = folder / form.file
         if form.file not in said["files"]:
             continue
-        held_to, tolerance = (truth, said["tolerance"]) if form.is_exact else (_as_written(form, truth, vectors), STEP)
-        if not (altered := _is_altered(path, said["files"])):
+        held_to, tolerance = (truth, said["tolerance"]) if form.is_exact else (_written_truth(form, truth, vectors), STEP)
+        if not (altered := _describe_change(path, said["files"])):
             held = try_runtime(form, path, held_to, tolerance)
             since = "" if form.is_exact or held.sound is None else "compared with its results at export: "
             found.append(replace(held, words=since + held.words))
             found += [try_client(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
-        elif not trusted:  # what export.json vouches for is another file
+        elif not trusted:  # the file is not the one that export.json describes
             found.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
         else:
             held = try_runtime(form, path, held_to, tolerance)
@@ -160,13 +160,13 @@ def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EX
     return found
 
 
-def _as_written(form: formats.Format, truth: Truth, vectors: Mapping[str, Tensor]) -> Truth:
-    """Of a quantised file, what it gave when it was written."""
+def _written_truth(form: formats.Format, truth: Truth, vectors: Mapping[str, Tensor]) -> Truth:
+    """The expected outputs of a quantised file: those that it gave when it was written."""
     return replace(truth, outputs={name: vectors[f"{form.name}/{name}"] for name in truth.outputs if f"{form.name}/{name}" in vectors})
 
 
-def _is_altered(path: Path, files: Mapping[str, str]) -> str:
-    """That a file is not what was written, in words; empty where it is, or is missing. One that no memory holds is not read: no runtime could run it."""
+def _describe_change(path: Path, files: Mapping[str, str]) -> str:
+    """Describe how a file differs from what was written; empty if it does not, or is missing. A file larger than the memory is not read."""
     handle = open_to_read(path)
     if handle is None:
         return ""

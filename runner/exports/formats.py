@@ -1,4 +1,4 @@
-"""The formats that a model is exported to: how each is written, and how its own runtime gives results from the file."""
+"""The formats of an export: how each is written, and how its runtime runs the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrap
 from samewise.runner.exports.onnx_formats import Onnx, OnnxInt8
-from samewise.runner.exports.operators import Operator, of_program
+from samewise.runner.exports.operators import Operator, run_operators
 from samewise.runner.training.compiled import keep_headers_apart
 
 
@@ -35,17 +35,17 @@ class Pt2(Format):
         return graph_of(program)
 
     def load(self, path: Path) -> Run:
-        program = _loaded(path).module()
+        program = _load_program(path).module()
         return torch.no_grad()(lambda inputs: list(program(*inputs.values())))
 
     def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
-        return of_program(graph_of(_loaded(path)), list(inputs.values()))
+        return run_operators(graph_of(_load_program(path)), list(inputs.values()))
 
     def kinds(self, path: Path) -> list[str]:
-        return sorted({str(node.target) for node in _loaded(path).graph.nodes if isinstance(node.target, OpOverload)})  # others are sums of sizes
+        return sorted({str(node.target) for node in _load_program(path).graph.nodes if isinstance(node.target, OpOverload)})  # others are sums of sizes
 
     def weights(self, path: Path) -> dict[str, Tensor]:
-        return unwrap(_loaded(path).state_dict)
+        return unwrap(_load_program(path).state_dict)
 
 
 class Aoti(Format):
@@ -60,7 +60,7 @@ class Aoti(Format):
 
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
         keep_headers_apart()
-        with inductor.patch(compile_threads=1):  # else a pool of processes stays
+        with inductor.patch(compile_threads=1):  # otherwise a pool of processes remains
             aoti_compile_and_package(program_of(call), package_path=str(path))
 
     def load(self, path: Path) -> Run:
@@ -76,7 +76,7 @@ class Aoti(Format):
 
 
 class ExecuTorch(Format):
-    """ExecuTorch's program with its portable kernels: for phones and small devices, whose build needs the operators in it and no others."""
+    """ExecuTorch's program with its portable kernels, for phones and small devices, whose build must include the operators in it."""
 
     name, file, runtime = "executorch", "model.pte", "ExecuTorch"
     needs, runs_with, install = ("executorch",), ("executorch",), "pip install executorch"
@@ -86,7 +86,7 @@ class ExecuTorch(Format):
 
         held = [(one, one.data) for one in (*call.function.parameters(), *call.function.buffers())]
         try:
-            for one, data in held:  # its kernels refuse a convolution of tensors in several orders of dimensions, as channels_last weights make them
+            for one, data in held:  # its kernels refuse convolutions of tensors with different dimension orders, as channels_last weights cause
                 one.data = data.clone(memory_format=torch.contiguous_format)
             path.write_bytes(to_edge(program_of(call)).to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         finally:
@@ -115,14 +115,14 @@ FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Aoti(), Onnx(), O
 
 
 def require(form: Format) -> None:
-    """Raise a ConfigError where something is missing to write a format."""
+    """Raise a ConfigError if something needed to write a format is missing."""
     if lacks := form.lacks("written"):
         message, _, hint = lacks.partition(": ")
         raise ConfigError(Problem("--to", f"{message} to be written", form.name, hint=hint))
 
 
 def write(form: Format, call: Call, path: Path) -> list[Operator]:
-    """Write the model in a format; what each operator of its program gives.
+    """Write the model in a format; return the result of each operator of its program.
 
     Raises:
         ConfigError: a package is missing, or the exporter refuses the model, in the exporter's words.
@@ -131,34 +131,34 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
     try:
         with _quiet():
             program = form.write(call, path)
-            return of_program(program, list(call.inputs.values())) if program else form.recorded(path, call.inputs)
+            return run_operators(program, list(call.inputs.values())) if program else form.run_own_operators(path, call.inputs)
     except Exception as error:
         hint = "try --bare: it leaves out the batch transforms before the model, which may be what cannot be exported" if call.whole else ""
         raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {first_line(error)}", form.name, hint=hint)) from None
 
 
 def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """What a file's runtime makes of inputs.
+    """Run a file in its runtime.
 
     Raises:
         ValueError: it fails, in the runtime's words.
     """
-    with _in_words(form):
+    with _explain_errors(form):
         return form.load(path)(inputs)
 
 
 def operators(form: Format, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
-    """What a file's runtime makes of single operators.
+    """The results of single operators in a file's runtime.
 
     Raises:
         ValueError: it fails, in the runtime's words.
     """
-    with _in_words(form):
+    with _explain_errors(form):
         return form.operators(path, inputs, names)
 
 
 @contextmanager
-def _in_words(form: Format) -> Generator[None]:
+def _explain_errors(form: Format) -> Generator[None]:
     try:
         with _quiet():
             yield
@@ -166,17 +166,17 @@ def _in_words(form: Format) -> Generator[None]:
         raise ValueError(f"{form.runtime} cannot run it: {first_line(error)}") from None
 
 
-def _loaded(path: Path) -> torch.export.ExportedProgram:
-    """A program from its file; those of detectors have operators that torchvision registers."""
+def _load_program(path: Path) -> torch.export.ExportedProgram:
+    """Load a program; torchvision is imported since detectors use operators that it registers."""
     import_module("torchvision")
     return torch.export.load(str(path))
 
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Exporters warn of their own insides."""
+    """Silence exporters, which warn about their internals."""
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # torch.export logs the whole graph of a model that it cannot take
+    logging.disable(logging.CRITICAL)  # torch.export logs the whole graph of a model that it cannot export
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""An export's folder as an MLflow model of the flavour `onnx`: MLflow's own loader gives the file to onnxruntime, without samewise and without code."""
+"""An export's folder as an MLflow model of the flavour `onnx`: MLflow's loader runs it in onnxruntime, without samewise and without code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PACKAGES: Final = ("mlflow", "onnx", "onnxruntime")
 
 
 def log(client: MlflowClient, export: Path, name: str, *, step: int, run_id: str, register: str | None = None) -> dict[str, str]:
-    """Log an export with the MLflow run that it was made of.
+    """Log an export with its run.
 
     Returns:
         `model`, the logged model's id; with `register`, `registered` and `version`.
@@ -41,7 +41,7 @@ def log(client: MlflowClient, export: Path, name: str, *, step: int, run_id: str
 
 
 def write(path: Path, *, export: Path, form: str, model_id: str | None = None, run_id: str | None = None) -> None:
-    """An MLflow model: the export's folder, with MLmodel, requirements and an example of an input in it; `samewise verify` runs its vectors still."""
+    """Write an MLflow model: the export's folder with MLmodel, requirements and an input example; `samewise verify` still runs its vectors."""
     import onnx
     from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature
@@ -66,7 +66,7 @@ def write(path: Path, *, export: Path, form: str, model_id: str | None = None, r
         input_example={one.name: vectors[one.name].numpy() for one in graph.input},
         pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
     )
-    model.flavors["python_function"]["data"] = file  # which save_model would copy into a folder of its own
+    model.flavors["python_function"]["data"] = file  # save_model would copy it into a separate folder
     shutil.copytree(export, path, dirs_exist_ok=True)
     model.model_size_bytes = sum(one.stat().st_size for one in path.iterdir())
     model.save(str(path / "MLmodel"))

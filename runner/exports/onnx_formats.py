@@ -24,7 +24,7 @@ class Onnx(Format):
     needs, runs_with = ("onnx", "onnxscript"), ("onnxruntime",)
 
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
-        # Not optimised here, which would fold batch norm into weights of other numbers: runtimes do that when they load the file.
+        # Not optimised here, which would fold batch norm into changed weights: runtimes do that when they load the file.
         names = [name.replace(".", "_") for name in call.inputs], [name.replace(".", "_") for name in call.outputs]
         made = torch.onnx.export(program_of(call), dynamo=True, optimize=False, input_names=names[0], output_names=names[1], verbose=False)
         assert made is not None
@@ -44,7 +44,7 @@ class Onnx(Format):
         for node in model.graph.node:
             said = {one.key.rpartition(".")[2]: one.value for one in node.metadata_props}
             scopes = ["", *ast.literal_eval(said.get("name_scopes", "[]"))]
-            for output in node.output:  # one that the whole model gives has that one's name
+            for output in node.output:  # an operator whose output is the model's has that output's name
                 name = said.get("fx_node", "").partition(" ")[0].removeprefix("%") if output in own else output
                 if name in names:
                     asked[output] = Operator(name, node.op_type, own_name(str(scopes[max(len(scopes) - 2, 0)])), torch.empty(0))
@@ -58,12 +58,12 @@ class Onnx(Format):
         return sorted({str(node.op_type) for node in onnx.load(str(path), load_external_data=False).graph.node})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
     def _session(self, model: str | bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-        """A file, or a model in memory: takes inputs, and gives all outputs by their names in it."""
+        """A session for a file, or a model in memory: a function from inputs to all outputs by name."""
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # what fails raises, and is told of in words
+        options.log_severity_level = 4  # failures raise exceptions, and are reported in words
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -83,9 +83,9 @@ class Onnx(Format):
 
 
 class OnnxInt8(Onnx):
-    """ONNX whose convolutions and products take int8 weights, with a scale for each channel, and uint8: by onnxruntime's static quantiser, as QDQ.
+    """ONNX whose convolutions and products use int8 weights, with a scale per channel, and uint8 activations: onnxruntime's static quantisation, as QDQ.
 
-    Weights have seven bits of the eight: with eight, CPUs without VNNI saturate where they add, and give other results.
+    Weights use seven of the eight bits: with eight, additions saturate on CPUs without VNNI, with different results.
     """
 
     name, file, is_exact = "onnx-int8", "model.int8.onnx", False
@@ -98,7 +98,7 @@ class OnnxInt8(Onnx):
         super().write(call, path)
         model = onnx.load(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         own = {one.name for one in model.graph.initializer if one.name.startswith("model.")}
-        nodes = [node.name for node in model.graph.node if node.op_type in _QUANTISED and own & set(node.input)]  # those of a spectrogram stay as they are
+        nodes = [node.name for node in model.graph.node if node.op_type in _QUANTISED and own & set(node.input)]  # those of a spectrogram do not change
         if not nodes:
             raise ValueError(f"it has none of the operators that int8 quantises ({', '.join(_QUANTISED)})")
         run = self.load(path)
@@ -119,23 +119,23 @@ class OnnxInt8(Onnx):
             reduce_range=True,
         )
 
-    def recorded(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Operator]:
+    def run_own_operators(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Operator]:
         import onnx  # pyright: ignore[reportMissingImports]
 
         names = {name for node in onnx.load(str(path)).graph.node for name in node.output}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         return self.operators(path, inputs, names)
 
     def weights(self, path: Path) -> dict[str, Tensor]:
-        """As they are multiplied with: int8 times its scale."""
-        return {name: weight for name, (weight, _) in self._rounded(path).items()}
+        """The weights as used in products: int8 times the scale."""
+        return {name: weight for name, (weight, _) in self._quantised_weights(path).items()}
 
-    def altered(self, path: Path, weights: Mapping[str, Tensor]) -> list[str]:
-        held = self._rounded(path)
+    def altered_weights(self, path: Path, weights: Mapping[str, Tensor]) -> list[str]:
+        held = self._quantised_weights(path)
         known = {name: one for name, one in held.items() if name in weights}
         return [name for name, (weight, step) in known.items() if weight.shape != weights[name].shape or bool(((weight - weights[name]).abs() > step).any())]
 
-    def _rounded(self, path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-        """By the model's names, weights and the step to which each is rounded."""
+    def _quantised_weights(self, path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+        """By the model's names, weights and the step that each is rounded to."""
         import onnx  # pyright: ignore[reportMissingImports]
         from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
@@ -155,7 +155,7 @@ _QUANTISED = ("Conv", "Gemm", "MatMul")
 
 
 def _reader(call: Call, taken: Collection[str]) -> Any:
-    """Examples of what goes in, from which the quantiser takes the ranges of what goes into each operator."""
+    """Example inputs, from which the quantiser takes the ranges of each operator's inputs."""
     from onnxruntime.quantization import CalibrationDataReader  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
     class Reader(CalibrationDataReader):  # pyright: ignore[reportUntypedBaseClass]

@@ -1,4 +1,4 @@
-"""What each operator of an exported program gives, and the first at which a runtime parts from it.
+"""Compares a runtime with the exported program operator by operator, and finds the first that differs.
 
 Numbers of every operator of the program, evenly spaced, are kept with the export: torch's own kernels gave them, on the test vectors.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from samewise.runner.exports.compared import difference
+from samewise.runner.exports.difference import difference
 
 KEPT: Final = 256
 """Numbers of one operator that are kept, at most."""
@@ -20,12 +20,12 @@ KEPT: Final = 256
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of a program, as it was run.
+    """One operator of a program and a sample of its output.
 
     Args:
         name: As the exported program calls its result.
         kind: What it does, as the file calls it: `aten.conv2d.default`, `Conv`.
-        module: The name of the module that it belongs to; empty where that is the model itself, or not known.
+        module: The name of the module that it belongs to; empty for the model itself, or if unknown.
         numbers: Of its result: `sample_of`.
     """
 
@@ -39,13 +39,13 @@ class Operator:
 
 
 def sample_of(result: Tensor) -> Tensor:
-    """Some numbers of a tensor, evenly spaced: [at most `KEPT`]. Complex ones are pairs of real ones, as ONNX has them."""
+    """Some numbers of a tensor, evenly spaced: [at most `KEPT`]. Complex numbers are pairs of reals, as in ONNX."""
     flat = (torch.view_as_real(result) if result.is_complex() else result).detach().reshape(-1)
     return flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), KEPT), dtype=torch.float64).long()].clone()
 
 
 class _Listener(fx.Interpreter):
-    """Runs a program operator by operator, and notes what each gives before a later one may change it in place."""
+    """Runs a program operator by operator, and records each output before a later operator may change it in place."""
 
     def __init__(self, program: fx.GraphModule) -> None:
         super().__init__(program)
@@ -59,8 +59,8 @@ class _Listener(fx.Interpreter):
         return result
 
 
-def of_program(program: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Operator]:
-    """Each operator of a program, in the order in which torch runs them, on the CPU."""
+def run_operators(program: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Operator]:
+    """Each operator of a program, in torch's order, run on the CPU."""
     listener = _Listener(program)
     with torch.no_grad():
         listener.run(*(tensor.clone() for tensor in inputs))
@@ -68,12 +68,12 @@ def of_program(program: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Operat
 
 
 def own_name(module: str) -> str:
-    """The name of a module as the model has it: exporters see it within a function of tensors."""
+    """The module's name in the model; exporters see it inside a function of tensors."""
     return module.removeprefix("model").removeprefix(".")
 
 
-def first_apart(expected: Mapping[str, Tensor], found: Iterable[Operator], *, tolerance: float) -> Operator | None:
-    """The first operator whose numbers are further off than is accepted.
+def first_difference(expected: Mapping[str, Tensor], found: Iterable[Operator], *, tolerance: float) -> Operator | None:
+    """The first operator whose output differs by more than the tolerance.
 
     Args:
         expected: Numbers by the name of the operator; others are passed over, and those that a format has in another form.

@@ -1,4 +1,4 @@
-"""What a quantised model loses: the metric that chose its checkpoint, on the validation split, with it and with the model itself."""
+"""Measures what quantisation loses: the metric that chose the checkpoint, on the validation split, with the quantised model and with the model itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AT_ONCE: Final = 8
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One metric with a model and with what it was quantised to, and by how much that is worse, as a share (below 0: better)."""
+    """A metric of a model and of its quantised version, and the relative loss (negative: better)."""
 
     metric: str
     exact: float
@@ -40,29 +40,29 @@ class Accuracy:
 
 
 def examples(run: Run, model: nn.Module, call: Call, *, module: str | None) -> tuple[dict[str, Tensor], ...]:
-    """What goes into a call for the first samples of the training split, transformed as for an evaluation."""
+    """The call's inputs for the first samples of the training split, transformed as in evaluation."""
     part, transform = run.splits["train"], run.transforms["eval"]
     keys = islice(evaluation_keys(len(part.dataset), _AT_ONCE), EXAMPLES // _AT_ONCE)
     seen = (observe(run.recipe, model, run.to_device(batch), transform, module=module, whole=call.whole) for batch in Loader(part.keyed, lambda: keys))
-    return tuple(one for batch in seen for one in _fitting(call, batch.inputs))
+    return tuple(one for batch in seen for one in _split_batch(call, batch.inputs))
 
 
-def _fitting(call: Call, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Inputs as a file takes them: one by one, where its batch is fixed at 1."""
+def _split_batch(call: Call, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Inputs as a file accepts them: one by one if its batch size is fixed at 1."""
     size = len(next(iter(inputs.values())))
     alone = all(len(tensor) == 1 for tensor in call.inputs.values())
     return [{name: tensor[place : place + 1] for name, tensor in inputs.items()} for place in range(size)] if alone else [inputs]
 
 
 def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: float) -> Accuracy:
-    """The metric that chooses the run's checkpoints, with a model and with a runtime in place of `call`, the whole of it or a part.
+    """The metric that chooses the run's checkpoints, with the model and with a runtime in place of `call`, which may be a part of it.
 
     Raises:
         ConfigError: more is lost; or the recipe measures the model in another way than by this call.
     """
     name = run.evaluate.monitor.rpartition("/")[2]
     exact = measure_split(run, "valid", model).compute()[name]
-    with _in_its_place(run, call, runtime) as calls:
+    with _replace_model(run, call, runtime) as calls:
         quantised = measure_split(run, "valid", model).compute()[name]
     if not calls:
         words = "cannot be measured: the recipe evaluates the model by calls other than the exported one"
@@ -78,8 +78,8 @@ def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: 
 
 
 @contextmanager
-def _in_its_place(run: Run, call: Call, runtime: Runtime) -> Generator[list[None]]:
-    """While it lasts, a runtime gives what the model would; one entry for each time that it was asked."""
+def _replace_model(run: Run, call: Call, runtime: Runtime) -> Generator[list[None]]:
+    """Within it, a runtime computes in the model's place; the list gets one entry per call."""
     model, asked, loaded = call.function.model, list[None](), Batch()
     transforms = cast("dict[str, Any]", run.transforms)
     transform = transforms["eval"]
@@ -92,7 +92,7 @@ def _in_its_place(run: Run, call: Call, runtime: Runtime) -> Generator[list[None
     def forward(*args: Any, **kwargs: Any) -> Any:
         asked.append(None)
         given = [loaded[name] for name in call.inputs] if call.whole else [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        parts = [runtime(one) for one in _fitting(call, dict(zip(call.inputs, given, strict=True)))]
+        parts = [runtime(one) for one in _split_batch(call, dict(zip(call.inputs, given, strict=True)))]
         return call.returned([torch.cat(of) for of in zip(*parts, strict=True)] if len(parts) > 1 else parts[0])
 
     transforms["eval"], model.forward = remember, forward

@@ -1,4 +1,4 @@
-"""An export's file in a runtime, compared with the model's own results."""
+"""Runs an export's file in a runtime, and compares the results with the model's own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 
 from samewise.runner.errors import first_few, first_line
 from samewise.runner.exports import clients, formats
-from samewise.runner.exports.compared import Difference, difference
-from samewise.runner.exports.operators import first_apart
+from samewise.runner.exports.difference import Difference, difference
+from samewise.runner.exports.operators import first_difference
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a runtime gives, compared with the model's own results.
+    """A runtime's results compared with the model's own.
 
     Args:
-        format: pt2, aoti, onnx or safetensors; or vectors, where they are not what they were.
+        format: pt2, aoti, onnx or safetensors; or vectors, if they were altered.
         words: For the user.
         language: What the runtime was called from.
         same: Whether they are the same bits.
         sound: Whether they are within what was stated; None: it was not run, as something is not installed.
-        apart: How far off they are; None where they are the same, or there is nothing to compare.
-        first: The first operator whose result is further off than is accepted, or where it is sound, that has other bits; as the exported program calls it.
+        apart: The largest difference; None if there is none, or nothing to compare.
+        first: The first operator whose difference exceeds the tolerance or, in a sound file, the first with other bits; by its name in the exported program.
         seconds: To load the file and call it once, in Python.
     """
 
@@ -42,7 +42,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a runtime is compared with: inputs in the order of the call, the model's outputs for them, its weights, numbers of each operator."""
+    """What a runtime is compared with: inputs in the call's order, the model's outputs, its weights, and samples of each operator's output."""
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
@@ -67,7 +67,7 @@ def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float
         if len(results) != len(truth.outputs):
             raise ValueError(f"gives {len(results)} tensors where the model gives {len(truth.outputs)}")
         apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
-    except ValueError as error:  # other boxes are other shapes
+    except ValueError as error:  # different boxes have different shapes
         first, where = _first(form, path, truth, tolerance)
         return Runtime(form.name, str(error) + where + why, first=first)
     if apart is None and not others:
@@ -93,7 +93,7 @@ def try_client(client: clients.Client, examples: Path, export: Path, outputs: Ma
 
 
 def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> tuple[str | None, str]:
-    """The first operator that differs: its name, and in words."""
+    """The first operator that differs: its name, and a description."""
     expected = {name.partition("/")[2]: numbers for name, numbers in truth.operators.items() if name.startswith(f"{form.name}/")}
     if not expected:
         return None, ""
@@ -101,19 +101,19 @@ def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> 
         found = formats.operators(form, path, truth.inputs, expected)
     except ValueError as error:
         return None, f"; its operators cannot be inspected: {error}"
-    if first := first_apart(expected, found, tolerance=tolerance):
+    if first := first_difference(expected, found, tolerance=tolerance):
         return first.name, f", first at {first}"
     return None, "; each operator by itself gives the expected result, so the difference comes from operators that the runtime fuses" if found else ""
 
 
 def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> tuple[list[str], str, str]:
-    """Which weights in the file are others than the model's, and two times words.
+    """Which weights in the file differ from the model's, and two descriptions of it.
 
     Returns:
         Their names, though nothing may come of it for these inputs; why results are wrong; why nobody could look, where the format holds weights by name.
     """
     try:
-        others = form.altered(path, weights)
+        others = form.altered_weights(path, weights)
     except NotImplementedError as error:
         return [], f"; its weights cannot be read: {first_line(error)}", ""
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep happen. A launcher is a choice of the group `launcher`; a site's own goes in a package of its own.
+"""Launchers start the runs of a sweep. A launcher is a choice of the group `launcher`; a site's own belongs in a separate package.
 
 A run is started by `python -m samewise.runner.launchers.job SWEEP NUMBER`, wherever that is: it reads the point's config from the sweep's folder, trains, and
 leaves word of its beginning and its end there. A launcher only brings that command to a machine, and says what it knows of it.
@@ -26,7 +26,7 @@ class Job:
         sweep: The sweep's folder.
         threads: Cores that it keeps busy: the threads of all of its processes, and its loader's workers.
         processes: How many ranks it starts.
-        wants_gpu: Whether it would compute on CUDA devices where there are some: one for each process.
+        wants_gpu: Whether it computes on CUDA devices if there are any: one per process.
         spread: On several machines: "each", `processes` on each of them; "whole", `processes` in all; None, it cannot be.
         environment: The variables that must be set before torch is imported, and those by which it reports to the sweeper.
     """
@@ -42,17 +42,17 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """Of Python's interpreter."""
+        """The arguments of Python's interpreter."""
         return ["-P", "-m", "samewise.runner.launchers.job", str(self.sweep), str(self.number)]
 
     @property
     def command(self) -> list[str]:
-        """What to run on this machine, or on one with the same file system."""
+        """The command on this machine, or on one that shares its file system."""
         return [sys.executable, *self.arguments]
 
 
 class Standing(enum.StrEnum):
-    """What a launcher knows of a job."""
+    """Whether a job waits, runs or is gone."""
 
     waiting = enum.auto()
     running = enum.auto()
@@ -61,12 +61,12 @@ class Standing(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Seen:
-    """A launcher's word of a job.
+    """What a launcher knows about a job.
 
     Args:
         standing: Where it stands.
-        reason: Why, where that is not plain: "CANCELLED", "killed by SIGKILL".
-        failed: It is gone for a reason of its own, and would be again.
+        reason: The reason, if it is not obvious: "CANCELLED", "killed by SIGKILL".
+        failed: It ended for a reason of its own, and would do so again.
     """
 
     standing: Standing
@@ -75,7 +75,7 @@ class Seen:
 
 
 class Launcher(abc.ABC):
-    """Brings jobs to machines."""
+    """Starts jobs on machines."""
 
     detached: bool = False
     """Whether jobs go on without the process that has submitted them."""
@@ -86,27 +86,27 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def open(self, sweep: SweepFolder) -> None:
-        """Make ready for jobs of this sweep.
+        """Prepare for this sweep's jobs.
 
         Raises:
             ConfigError: it cannot be done here.
         """
 
     def room(self, running: Sequence[Job]) -> int | None:
-        """How many more jobs may be submitted beside those that run; None: any number."""
+        """How many more jobs may be submitted now; None: any number."""
         return None if self.most is None else self.most - len(running)
 
     @abc.abstractmethod
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Start them, or put them in a queue; returns at once."""
+        """Start or queue jobs; does not wait for them."""
 
     @abc.abstractmethod
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        """What is known of jobs that this sweep has submitted, by this process or, where the launcher is detached, by an earlier one."""
+        """The state of jobs that this sweep has submitted, from this process or, with a detached launcher, an earlier one."""
 
     @abc.abstractmethod
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
-        """Have them save and stop; or end them at once."""
+        """Ask jobs to save and stop; or end them at once."""
 
     def close(self) -> None:
-        """No more jobs come."""
+        """No more jobs will be submitted."""

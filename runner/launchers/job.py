@@ -1,8 +1,8 @@
-"""One run of a sweep, in a process of its own, wherever a launcher has brought it.
+"""Runs one point of a sweep in its own process, started by any launcher.
 
     python -m samewise.runner.launchers.job SWEEP NUMBER
 
-It trains the point's config as it was written when the sweep was made, and leaves word in the sweep's folder: when and where it began, and how it ended.
+It trains the point's config as written when the sweep was made, and records in the sweep's folder when and where it began, and how it ended.
 Exit codes are those of `samewise train`.
 """
 
@@ -26,7 +26,7 @@ from samewise.runner.records import locks, sources
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.summary import print_summary
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.secrets import plain_output
+from samewise.runner.secrets import filter_output
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 _PATIENCE_S = 120.0
 
 
-@plain_output()
+@filter_output()
 def main(sweep: Path, number: int) -> int:
-    """Train a point of a sweep; nothing is trained where its run is done."""
+    """Train a point of a sweep, unless it is finished."""
     from samewise.runner.config import compose, project
     from samewise.runner.training import loop
     from samewise.runner.training.prepare import prepare
@@ -50,12 +50,12 @@ def main(sweep: Path, number: int) -> int:
     code, said = 1, ""
     try:
         for early in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(early, _stopped)
+            signal.signal(early, _raise_interrupted)
         facts, code_at = folder.facts, os.environ.get(PROJECT)
         configs = [Path(one) for one in facts["configs"] if Path(one).is_dir() and not code_at]
         found = project.find(Path(code_at or facts["root"]), packages=facts["packages"], configs=configs)
         composed = dataclasses.replace(compose.load(folder.config(number)), project=found, overrides=tuple(folder.points()[number].overrides))
-        composed = _of_point(composed, folder, number)
+        composed = _require_unchanged(composed, folder, number)
         if alone:
             _wait_for(composed.folder)
         ready = prepare(composed)
@@ -71,16 +71,16 @@ def main(sweep: Path, number: int) -> int:
                 traceback.print_exc()
             print(said, file=sys.stderr)
     finally:
-        if alone and folder.word(number).get("pid") == os.getpid():  # else a launcher that came later has started it again
+        if alone and folder.word(number).get("pid") == os.getpid():  # otherwise a later launcher has restarted it
             folder.note(number, ended=time.time(), exit_code=code, said=said or None)
     return code
 
 
-def _of_point(composed: Composed, sweep: SweepFolder, number: int) -> Composed:
-    """With the folder that the sweep expects the run in.
+def _require_unchanged(composed: Composed, sweep: SweepFolder, number: int) -> Composed:
+    """The config with the folder that the sweep expects for this run.
 
     Raises:
-        ConfigError: the code, or a file that the config goes by, is other than when the sweep was made.
+        ConfigError: the code, or a file that the config uses, has changed since the sweep was made.
     """
     point = sweep.points()[number]
     composed = dataclasses.replace(composed, place=Path(point.folder))
@@ -91,20 +91,20 @@ def _of_point(composed: Composed, sweep: SweepFolder, number: int) -> Composed:
     return composed
 
 
-def _stopped(number: int, frame: FrameType | None) -> None:
-    """Asked to stop before training has begun."""
+def _raise_interrupted(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that arrives before training starts."""
     raise Interrupted(Problem("", f"stopped by {signal.Signals(number).name} before training began", hint="run the same command again to resume"))
 
 
 def _wait_for(run: RunFolder) -> None:
-    """Wait until nobody writes the run: a job of an earlier launcher may still be saving, or another point be the same experiment."""
+    """Wait until no process writes to the run: an earlier launcher's job may still be saving, or another point may be the same experiment."""
     until = time.monotonic() + _PATIENCE_S
     while locks.holder(run.lock) and time.monotonic() < until:
         time.sleep(0.2)
 
 
 def _begin(folder: SweepFolder, number: int) -> None:
-    """Leave word that the job is here; what an earlier try came to is forgotten."""
+    """Record that the job has started, and remove the record of an earlier attempt."""
     tries = folder.word(number).get("tries", 0) + 1
     folder.note(number, began=time.time(), host=socket.gethostname(), pid=os.getpid(), tries=tries, ended=None, exit_code=None, said=None, reason=None)
 

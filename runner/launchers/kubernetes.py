@@ -1,4 +1,4 @@
-"""Runs as pods of Kubernetes: one Indexed Job for all, written as a manifest, applied where there is kubectl; this process may go.
+"""Runs in pods of Kubernetes: one Indexed Job for all, written as a manifest and applied if kubectl is available; this process need not stay.
 
 SWEEP/kubernetes/
   0001.yaml      a Job's manifest
@@ -6,7 +6,7 @@ SWEEP/kubernetes/
   cancelled/     an empty file for each index that was told to stop: 0001-3
 SWEEP/code/      copies of the code, one for each state in which it was submitted
 
-`kubernetes_manifest.py` writes the manifest, `kubernetes_job.py` is what runs in a pod, `kubernetes_status.py` reads what the cluster says.
+`kubernetes_manifest.py` writes the manifest, `kubernetes_job.py` runs in the pods, `kubernetes_status.py` reads the cluster's state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LONGEST = 10_000
 
 @final
 class Kubernetes(Launcher):
-    """Writes manifests of Indexed Jobs. A pod that is told to end saves its run, and another pod resumes it.
+    """Writes manifests of Indexed Jobs. A pod that is asked to end saves its run, and another pod resumes it.
 
     Args:
         image: Of the container: Python with samewise's dependencies.
@@ -58,7 +58,7 @@ class Kubernetes(Launcher):
         pod: Further fields of the pods' spec: `nodeSelector`, `tolerations`, `imagePullSecrets`.
         notice_s: Seconds that a pod has to save when it is told to end.
         retries: How often a run is started again that was killed without a chance to save, by lack of memory for example.
-        apply: Whether to give the manifest to kubectl; null: where there is one.
+        apply: Whether to apply the manifest by kubectl; null: if kubectl is installed.
         poll_s: Seconds between two looks.
     """
 
@@ -148,14 +148,14 @@ class Kubernetes(Launcher):
             name = place.given["job"]
             if name not in known:
                 known[name] = self._cluster.look(name, len(place.given["points"])) if self._cluster else None
-        return {number: self._seen(number, place, known[place.given["job"]]) for number, place in where.items()}
+        return {number: self._look_at(number, place, known[place.given["job"]]) for number, place in where.items()}
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
         where = newest(self._home, numbers)
         standing = self.look(where)
         live = [place for number, place in where.items() if standing[number].standing is not Standing.gone]
         for place in live:
-            place.mark().touch()  # what pods go by, those too that have not begun
+            place.mark().touch()  # used by pods, including those not started yet
         for file in sorted({place.file for place in live}):
             name = read_json(file, shapes.SUBMISSION)["job"]
             if kill and self._cluster:
@@ -171,12 +171,12 @@ class Kubernetes(Launcher):
                 )
 
     def _is_wanted(self, file: Path) -> bool:
-        """Whether any run of a Job is neither over nor told to stop."""
+        """Whether any run of a Job is neither finished nor cancelled."""
         own = {number: place for number, place in newest(self._home, read_json(file, shapes.SUBMISSION)["points"]).items() if place.file == file}
         return any(seen.standing is not Standing.gone and not own[number].mark().exists() for number, seen in self.look(own).items())
 
-    def _seen(self, number: int, place: Submitted, of_job: Mapping[int, Seen] | None) -> Seen:
-        """What is known of a point: by the cluster where it knows the Job, else by the run's own word."""
+    def _look_at(self, number: int, place: Submitted, of_job: Mapping[int, Seen] | None) -> Seen:
+        """A point's state: from the cluster if it knows the Job, otherwise from the run's own record."""
         if of_job:
             seen = of_job[place.index]
             return Seen(seen.standing, "cancelled") if seen.standing is Standing.gone and place.mark().exists() else seen
@@ -195,7 +195,7 @@ class Kubernetes(Launcher):
         return Seen(Standing.running) if has_begun else Seen(Standing.waiting, hint)
 
     def _needs(self, job: Job) -> tuple[int, int]:
-        """CPUs and GPUs of a pod."""
+        """The CPUs and GPUs of a pod."""
         gpus = self._gpus if self._gpus is not None else job.processes if job.wants_gpu else 0
         return self._cpus or max(1, job.threads), gpus
 
@@ -220,7 +220,7 @@ class Kubernetes(Launcher):
         try:
             self._cluster.apply(paper)
         except ConfigError:
-            file.unlink()  # the manifest stays, for a person to look at
+            file.unlink()  # the manifest is kept for inspection
             raise
         write_json(file, {**given, "applied": True})
 

@@ -1,9 +1,9 @@
-"""What a pod does: starts the run of its index, has it save when the pod is told to end, and says by its exit code what is to follow.
+"""Runs in a pod: starts the run of its index, makes it save when the pod is asked to end, and reports by exit code what happens next.
 
     python -m samewise.runner.launchers.kubernetes_job SWEEP/kubernetes/0001.json
 
 Exit codes: 0, there is nothing left to do for this index; 3, saved; it will be started again; 1 and 2, failed, and would again; any other, killed.
-It is the pod's first process, for which Linux drops a signal that has no handler: so the run is a process of its own, and this one passes SIGTERM on.
+It is the pod's first process, for which Linux drops signals without a handler: so the run is a separate process, to which this one passes SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from types import FrameType
 
 from samewise.runner.errors import INTERRUPTED
-from samewise.runner.launchers.submission import Submitted, unexplained_exit
-from samewise.runner.secrets import plain_output
+from samewise.runner.launchers.submission import Submitted, describe_exit_code
+from samewise.runner.secrets import filter_output
 
 _EVERY_S = 1.0
 
 
 class Pod:
-    """One try of one run."""
+    """One attempt at a run."""
 
     def __init__(self, job: Submitted) -> None:
         self._job, self._number, self._sweep = job, job.number, job.sweep
@@ -32,7 +32,7 @@ class Pod:
         self._is_asked = self._is_told = False
 
     def run(self) -> int:
-        """Start the run and wait for its end. The exit code."""
+        """Start the run and wait for it; return the exit code."""
         signal.signal(signal.SIGTERM, self._ask)
         if self._is_over():
             print(f"point {self._number} is no longer wanted")
@@ -42,9 +42,9 @@ class Pod:
         word = self._sweep.word(self._number)
         has_said = word.get("tries", 0) > tries and "ended" in word
         if code == -signal.SIGTERM and self._is_told and not has_said:
-            code = INTERRUPTED  # before it could hear
+            code = INTERRUPTED  # before it could handle the signal
         elif code and not has_said:
-            self._sweep.note(self._number, ended=time.time(), exit_code=code, said=unexplained_exit(code))
+            self._sweep.note(self._number, ended=time.time(), exit_code=code, said=describe_exit_code(code))
         print(self._sweep.word(self._number).get("said") or f"ended with exit code {code}")
         if code == INTERRUPTED and self._is_over():
             return 0
@@ -70,7 +70,7 @@ class Pod:
                 continue
 
     def _is_over(self) -> bool:
-        """Cancelled, or stopped for good by the sweep's pruner."""
+        """Whether the run was cancelled, or stopped for good by the sweep's pruner."""
         return self._job.mark().exists() or bool(self._sweep.word(self._number).get("pruned"))
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -79,15 +79,15 @@ class Pod:
             self._tell()
 
     def _tell(self) -> None:
-        """Once: at a second time the run would not save."""
+        """Ask the run to save, once: a second signal would stop it without saving."""
         if not self._is_told and self._run is not None:
             self._is_told = True
             self._run.send_signal(signal.SIGTERM)
 
 
-@plain_output()
+@filter_output()
 def main(file: Path) -> int:
-    """Be the pod of one index."""
+    """Run as the pod of one index."""
     if not file.is_file():
         print(f"error:\n  {file} is not here: the sweep's volume must be mounted at the same path as on the machine that submitted it", file=sys.stderr)
         return 2

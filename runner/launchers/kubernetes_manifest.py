@@ -1,4 +1,4 @@
-"""The manifest of an Indexed Job, in the words of Kubernetes' batch/v1: one index a run.
+"""Writes the manifest of an Indexed Job (Kubernetes' batch/v1): one index per run.
 
 https://kubernetes.io/docs/concepts/workloads/controllers/job/, which describes the fields; they are there from Kubernetes 1.29 on.
 """
@@ -17,14 +17,14 @@ from samewise.runner.errors import INTERRUPTED, ConfigError, Problem
 CONTAINER = "run"
 OURS = ("containers", "restartPolicy", "terminationGracePeriodSeconds", "volumes")
 """Fields of a pod that no config may set, as the run depends on them."""
-_LONGEST = 63  # characters of a label, and of a pod's host name
+_LONGEST = 63  # maximum length of a label, and of a pod's host name
 _FAILED = (1, 2)
 """Exit codes of a run that would fail again."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Where a folder of the pods comes from: a folder in a PersistentVolumeClaim, or one of the node.
+    """The source of a folder in the pods: a folder in a PersistentVolumeClaim, or one of the node.
 
     Args:
         path: In the pods, and here.
@@ -38,7 +38,7 @@ class Volume:
 
     @classmethod
     def of(cls, path: str, source: object) -> Volume:
-        """Of a config's words: `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`. A ConfigError for any other."""
+        """Parse a config's `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`; anything else is a ConfigError."""
         where = f"volumes.{path}"
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
             raise ConfigError(Problem(where, "is also the path in the pod, so it must be absolute", path, "a path that starts with /, without .."))
@@ -58,7 +58,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Template:
-    """What all Jobs of a launcher have alike. The arguments are the launcher's; `user` is UID and GID, or None for the image's."""
+    """What all Jobs of a launcher share. The arguments are the launcher's; `user` is UID and GID, or None for the image's."""
 
     image: str
     python: str
@@ -74,7 +74,7 @@ class Template:
     pod: Mapping[str, Any]
 
     def job(self, file: Path, *, name: str, sweep: str, count: int, cpus: int, gpus: int, variables: Mapping[str, str], cwd: Path) -> dict[str, Any]:
-        """A Job of `count` runs, each with so many CPUs and GPUs; its pods read the submission in `file`."""
+        """A Job of `count` runs with these CPUs and GPUs each; its pods read the submission in `file`."""
         about = {
             "labels": {"app.kubernetes.io/name": "samewise", "samewise/sweep": label(sweep)},
             "annotations": {"samewise/sweep": sweep, "samewise/submission": str(file)},
@@ -84,7 +84,7 @@ class Template:
             "completions": count,
             "parallelism": min(count, self.jobs or count),
             "backoffLimitPerIndex": self.retries,
-            "podReplacementPolicy": "Failed",  # never two pods of one run at a time
+            "podReplacementPolicy": "Failed",  # never two pods for one run at a time
             "podFailurePolicy": {"rules": failure_rules()},
             "template": {"metadata": deepcopy(about), "spec": self._pod(file, cpus, gpus, variables, cwd)},
         }
@@ -108,7 +108,7 @@ class Template:
             ],
         }
         return {
-            "restartPolicy": "Never",  # a new pod instead, which may be on another node
+            "restartPolicy": "Never",  # a new pod, possibly on another node, instead of a restart
             "terminationGracePeriodSeconds": self.notice_s,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -117,17 +117,17 @@ class Template:
             "containers": [container],
             "volumes": [
                 *({"name": f"volume-{number}", **_source(one)} for number, one in named),
-                {"name": "shm", "emptyDir": {"medium": "Memory"}},  # loader workers hand over batches there; a container's own is 64 MB
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},  # loader workers pass batches there; a container's default is 64 MB
             ],
         }
 
     def _home(self) -> dict[str, str]:
-        """For a user that the image does not know."""
+        """A home folder for a user that the image does not know."""
         return {"HOME": "/tmp", "USER": f"user-{self.user[0]}"} if self.user and self.user[0] else {}
 
 
 def failure_rules() -> list[dict[str, Any]]:
-    """What follows the end of a pod, the first rule that fits. One that none fits (killed for memory) counts as one of the index's retries."""
+    """The rules for a pod's end, of which the first match applies. An end that matches none (killed for memory) uses one of the index's retries."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [INTERRUPTED]}},
@@ -136,7 +136,7 @@ def failure_rules() -> list[dict[str, Any]]:
 
 
 def label(text: str, *, most: int = _LONGEST) -> str:
-    """The end of a text as a label of RFC 1123: small letters, digits and `-`. The end, as that of a sweep's id tells it from others."""
+    """The end of a text as an RFC 1123 label (lower-case letters, digits, `-`). The end is kept since it identifies a sweep."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[-most:].strip("-") or "samewise"
 
 
@@ -147,13 +147,13 @@ def job_name(sweep: str, end: str, count: int) -> str:
 
 
 def is_name(text: str, *, dots: bool = False) -> bool:
-    """Whether Kubernetes takes it for the name of an object: a label of RFC 1123; with dots, several."""
+    """Whether it is a valid name of a Kubernetes object: an RFC 1123 label, or several with dots."""
     parts = text.split(".") if dots else [text]
     return len(text) <= (253 if dots else _LONGEST) and all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in parts)
 
 
 def is_quantity(text: str) -> bool:
-    """Whether Kubernetes takes it for an amount of memory: `16Gi`, `512M`, a number of bytes."""
+    """Whether it is a valid amount of memory in Kubernetes: `16Gi`, `512M`, a number of bytes."""
     return re.fullmatch(r"\d+(\.\d+)?([KMGTPE]i|[kMGTPE])?", text) is not None
 
 

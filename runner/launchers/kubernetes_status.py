@@ -1,4 +1,4 @@
-"""What a cluster says of a Job and its pods, by kubectl."""
+"""Reads the state of a Job and its pods from a cluster, by kubectl."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The one that kubectl is set up for; with no namespace kubectl's own."""
+    """The cluster that kubectl is set up for; without a namespace kubectl's own."""
 
     namespace: str | None
 
     def apply(self, manifest: Path) -> None:
-        """Have it make the Job; a ConfigError where it does not."""
+        """Create the Job; a ConfigError if the cluster refuses."""
         done = self._call("apply", f"--filename={manifest}")
         if done.returncode:
             hint = "`kubectl config current-context` names the cluster; launcher.apply=false writes the manifest only"
             raise ConfigError(Problem("launcher", f"kubectl cannot apply the Job: {last_line(done.stderr) or 'no message'}", hint=hint))
 
     def look(self, name: str, count: int) -> dict[int, Seen] | None:
-        """Where each index of a Job stands; empty where there is no such Job, None where the cluster does not answer."""
+        """The state of each index of a Job; empty if there is no such Job, None if the cluster does not answer."""
         job = self._call("get", "job", name, "--output=json")
         if job.returncode:
             return {} if "NotFound" in job.stderr else None
@@ -38,7 +38,7 @@ class Cluster:
         return read_job(json.loads(job.stdout), json.loads(pods.stdout)["items"] if not pods.returncode else [], count)
 
     def delete(self, name: str) -> None:
-        """Tell its pods to end, then delete the Job."""
+        """Ask its pods to end, then delete the Job."""
         self._call("delete", "job", name, "--ignore-not-found", "--cascade=foreground", "--wait=false")
 
     def kill(self, name: str, indices: Iterable[int]) -> None:
@@ -52,7 +52,7 @@ class Cluster:
 
 
 def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int) -> dict[int, Seen]:
-    """Where each of a Job's indices stands, by its status and its Pods."""
+    """The state of each index of a Job, from its status and its pods."""
     status = job.get("status", {})
     done, failed = set(_indices(status.get("completedIndexes"))), set(_indices(status.get("failedIndexes")))
     ended = [one for one in status.get("conditions") or () if one["type"] in ("Complete", "Failed") and one["status"] == "True"]
@@ -76,7 +76,7 @@ def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: i
 
 
 def _indices(text: str | None) -> Iterable[int]:
-    """Of a list such as `0-3,7`."""
+    """Parse a list such as `0-3,7`."""
     for part in filter(None, (text or "").split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
@@ -87,15 +87,15 @@ def _states(pod: Mapping[str, Any], which: str) -> list[Mapping[str, Any]]:
 
 
 def _end(pod: Mapping[str, Any]) -> str:
-    """How a pod has ended."""
+    """How a pod ended."""
     for one in _states(pod, "terminated"):
         reason = one.get("reason", "Error")
         return f"failed with exit code {one['exitCode']}" if reason == "Error" else str(reason)
-    return str(pod.get("status", {}).get("reason") or "its index has failed")
+    return str(pod.get("status", {}).get("reason") or "its index failed")
 
 
 def _wait(pod: Mapping[str, Any]) -> str:
-    """What a pod waits for."""
+    """What a pod is waiting for."""
     waiting = [str(one.get("reason", "")) for one in _states(pod, "waiting")]
     unplaced = [
         f"{one.get('reason')}: {one.get('message', '')}"

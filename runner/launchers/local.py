@@ -1,4 +1,4 @@
-"""Jobs on this machine: a fresh process each, as many at a time as its cores and GPUs carry."""
+"""Jobs on this machine: one new process each, as many at a time as there are cores and GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.parent import JobParent
-from samewise.runner.launchers.submission import unexplained_exit
+from samewise.runner.launchers.submission import describe_exit_code
 from samewise.runner.processes.memory import require_few
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -23,7 +23,7 @@ from samewise.runner.tracking.sender_parent import SenderParent
 
 @dataclass(frozen=True)
 class _Share:
-    """What a job has to itself."""
+    """The resources that a job has to itself."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -31,10 +31,10 @@ class _Share:
 
 @final
 class Local(Launcher):
-    """Starts processes. They end, saved, with the one that runs the sweep, however that ends.
+    """Starts processes. However the sweep's process ends, they save and end with it.
 
     Args:
-        jobs: How many at a time; null: as many as have cores, and GPUs where there are some, of their own. Each takes the GPUs with the fewest running jobs.
+        jobs: How many at a time; null: as many as there are cores and, if there are any, GPUs for. Each gets the GPUs with the fewest running jobs.
         pin: Keep each job to its own cores.
         preload: Start jobs as copies of a process that has imported torch already, and their senders of one that has imported mlflow; false: all from scratch.
     """
@@ -56,7 +56,7 @@ class Local(Launcher):
         self._tracks = bool(sweep.facts["tracking"]["enabled"])
 
     def room(self, running: Sequence[Job]) -> int:
-        """One more, where it has room: its needs are known only when it comes."""
+        """One more if there are resources left: a job's needs are known only when it is submitted."""
         if not running:
             return 1
         if self.most is not None:
@@ -70,7 +70,7 @@ class Local(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             share = self._take(job)
-            environment = {**_environment(job, share), **self._shared(job)}
+            environment = {**_environment(job, share), **self._sender_variables(job)}
             cores = share.cores if self._pin and share.cores else None
             if self._preload and job.processes == 1:
                 self._parent(job).start(job, environment, cores)
@@ -80,7 +80,7 @@ class Local(Launcher):
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
         ended = dict[int, int]()
         for parent in self._parents.values():
-            ended |= parent.ended()
+            ended |= parent.collect_ended()
         for number, process in list(self._alone.items()):
             if process.poll() is not None:
                 ended[number] = process.returncode
@@ -89,7 +89,7 @@ class Local(Launcher):
             if number in ended:
                 self._shares.pop(number, None)
                 self._alone.pop(number, None)
-                found[number] = Seen(Standing.gone, unexplained_exit(ended[number]) if ended[number] < 0 else "")
+                found[number] = Seen(Standing.gone, describe_exit_code(ended[number]) if ended[number] < 0 else "")
             else:
                 found[number] = Seen(Standing.running if number in self._shares else Standing.gone)
         return found
@@ -109,15 +109,15 @@ class Local(Launcher):
             self._senders.close()
             self._senders = None
 
-    def _shared(self, job: Job) -> dict[str, str]:
-        """Where its run finds a process that has imported mlflow."""
+    def _sender_variables(self, job: Job) -> dict[str, str]:
+        """The address of a process that has imported mlflow, for the run."""
         if not (self._preload and self._tracks and hasattr(os, "pidfd_open")):
             return {}
         self._senders = self._senders or SenderParent(job.sweep / "logs" / "parent.log")
         return {SHARED: self._senders.address}
 
     def _parent(self, job: Job) -> JobParent:
-        """The process that jobs with these variables are copies of."""
+        """The process that forks jobs with these variables."""
         key = tuple(sorted((name, value) for name, value in job.environment.items() if not name.startswith("SAMEWISE_")))
         if key not in self._parents or not self._parents[key].is_alive():
             self._parents[key] = JobParent(dict(key), log=job.sweep / "logs" / "parent.log")
@@ -132,12 +132,12 @@ class Local(Launcher):
         return self._shares[job.number]
 
     def _busy_gpus(self) -> Counter[str]:
-        """How many running jobs each device carries."""
+        """The number of running jobs on each device."""
         return Counter(gpu for share in self._shares.values() for gpu in share.gpus)
 
 
 def visible_gpus() -> list[str]:
-    """The CUDA devices that this process may use, by number or UUID, without importing torch; none where there is no driver."""
+    """The CUDA devices available to this process, by number or UUID, without importing torch; none if there is no driver."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for name in given.split(",") if name.strip() not in ("", "-1")]

@@ -1,4 +1,4 @@
-"""A process that has imported what every job imports, and forks one for each: a fresh process without the seconds of importing.
+"""A process that has imported what every job needs and forks one process per job, which saves the seconds of importing.
 
     python -m samewise.runner.launchers.parent
 
@@ -44,7 +44,7 @@ _PRELOAD = (
 
 
 class JobParent:
-    """Such a process, seen from the launcher. `variables` are set in it before torch is imported; in `log` it says what goes wrong in itself."""
+    """The launcher's handle of such a process. `variables` are set before it imports torch; it logs its own errors to `log`."""
 
     def __init__(self, variables: Mapping[str, str], *, log: Path) -> None:
         with open(log, "ab") as stderr:
@@ -53,7 +53,7 @@ class JobParent:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **thread_variables(1), **variables},  # each job sets the number of its own
+                env={**os.environ, **thread_variables(1), **variables},  # each job sets its own number
                 start_new_session=True,
             )
         assert self._process.stdout is not None
@@ -65,12 +65,12 @@ class JobParent:
         return self._process.poll() is None
 
     def start(self, job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> None:
-        """Have it fork a job."""
+        """Fork a job."""
         self._live.add(job.number)
         self._say({"start": job.number, "sweep": str(job.sweep), "environment": dict(environment), "cores": cores, "cwd": str(Path.cwd())})
 
-    def ended(self) -> dict[int, int]:
-        """The exit codes of the jobs that have ended since it was last asked; negative: the signal. All of them, where it has died itself."""
+    def collect_ended(self) -> dict[int, int]:
+        """The exit codes of jobs that have ended since the last call (negative: signals); of all jobs if the process itself has died."""
         assert self._process.stdout is not None
         with contextlib.suppress(BlockingIOError):
             self._heard += os.read(self._process.stdout.fileno(), 1 << 16)
@@ -83,12 +83,12 @@ class JobParent:
         return found
 
     def signal(self, numbers: set[int], number: signal.Signals) -> None:
-        """Have it pass a signal on to some jobs."""
+        """Send a signal to some jobs."""
         for job in numbers & self._live:
             self._say({"signal": job, "number": int(number)})
 
     def close(self) -> None:
-        """Have it end, when its jobs have."""
+        """Let it end once its jobs have."""
         close_input(self._process)
 
     def _say(self, message: Mapping[str, Any]) -> None:
@@ -99,17 +99,17 @@ class JobParent:
 
 
 def main() -> int:
-    """Be the parent."""
+    """Run as the parent."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the launcher tells each job
+        signal.signal(number, signal.SIG_IGN)  # the launcher signals each job
     end_with_parent(signal.SIGKILL)
     for name in _PRELOAD:
         importlib.import_module(name)
-    gc.freeze()  # its copies need not look through all that was imported
+    gc.freeze()  # so that its forks need not scan everything that was imported
     waker, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, _woken)
+    signal.signal(signal.SIGCHLD, _wake)
     jobs, heard, is_open = dict[int, int](), b"", True
     while is_open or jobs:
         ready, _, _ = select.select([waker, *([0] if is_open else [])], [], [])
@@ -136,16 +136,16 @@ def _obey(message: Mapping[str, Any], jobs: dict[int, int]) -> None:
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        _be(message)
+        _become_job(message)
     jobs[pid] = message["start"]
 
 
-def _woken(number: int, frame: FrameType | None) -> None:
-    """A job has ended: `select` returns, by the wakeup descriptor."""
+def _wake(number: int, frame: FrameType | None) -> None:
+    """Handle SIGCHLD: the wakeup descriptor makes `select` return."""
 
 
 def _preload(environment: Mapping[str, str]) -> None:
-    """Import what the job's reporter is made of; what goes wrong there, the job says."""
+    """Import the parts of the job's reporter; the job itself reports any error in them."""
     target = str(json.loads(environment.get(REPORTER, "{}")).get("_target_", ""))
     with contextlib.suppress(Exception):
         importlib.import_module(target.rpartition(".")[0] or "samewise")
@@ -163,8 +163,8 @@ def _reap(jobs: dict[int, int]) -> None:
             os.write(1, json.dumps([jobs.pop(pid), os.waitstatus_to_exitcode(status)]).encode() + b"\n")
 
 
-def _be(message: Mapping[str, Any]) -> NoReturn:
-    """Become the job: the variables, cores and files of its own, then what `launchers.job` does."""
+def _become_job(message: Mapping[str, Any]) -> NoReturn:
+    """Become the job: set its variables, cores and files, then run `launchers.job`."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)

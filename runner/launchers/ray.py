@@ -1,6 +1,6 @@
-"""Jobs of a running Ray cluster, one for each run, by its Jobs API; this process may go. It neither needs nor imports Ray.
+"""Runs as jobs of a running Ray cluster, by its Jobs API; this process need not stay. Does not import Ray.
 
-A job's submission id is SWEEP-MADE-NUMBER-TRY, where MADE is when the sweep was made: any process finds by it what an earlier one has submitted.
+A job's submission id is SWEEP-MADE-NUMBER-TRY, where MADE is when the sweep was made, so that any process finds earlier submissions.
 
 SWEEP/ray/cancelled/   an empty file for each job that was told to stop while it waited: Ray would still start it
 SWEEP/code/            copies of the code, one for each state in which it was submitted
@@ -18,23 +18,23 @@ from urllib.parse import quote
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
-from samewise.runner.launchers.ray_jobs import Away, Refused, Server, address_from
+from samewise.runner.launchers.ray_jobs import NoAnswer, Refused, Server, address_from
 from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import too_small
 from samewise.runner.records.sweep_folder import SweepFolder
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_LONGEST = 200  # characters of a reason
+_LONGEST = 200  # maximum length of a reason
 
 
 @final
 class Ray(Launcher):
-    """Submits jobs to a cluster that runs already, and shares this machine's file system.
+    """Submits jobs to a running cluster that shares this machine's file system.
 
     Args:
         address: Of its dashboard, http://HOST:8265; null: RAY_API_SERVER_ADDRESS, else RAY_ADDRESS.
         cpus: Of each job; null: as many as it keeps busy.
-        gpus: Of each job, also a part of one (0.5); null: one for each process, where the cluster has any.
+        gpus: For each job, also a fraction (0.5); null: one per process, if the cluster has any.
         mem: Of each job, in bytes or as "16G"; null: not counted.
         resources: Of the cluster's own making, for each job: {"accelerator_type:A100": 0.01}.
         jobs: How many at a time, with --wait; null: any number.
@@ -91,7 +91,7 @@ class Ray(Launcher):
         wanted = set(numbers)
         try:
             known = self._jobs(wait=bool(self._last))
-        except Away:  # a head node that restarts
+        except NoAnswer:  # the head node is restarting
             return {number: self._last[number] for number in wanted & self._last.keys()}
         for number in wanted:
             if number in known:
@@ -106,14 +106,14 @@ class Ray(Launcher):
             job = known.get(number)
             if job is None or self._read(job).standing is Standing.gone:
                 continue
-            if job["status"] == "PENDING":  # Ray starts it all the same, once there is room, to stop it then
+            if job["status"] == "PENDING":  # Ray would still start it once there is room, and then stop it
                 mark = self._mark(job["submission_id"])
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.touch()
             self._ask(f"/api/jobs/{quote(job['submission_id'])}/stop", post=True)
 
     def _request(self, job: Job, attempt: int, code: Path) -> dict[str, Any]:
-        """What Ray is asked for."""
+        """The request for a job."""
         name = f"{self._prefix}{job.number:04d}-{attempt}"
         start = shlex.join([self._python, *Job(job.number, job.name, self._home).arguments])
         log, mark = shlex.quote(str(self._sweep.log(job.number).absolute())), shlex.quote(str(self._mark(name)))
@@ -139,13 +139,13 @@ class Ray(Launcher):
             try:
                 nodes = self._ask("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
                 self._any_gpu = any(node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE")
-            except (ConfigError, KeyError, TypeError, AttributeError):  # an address that Ray may change
+            except (ConfigError, KeyError, TypeError, AttributeError):  # its address may change
                 hint = "0, or the number each job needs"
                 raise ConfigError(Problem("launcher.gpus", "this Ray does not say whether its cluster has GPUs", "null", "a number", hint)) from None
         return self._any_gpu
 
     def _jobs(self, *, wait: bool = False) -> dict[int, Mapping[str, Any]]:
-        """The last job of each point that has any, as Ray reports it.
+        """The latest job of each point, as Ray reports it.
 
         Args:
             wait: Where the server is away, raise Away and not ConfigError.
@@ -161,11 +161,11 @@ class Ray(Launcher):
         return found
 
     def _read(self, job: Mapping[str, Any]) -> Seen:
-        """A job, in Ray's words."""
+        """Interpret Ray's description of a job."""
         status = str(job["status"])
         if status == "RUNNING":
             return Seen(Standing.running)
-        if self._mark(job["submission_id"]).exists():  # whatever Ray calls it: it may fail to stop a job that is over at once
+        if self._mark(job["submission_id"]).exists():  # whatever Ray reports: it may fail to stop a job that ends at once
             return Seen(Standing.gone, "STOPPED while waiting")
         if status == "PENDING":
             return Seen(Standing.waiting)
@@ -183,7 +183,7 @@ class Ray(Launcher):
         return Seen(Standing.gone, f"FAILED: {why[:_LONGEST]}", failed=error == "RUNTIME_ENV_SETUP_FAILURE")
 
     def _is_begun(self, number: int) -> bool:
-        """Whether a job has begun that has not left word of its end."""
+        """Whether a job has started and not recorded its end."""
         word = self._sweep.word(number)
         return "began" in word and "ended" not in word
 
@@ -191,15 +191,15 @@ class Ray(Launcher):
         return self._home / "ray" / "cancelled" / name
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False, wait: bool = False) -> Any:
-        """One request; a ConfigError where it is refused, or not answered."""
+        """Send a request; a ConfigError if it is refused or not answered."""
         try:
             return self._server.ask(path, body, post=post)
         except Refused as refused:
             if wait and refused.code >= 500:
-                raise Away(str(refused)) from None
+                raise NoAnswer(str(refused)) from None
             hint = "RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`" if refused.code in (401, 403) else ""
             raise ConfigError(Problem("launcher", f"Ray refuses: {refused}", self._server.address, hint=hint)) from None
-        except Away as away:
+        except NoAnswer as away:
             if wait:
                 raise
             expected = "a running cluster with its dashboard: `pip install 'ray[default]'` and `ray start --head`"

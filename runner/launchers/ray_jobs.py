@@ -1,4 +1,4 @@
-"""The Jobs API of Ray, over HTTP and without Ray.
+"""Ray's Jobs API, over HTTP and without Ray.
 
 https://docs.ray.io/en/latest/cluster/running-applications/job-submission/api.html
 """
@@ -23,12 +23,12 @@ ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _EXPECTED = "the address of the cluster's dashboard, such as http://HOST:8265"
 
 
-class Away(Exception):
-    """The server does not answer, or not sensibly; it may restart."""
+class NoAnswer(Exception):
+    """The server does not answer, or gives an unexpected answer; it may be restarting."""
 
 
 class Refused(Exception):
-    """The server has refused a request, with HTTP's code and the last line of what it says."""
+    """The server refused a request; contains the HTTP status and the last line of its message."""
 
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"{said} (HTTP status {code})")
@@ -43,7 +43,7 @@ class Server:
         self._headers = {"Content-Type": "application/json", **_headers()}
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False) -> Any:
-        """One request.
+        """Send one request.
 
         Args:
             path: Below the address.
@@ -67,13 +67,13 @@ class Server:
             is_page = said.lstrip().startswith("<")
             raise Refused(refused.code, (not is_page and last_line(said)) or refused.reason) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Away(str(getattr(error, "reason", "") or error)) from None
+            raise NoAnswer(str(getattr(error, "reason", "") or error)) from None
         except ValueError:
-            raise Away("what answers there is not Ray's dashboard") from None
+            raise NoAnswer("what answers there is not Ray's dashboard") from None
 
 
 def address_from(given: str | None) -> str:
-    """The address that was given, or that Ray's variables name.
+    """The given address, or the one in Ray's variables.
 
     Raises:
         ConfigError: the address is missing, or is not an HTTP address.
@@ -88,7 +88,7 @@ def address_from(given: str | None) -> str:
 
 
 def _headers() -> dict[str, str]:
-    """What says who asks: as Ray's own commands do, from its variables or from the file that `ray get-auth-token` writes."""
+    """Authentication headers, as Ray's own commands send them: from its variables, or from the file that `ray get-auth-token` writes."""
     try:
         headers = {str(name): str(value) for name, value in json.loads(os.environ.get("RAY_JOB_HEADERS") or "{}").items()}
     except (ValueError, AttributeError):

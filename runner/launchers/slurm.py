@@ -1,4 +1,4 @@
-"""Jobs in SLURM's queue: one array for all, submitted at once; this process may go. `slurm_job.py` is what runs on the machines.
+"""Jobs in SLURM's queue: one array for all, submitted at once; this process need not stay. `slurm_job.py` runs on the machines.
 
 SWEEP/slurm/
   0001.json      a submission: which point each index of its array is, and what the machines need to know
@@ -24,7 +24,7 @@ from typing import final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
-from samewise.runner.launchers.submission import call, group_jobs, last_line, newest, next_file, pieces, too_small
+from samewise.runner.launchers.submission import call, chunks, group_jobs, last_line, newest, next_file, too_small
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -40,7 +40,7 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True)
 class _Needs:
-    """What jobs of one array have alike."""
+    """What the jobs of one array share."""
 
     nodes: int
     tasks: int
@@ -52,7 +52,7 @@ class _Needs:
 
 @final
 class Slurm(Launcher):
-    """Submits arrays of jobs. A job that is preempted, or comes near its time limit, saves and goes back into the queue.
+    """Submits job arrays. A job that is preempted, or nears its time limit, saves and is requeued.
 
     Args:
         partition: Of the cluster; null: its default.
@@ -61,7 +61,7 @@ class Slurm(Launcher):
         qos: Quality of service.
         nodes: Machines for each job.
         cpus: Of each job on each machine; null: as many as it keeps busy.
-        gpus: Of each job on each machine, a number or TYPE:NUMBER; null: one for each process, where the partition has any.
+        gpus: For each job on each machine, a number or TYPE:NUMBER; null: one per process, if the partition has any.
         mem: Of each job on each machine; null: the cluster's default.
         jobs: How many at a time; null: any number.
         setup: Shell lines before each job.
@@ -125,10 +125,10 @@ class Slurm(Launcher):
         if not where:
             return {}
         known = self._queue({name.partition("_")[0] for name in where.values()})
-        if known is None:  # a controller that restarts
+        if known is None:  # the controller is restarting
             return {number: self._last.get(name, Seen(Standing.waiting)) for number, name in where.items()}
         self._last |= known
-        return {number: known.get(name) or self._forgotten(name) for number, name in where.items()}
+        return {number: known.get(name) or self._look_at_forgotten(name) for number, name in where.items()}
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
         where = self._where(numbers)
@@ -136,13 +136,13 @@ class Slurm(Launcher):
         live = [name for name, one in standing.items() if one is not Standing.gone]
         if not kill:
             for name in live:
-                (self._home / "cancelled" / name).touch()  # what a running job goes by
+                (self._home / "cancelled" / name).touch()  # used by a running job
         ended = live if kill else [name for name in live if standing[name] is Standing.waiting]
-        for some in pieces(ended, _AT_ONCE):
+        for some in chunks(ended, _AT_ONCE):
             _call("scancel", *some)  # not with --state=PENDING: in SLURM 22.05 that ends all waiting jobs of the array
 
-    def _forgotten(self, name: str) -> Seen:
-        """A job of which SLURM knows nothing: ended some minutes ago, or cancelled while it waited, of which SLURM keeps no record where the array goes on."""
+    def _look_at_forgotten(self, name: str) -> Seen:
+        """The state of a job that SLURM no longer knows: it ended minutes ago, or was cancelled while waiting, of which SLURM keeps no record."""
         array, _, index = name.partition("_")
         links = [
             file.with_name(f"{file.stem}-{index}.log") for file in self._home.glob("*.json") if (read_json(file, shapes.SUBMISSION) or {}).get("job") == array
@@ -151,7 +151,7 @@ class Slurm(Launcher):
         return Seen(Standing.gone, f"SLURM no longer knows its job {name}" if began else "CANCELLED while waiting")
 
     def _needs(self, job: Job) -> _Needs:
-        """What a job asks of each machine."""
+        """What a job needs of each machine."""
         if self._nodes > 1 and job.spread is None:
             hint = "strategy=elastic replicas=N, launcher.nodes=1"
             raise ConfigError(Problem("launcher.nodes", "the strategy has one process, which cannot run on several machines", self._nodes, "1", hint))
@@ -174,7 +174,7 @@ class Slurm(Launcher):
         return "gpu" in self._gres
 
     def _longest(self) -> int:
-        """How many jobs an array may have."""
+        """The maximum number of jobs in an array."""
         found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _call("scontrol", "show", "config").stdout, re.M)
         return int(found[1]) - 1 if found else 1000
 
@@ -227,14 +227,14 @@ class Slurm(Launcher):
         return "\n".join(["#!/bin/bash", "set -e", *exports, *self._setup, f"exec {start}"]) + "\n"
 
     def _where(self, numbers: Iterable[int]) -> dict[int, str]:
-        """The newest job of each point that has been submitted, as `ARRAY_INDEX`."""
+        """The latest job of each submitted point, as `ARRAY_INDEX`."""
         return {number: f"{job.given['job']}_{job.index}" for number, job in newest(self._home, numbers, key="job").items()}
 
     def _queue(self, arrays: Iterable[str]) -> dict[str, Seen] | None:
-        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`; None where it has answered before and does not now."""
+        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`; None if it answered before and does not now."""
         columns = "ArrayJobID:24,ArrayTaskID:16,State:24,exit_code:16,Reason:200"
         found = dict[str, Seen]()
-        for some in pieces(sorted(arrays), _AT_ONCE):
+        for some in chunks(sorted(arrays), _AT_ONCE):
             done = _call("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(some)}", f"--Format={columns}")
             if done.returncode and "Invalid job id" not in done.stderr:
                 if self._last:
@@ -245,7 +245,7 @@ class Slurm(Launcher):
 
 
 def _read(line: str) -> tuple[str, Seen]:
-    """A job, from squeue's words."""
+    """Interpret squeue's description of a job."""
     array, index, state, status, reason = line[:24].strip(), line[24:40].strip(), line[40:64].strip(), line[64:80].strip(), line[80:].strip()
     name = f"{array}_{index}"
     if state in _WAITING:
@@ -261,7 +261,7 @@ def _read(line: str) -> tuple[str, Seen]:
 
 
 def _call(*command: str) -> subprocess.CompletedProcess[str]:
-    """A command of SLURM's. Inside a job its variables would be taken for options."""
+    """Run a SLURM command, without the variables of a surrounding job, which it would take for options."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")}
     return call(*command, environment=kept)
 
@@ -271,7 +271,7 @@ def _refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _seconds(limit: str) -> int | None:
-    """A time limit as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None for what it calls endless, and for what cannot be read."""
+    """Parse a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None if it is unlimited or invalid."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if not found:
         return None

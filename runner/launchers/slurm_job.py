@@ -1,4 +1,4 @@
-"""A job on a machine of the cluster: starts the run's processes, and puts the job back into the queue where the run has saved and is not done.
+"""Runs on the cluster's machine: starts the run's processes, and requeues the job if the run has saved and is not finished.
 
     python -m samewise.runner.launchers.slurm_job SWEEP/slurm/0001.json     the batch script
     python -m samewise.runner.launchers.slurm_job rank SWEEP NUMBER         one of several ranks, started by srun on the job's machines
@@ -21,7 +21,7 @@ from types import FrameType
 
 from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers import job
-from samewise.runner.launchers.submission import Submitted, unexplained_exit
+from samewise.runner.launchers.submission import Submitted, describe_exit_code
 from samewise.runner.processes.sealed import SECRET, new_secret
 
 _EVERY_S = 1.0
@@ -34,12 +34,12 @@ class Batch:
 
     def __init__(self, job: Submitted) -> None:
         self._job, self._given, self._sweep = job, job.given, job.sweep
-        self._id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{job.index}"  # not SLURM_JOB_ID: that of an array's last job is the whole array's
+        self._id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{job.index}"  # not SLURM_JOB_ID: for an array's last job it is the id of the whole array
         self._mark = job.mark(self._id)
 
     def run(self) -> int:
-        """Start the run and wait for its end; then what has to be done about the job. The exit code."""
-        signal.signal(signal.SIGTERM, _go_on)
+        """Start the run and wait for it, then requeue or end the job; return the exit code."""
+        signal.signal(signal.SIGTERM, _ignore_signal)
         tries = self._sweep.word(self._job.number).get("tries", 0)
         code = 0 if self._mark.exists() else self._train()
         if self._mark.exists():
@@ -53,7 +53,7 @@ class Batch:
                 return self._leave("scontrol", "requeue", self._id, code=code)
             print("requeued too often; launcher.requeues sets the limit", file=sys.stderr)
         elif code and not told:
-            said = unexplained_exit(128 - code if code - 128 in set(signal.Signals) else code)
+            said = describe_exit_code(128 - code if code - 128 in set(signal.Signals) else code)
             self._sweep.note(self._job.number, ended=time.time(), exit_code=code, said=said)
         return code
 
@@ -74,46 +74,46 @@ class Batch:
                 return code if code >= 0 else 128 - code
             except subprocess.TimeoutExpired:
                 if told and time.monotonic() > told + given["notice_s"]:
-                    return 128 + signal.SIGKILL  # it does not stop; the job's end will end it
+                    return 128 + signal.SIGKILL  # it does not stop; the end of the job will end it
                 if not told and self._mark.exists():
                     told = time.monotonic()
-                    process.send_signal(signal.SIGUSR1)  # which srun passes on to all ranks; at SIGTERM it would kill them
+                    process.send_signal(signal.SIGUSR1)  # srun passes it on to all ranks; at SIGTERM it would kill them
 
     def _state(self) -> str:
-        """The job's state, as SLURM sees it."""
-        found = re.search(r"\bJobState=(\w+)", _said("scontrol", "show", "job", "--oneliner", self._id))
+        """The job's state in SLURM."""
+        found = re.search(r"\bJobState=(\w+)", _output_of("scontrol", "show", "job", "--oneliner", self._id))
         return found[1] if found else ""
 
     def _leave(self, *command: str, code: int) -> int:
-        """Have SLURM end this job, and wait until it does."""
+        """Make SLURM end this job, and wait for that."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        print(_said(*command), file=sys.stderr, end="")
+        print(_output_of(*command), file=sys.stderr, end="")
         time.sleep(60)
         return code
 
 
 def be_rank(sweep: Path, number: int) -> int:
-    """Train as one of several ranks: what torchrun would pass in its variables comes from SLURM's."""
+    """Train as one of several ranks, with SLURM's variables in place of torchrun's."""
     names = {"RANK": "PROCID", "WORLD_SIZE": "NTASKS", "LOCAL_RANK": "LOCALID", "MASTER_ADDR": "LAUNCH_NODE_IPADDR"}
     os.environ.update({name: os.environ[f"SLURM_{its}"] for name, its in names.items()})
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
     return job.main(sweep, number)
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.stdout + done.stderr
 
 
 def _free_port() -> int:
-    """On this machine, which is rank 0's."""
+    """A free port on this machine, which runs rank 0."""
     with socket.socket() as one:
         one.bind(("", 0))
         return one.getsockname()[1]
 
 
-def _go_on(number: int, frame: FrameType | None) -> None:
-    """The run itself is told; this process waits for its end."""
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    """The run itself gets the signal; this process waits for it to end."""
 
 
 if __name__ == "__main__":

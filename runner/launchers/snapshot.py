@@ -1,4 +1,4 @@
-"""A copy of the code that a job will run, so that what is edited before it starts changes nothing."""
+"""Copies the code that a job will run, so that later edits do not affect it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from samewise.runner.processes.this_process import PROJECT
 from samewise.runner.records import sources
 from samewise.runner.records.sweep_folder import SweepFolder
 
-_LARGE = 16 << 20  # bytes; a file of this size is data that lies in a package, and is linked
+_LARGE = 16 << 20  # bytes; a larger file is data in a package, and is linked
 CONFIGS = "project_configs"
 """The folder in it that holds the project's config files."""
 
 
 def snapshot(sweep: SweepFolder) -> Path:
-    """Copy samewise's own files, the project's packages and config folders, and what else its points reach, into SWEEP/code/DIGEST; nothing that is installed.
+    """Copy samewise's files, the project's packages and config folders, and other code that the points reach, to SWEEP/code/DIGEST; nothing installed.
 
     Args:
         sweep: The sweep's folder; its facts name the packages and the config folders, the first searched first.
@@ -44,35 +44,35 @@ def snapshot(sweep: SweepFolder) -> Path:
             making.rename(target)
         except OSError:
             shutil.rmtree(making)
-            if not target.is_dir():  # else another process was quicker
+            if not target.is_dir():  # another process was faster
                 raise
     return target
 
 
 def collect_sources(packages: Sequence[str], configs: Sequence[Path], reached: Iterable[str]) -> list[tuple[Path, Path]]:
-    """The files of which such a copy is made, each with its place in it."""
+    """The files to copy, each with its place in the copy."""
     import samewise
 
     folders = {"samewise": Path(samewise.__path__[0])}
     labels = list(reached)
     for name in dict.fromkeys([*(package.partition(".")[0] for package in packages), *(label.partition("/")[0] for label in labels if "/" in label)]):
-        if (folder := _own(name)) is not None:
+        if (folder := _package_folder(name)) is not None:
             folders[name] = folder
     found = [(Path(name, file.relative_to(folder)), file) for name, folder in folders.items() for file in _files(folder)]
     found += [(Path(label), file) for label in labels if "/" not in label and (file := sources.place(label)) is not None]
-    for folder in reversed(configs):  # the first, copied last, lies on top
+    for folder in reversed(configs):  # copied last, since the first takes precedence
         found += [(Path(CONFIGS, file.relative_to(folder)), file) for file in _files(folder)]
     return found
 
 
 def variables(code: Path) -> Mapping[str, str]:
-    """With these a Python process, and those that it starts, take the copy for samewise and for the project."""
+    """Environment variables with which Python processes import samewise and the project from the copy."""
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(code), *([before] if before else [])]), "PYTHONSAFEPATH": "1", PROJECT: str(code)}
 
 
-def _own(name: str) -> Path | None:
-    """Where a package of the project lies; None for an installed one, and for one that is a single file or not there."""
+def _package_folder(name: str) -> Path | None:
+    """The folder of a package of the project; None if it is installed, a single file, or missing."""
     found = importlib.util.find_spec(name)
     places = list(found.submodule_search_locations or ()) if found else []
     if not places or sources.is_library(Path(places[0])):
@@ -81,7 +81,7 @@ def _own(name: str) -> Path | None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder, links followed, in a fixed order; without caches and what is hidden."""
+    """All files below a folder in a fixed order, following links, without caches and hidden files."""
     seen = set[str]()
     for at, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)
@@ -92,7 +92,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def settings_text(packages: Sequence[str], *, has_configs: bool) -> str:
-    """Its pyproject.toml."""
+    """The copy's pyproject.toml."""
     lines = ["[tool.samewise]", f"packages = {json.dumps(list(packages))}", *([f'configs = "{CONFIGS}"'] if has_configs else [])]
     return "\n".join(lines) + "\n"
 
@@ -107,7 +107,7 @@ def _digest(files: Iterable[tuple[Path, Path]], settings: str) -> str:
 
 
 def _copy(files: Iterable[tuple[Path, Path]], target: Path) -> None:
-    """With the times of files, so that what Python has compiled of them still counts and comes along."""
+    """Copy with modification times, so that compiled Python files stay valid and are copied too."""
     for name, file in files:
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What launchers that submit to a cluster share: the files in which submissions are written down, and the commands and settings of clusters.
+"""Shared by launchers that submit to a cluster: the files that record submissions, and calls of a cluster's commands.
 
 SWEEP/HOME/
   0001.json      a submission: which point each of its indices is, and what the machines need to know
@@ -28,7 +28,7 @@ PATIENCE_S = 60
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job as it was submitted."""
+    """A submitted job."""
 
     file: Path
     index: int
@@ -36,12 +36,12 @@ class Submitted:
 
     @classmethod
     def read(cls, file: Path, index: int) -> Submitted:
-        """One job of a submission's file."""
+        """Read one job from a submission's file."""
         return cls(file, index, read_json(file, shapes.SUBMISSION) or {})
 
     @property
     def number(self) -> int:
-        """The point's."""
+        """The point's number."""
         return int(self.given["points"][self.index])
 
     @property
@@ -50,16 +50,16 @@ class Submitted:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Of its environment."""
+        """Its environment variables."""
         return self.given["variables"][self.index]
 
     def mark(self, name: str = "") -> Path:
-        """There once the job was told to stop; `0001-3` if not given a name."""
+        """The file that exists once the job was told to stop; `0001-3` unless a name is given."""
         return self.file.parent / "cancelled" / (name or f"{self.file.stem}-{self.index}")
 
 
 def newest(home: Path, numbers: Iterable[int], *, key: str = "points") -> dict[int, Submitted]:
-    """The newest job of each point that has been submitted; a submission without `key` does not count, as one that the cluster has not taken yet."""
+    """The latest job of each submitted point; a submission without `key` was not accepted by the cluster yet, and does not count."""
     found = dict[int, Submitted]()
     for file in sorted(home.glob("*.json")):
         given: Mapping[str, Any] = read_json(file, shapes.SUBMISSION) or {}
@@ -68,31 +68,31 @@ def newest(home: Path, numbers: Iterable[int], *, key: str = "points") -> dict[i
 
 
 def next_file(home: Path) -> Path:
-    """For one more submission."""
+    """The file for the next submission."""
     number = 1 + max((int(file.stem) for file in home.glob("*.json") if file.stem.isdecimal()), default=0)
     return home / f"{number:04d}.json"
 
 
 def group_jobs(jobs: Sequence[Job], needs: Callable[[Job], K], longest: int) -> Iterator[tuple[K, Sequence[Job]]]:
-    """The jobs that need the same, together, at most `longest` of them."""
+    """Group jobs with the same needs, at most `longest` per group."""
     alike = dict[K, list[Job]]()
     for job in jobs:
         alike.setdefault(needs(job), []).append(job)
-    return ((need, some) for need, several in alike.items() for some in pieces(several, longest))
+    return ((need, some) for need, several in alike.items() for some in chunks(several, longest))
 
 
-def pieces(values: Sequence[T], longest: int) -> Iterator[Sequence[T]]:
-    """The values in their order, at most `longest` at a time."""
+def chunks(values: Sequence[T], longest: int) -> Iterator[Sequence[T]]:
+    """Split values, in order, into lists of at most `longest`."""
     return (values[start : start + longest] for start in range(0, len(values), longest))
 
 
 def too_small(least: Mapping[str, tuple[float | None, float]]) -> list[Problem]:
-    """A problem for each setting, by its name (value, lowest), that is less than it may be."""
+    """A problem for each setting, given as (value, lowest) by name, that is too small."""
     return [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
 
 
 def call(*command: str, environment: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-    """A cluster's command; one that takes too long has failed."""
+    """Run a cluster's command; a timeout counts as a failure."""
     try:
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=patience_s, check=False)
     except subprocess.TimeoutExpired:
@@ -100,10 +100,10 @@ def call(*command: str, environment: Mapping[str, str] | None = None, patience_s
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty; empty where there is none."""
+    """The last non-empty line; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def unexplained_exit(code: int) -> str:
-    """How a run's process ended that has left no word; a signal as a negative number."""
+def describe_exit_code(code: int) -> str:
+    """How a run's process ended if it left no record; a negative number is a signal."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} without giving a reason"

@@ -1,4 +1,4 @@
-"""What a profile means: which parts of a step take more than they should, why, and which settings change that."""
+"""Interprets a profile: which parts of a step take too long, why, and which settings would help."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORTH = {"data": 0.1, "transfer": 0.1, "transforms": 0.15, "exchange": 0.15, "o
 
 
 def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What to change, the largest share of a step first.
+    """What to change, the part with the largest share of a step first.
 
     Args:
         run: What was measured.
@@ -37,7 +37,7 @@ def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
             causes.append(_cause(run, part, parts[part] / whole, why, changes))
     model = (parts["forward"] + parts["backward"]) / whole
     if model >= 0.5:
-        causes.append(_cause(run, "forward and backward", model, "the model's own work", [*_of_model(run, cores)]))
+        causes.append(_cause(run, "forward and backward", model, "the model's own work", [*_model_settings(run, cores)]))
     return sorted(causes, key=lambda one: -one["share"])
 
 
@@ -61,16 +61,23 @@ def _data(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str
     what = f"the data set {who}" if slowest.startswith("data") else f"the transform {slowest.partition('/')[2]}"
     why = f"a step's batch takes {cost:.3g} ms to make, most of it in {what}, and the rest of the step {rest:.3g} ms"
     if cores == 1 and not workers:
-        return f"{why}; on one core workers would take that from training, so make the samples cheaper", _cached(run)
+        return f"{why}; on one core workers would take that from training, so make the samples cheaper", [*_cache_settings(run), *decode_on_device(run)]
     if wanted > workers and workers < cores:
-        return why, [f"loader.num_workers={min(max(wanted, workers + 1), cores)}", *_cached(run)]
+        return why, [f"loader.num_workers={min(max(wanted, workers + 1), cores)}", *_cache_settings(run)]
     if workers and settings.prefetch_factor < 4:
-        return f"{why}; {workers} workers are enough on average", [f"loader.prefetch_factor={2 * settings.prefetch_factor}", *_cached(run)]
-    return f"{why}; more than {workers} workers would need more than the {cores} available cores", _cached(run)
+        return f"{why}; {workers} workers are enough on average", [f"loader.prefetch_factor={2 * settings.prefetch_factor}", *_cache_settings(run)]
+    return f"{why}; more than {workers} workers would need more than the {cores} available cores", [*_cache_settings(run), *decode_on_device(run)]
 
 
-def _cached(run: Run) -> list[str]:
+def _cache_settings(run: Run) -> list[str]:
     return ["dataset.cache=memory"] if OmegaConf.select(run.config, "dataset.cache") == "none" else []
+
+
+def decode_on_device(run: Run) -> list[str]:
+    """The overrides that have a CUDA device decode JPEG files, where workers do now and there are transforms for it; else none."""
+    transforms, is_cuda = run.composed.choices.get("transforms"), run.strategy.device.type == "cuda"
+    possible = is_cuda and transforms in ("imagenet", "imagenet_v2") and OmegaConf.select(run.config, "dataset.decode") == "worker"
+    return [f"dataset.decode=device transforms={transforms}_on_device"] if possible else []
 
 
 def _transfer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
@@ -122,8 +129,8 @@ def _tracking(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list
     return "metrics are written at every step", [f"tracking.log_every_steps={10 * run.config.tracking.log_every_steps}"]
 
 
-def _of_model(run: Run, cores: int) -> Iterator[str]:
-    """Settings by which the same model computes faster; most make another experiment."""
+def _model_settings(run: Run, cores: int) -> Iterator[str]:
+    """Settings with which the same model computes faster; most make it a different experiment."""
     cfg, cuda = run.config, run.strategy.device.type == "cuda"
     if cuda and cfg.precision.get("dtype") == "float32":
         yield "precision=bf16"

@@ -1,4 +1,4 @@
-"""Which batch size fits into memory, and which is fastest per sample."""
+"""Finds the batch size that fits into memory, and the one that is fastest per sample."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from samewise.runner.errors import Problem, TrainingError, memory_asked_for
-from samewise.runner.measuring.trying import NEAR, SetRate, Trial
+from samewise.runner.errors import Problem, TrainingError, requested_memory
+from samewise.runner.measuring.repeated_run import NEAR, RepeatedRun, SetRate
 from samewise.runner.processes.memory import free_memory
-from samewise.runner.training.memory import in_words
+from samewise.runner.training.memory import format_bytes
 from samewise.runner.training.run import Run
 
 _SHARE = 0.8
-"""Of the memory that is free, how much a step may take on the CPU, where more than there is ends the process without a word."""
+"""The share of free memory that a step may take on the CPU, where exceeding it ends the process without a message."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Size:
 
     @property
     def fits(self) -> bool:
-        """Whether a step of it could be taken."""
+        """Whether a step succeeded."""
         return self.ms is not None
 
     @property
     def per_sample(self) -> float:
-        """Milliseconds of a sample."""
+        """Milliseconds per sample."""
         assert self.ms is not None
         return self.ms / self.batch_size
 
 
 def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Callable[[Size], None]) -> list[Size]:
-    """Try doubled batch sizes until one does not fit, or the larger ones are no faster; with `largest` until none fits, and then between the last two.
+    """Try doubled batch sizes until one does not fit or is no faster; with `largest`, until one does not fit, then between the last two.
 
     The learning rate is 0: weights stay as they are, whatever the size.
 
@@ -65,15 +65,15 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
     Returns:
         All that were tried, by size.
     """
-    trial, unit = Trial(run), run.micro_batches
+    trial, unit = RepeatedRun(run), run.micro_batches
     most = run.plan.samples
     bound = memory if memory is not None or run.strategy.device.type == "cuda" else memory_in_use() + round(_SHARE * free_memory())
     tried = dict[int, Size]()
 
     def attempt(size: int) -> Size:
-        one = _refused(size, tried, bound) or _tried(run, trial, size, steps)
+        one = _skip_too_large(size, tried, bound) or _try_size(run, trial, size, steps)
         if bound is not None and one.bytes > bound:
-            one = Size(size, None, one.bytes, f"took {in_words(one.bytes)}, more than the bound of {in_words(bound)}")
+            one = Size(size, None, one.bytes, f"took {format_bytes(one.bytes)}, more than the bound of {format_bytes(bound)}")
         tried[size] = one
         tell(one)
         return one
@@ -92,7 +92,7 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
 
 
 def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
-    """What sizes that were tried say; a TrainingError where none fits."""
+    """Choose from the sizes tried; a TrainingError if none fits."""
     fits = [one for one in tried if one.fits]
     if not fits:
         raise TrainingError(Problem("tune batch_size", f"no batch fits: {tried[0].why if tried else 'there are too few samples'}", hint="a smaller model"))
@@ -116,12 +116,12 @@ def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
 
 
 def _stalls(tried: list[Size]) -> bool:
-    """Whether the last two doublings have made a sample no faster."""
+    """Whether the last two doublings have not made samples faster."""
     best = [min(one.per_sample for one in tried[:end]) for end in range(1, len(tried) + 1)]
     return len(best) > 3 and best[-1] > (1 - NEAR) * best[-3]
 
 
-def _tried(run: Run, trial: Trial, size: int, steps: int) -> Size:
+def _try_size(run: Run, trial: RepeatedRun, size: int, steps: int) -> Size:
     cuda = run.strategy.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -129,7 +129,7 @@ def _tried(run: Run, trial: Trial, size: int, steps: int) -> Size:
         still = SetRate(run.schedule, run, lambda step: 0.0)
         took = [seconds for _, seconds in trial.steps(1 + steps, plan=replace(run.plan, batch_size=size), batch_size=size, schedule=still)]
     except (RuntimeError, MemoryError) as error:
-        asked = memory_asked_for(error)
+        asked = requested_memory(error)
         if not asked:
             raise
         traceback.clear_frames(error.__traceback__)
@@ -141,8 +141,8 @@ def _tried(run: Run, trial: Trial, size: int, steps: int) -> Size:
     return Size(size, 1000 * median(took[1:]), torch.cuda.max_memory_allocated() if cuda else memory_in_use())
 
 
-def _refused(size: int, tried: dict[int, Size], bound: int | None) -> Size | None:
-    """A size that would take more than the bound, as far as memory has grown with the samples so far: it is not tried."""
+def _skip_too_large(size: int, tried: dict[int, Size], bound: int | None) -> Size | None:
+    """A size that would exceed the bound, extrapolated from the memory so far, and is not tried."""
     fits = sorted((one for one in tried.values() if one.fits), key=lambda one: one.batch_size)
     if bound is None or len(fits) < 2 or size < fits[-1].batch_size:
         return None
@@ -150,9 +150,9 @@ def _refused(size: int, tried: dict[int, Size], bound: int | None) -> Size | Non
     expected = last.bytes + (last.bytes - before.bytes) * (size - last.batch_size) // (last.batch_size - before.batch_size)
     if expected <= bound:
         return None
-    return Size(size, None, expected, f"would take {in_words(expected)}, more than the bound of {in_words(bound)}")
+    return Size(size, None, expected, f"would take {format_bytes(expected)}, more than the bound of {format_bytes(bound)}")
 
 
 def memory_in_use() -> int:
-    """The most bytes of memory that this process has had so far."""
+    """The peak memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

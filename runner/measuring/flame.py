@@ -1,4 +1,4 @@
-"""A flame graph of a trace of torch's profiler: what was called by what, as wide as it took. An SVG of its own, without scripts."""
+"""A flame graph of a torch.profiler trace: calls nested by caller, with widths by duration. An SVG without scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLACK = 1.0
 
 @dataclass
 class Frame:
-    """Something that was called, all its calls from one place together: for `us` microseconds, what it called too included."""
+    """A function, all its calls from one place together; `us` is their total duration in microseconds, including calls inside."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ def write(trace: Path, file: Path) -> None:
 
 
 def frames(events: Sequence[Mapping[str, Any]]) -> list[Frame]:
-    """The calls of each thread, nested as their times are; what leads to the first range alone is left out.
+    """The calls of each thread, nested by time, without the frames above the first range.
 
     A range begins within the call that enters it and outlasts that, so it is taken for what follows it.
     """
@@ -61,21 +61,21 @@ def frames(events: Sequence[Mapping[str, Any]]) -> list[Frame]:
             one = above.inner.setdefault((kind, name), Frame(name, kind))
             one.us, one.calls = one.us + lasts, one.calls + 1
             open_.append((begins + lasts, one))
-        found.append(_begun(root))
+        found.append(_skip_start(root))
     return sorted(found, key=lambda one: -one.us)
 
 
-def _begun(root: Frame) -> Frame:
-    """A thread from where it first does more than one thing, or enters a range."""
+def _skip_start(root: Frame) -> Frame:
+    """A thread from the first point at which it branches or enters a range."""
     inner = list(root.inner.values())
     while len(inner) == 1 and inner[0].kind == "python_function" and inner[0].inner:
         inner = list(inner[0].inner.values())
-    inner = [one for one in inner if one.kind != "python_function"] or inner  # not the profiler's own beginning and end
+    inner = [one for one in inner if one.kind != "python_function"] or inner  # without the profiler's own start and end
     return Frame(root.name, "", sum(one.us for one in inner), 1, {(one.kind, one.name): one for one in inner})
 
 
 def draw(threads: Sequence[Frame]) -> str:
-    """The SVG. A frame's title, which browsers show under the pointer, has its time and share."""
+    """The SVG. A frame's title, shown by browsers as a tooltip, has its time and share."""
     whole = max((one.us for one in threads), default=0.0) or 1.0
     rows, top = list[str](), 24
     for thread in threads:
@@ -83,7 +83,7 @@ def draw(threads: Sequence[Frame]) -> str:
         if thread.us * scale < 20:
             continue
         depth = 0
-        for level, left, one in _placed(thread, 0, 0.0, scale):
+        for level, left, one in _place_frames(thread, 0, 0.0, scale):
             depth = max(depth, level)
             rows.append(_box(one, left, top + level * _ROW, one.us * scale, one.us / thread.us))
         top += (depth + 2) * _ROW
@@ -99,8 +99,8 @@ def draw(threads: Sequence[Frame]) -> str:
     )
 
 
-def _placed(frame: Frame, level: int, left: float, scale: float) -> Iterator[tuple[int, float, Frame]]:
-    """Each frame that is wide enough: its row, its left edge, itself."""
+def _place_frames(frame: Frame, level: int, left: float, scale: float) -> Iterator[tuple[int, float, Frame]]:
+    """The frames that are wide enough, each with its row and left edge."""
     pending = [(level, left, frame)]
     while pending:
         level, left, one = pending.pop()

@@ -1,4 +1,4 @@
-"""The learning rate range test (Smith 2017, arXiv 1506.01186, section 3.3): the rate rises at every step, and the loss tells where it is of use."""
+"""The learning rate range test (Smith 2017, arXiv 1506.01186, section 3.3): the rate rises at every step, and the loss shows which rates are useful."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError
-from samewise.runner.measuring.trying import SetRate, Trial
+from samewise.runner.measuring.repeated_run import RepeatedRun, SetRate
 from samewise.runner.training.run import Run
 
 _DIVERGED = 4.0
@@ -19,13 +19,13 @@ _MARGIN = 3.0
 
 
 def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[float, float]]:
-    """Train from the start while the learning rate rises from `low` to `high`, by the same factor at each step, until the loss diverges.
+    """Train from the start while the learning rate rises exponentially from `low` to `high`, until the loss diverges.
 
     Returns:
         The learning rate of the optimizer's first group and the loss, for each step.
 
     Raises:
-        ConfigError: the experiment has several optimizers, whose losses do not tell.
+        ConfigError: the experiment has several optimizers, whose losses do not show it.
     """
     if len(run.phases) > 1:
         names = ", ".join(phase.spec.name for phase in run.phases)
@@ -37,7 +37,7 @@ def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[f
     curve, best = list[tuple[float, float]](), math.inf
     schedule = SetRate(run.schedule, run, lambda step: rates[step] / base)
     try:
-        for (outcome, _), rate in zip(Trial(run).steps(steps, schedule=schedule), rates, strict=True):
+        for (outcome, _), rate in zip(RepeatedRun(run).steps(steps, schedule=schedule), rates, strict=True):
             curve.append((rate, outcome.losses.get("loss", sum(outcome.losses.values()))))
             recent = median(loss for _, loss in curve[-3:])
             best = min(best, recent)
@@ -49,7 +49,7 @@ def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[f
 
 
 def suggest(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """What a range test says.
+    """Choose a learning rate from a range test.
 
     Returns:
         `lr`, the suggestion; `reason`; `steepest`, the rate at which the smoothed loss falls fastest per factor of the rate; `lowest`, that of the lowest
@@ -77,14 +77,14 @@ def suggest(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def smooth(losses: Sequence[float]) -> list[float]:
-    """The mean of each and its neighbours, as many on either side as there are: a mean over the past would lag behind the rate."""
+    """A centred moving average: an average over the past would lag behind the rate."""
     reach = max(1, len(losses) // 40)
     windows = [losses[max(0, at - min(reach, len(losses) - 1 - at)) : at + min(reach, at) + 1] for at in range(len(losses))]
     return [sum(window) / len(window) for window in windows]
 
 
 def draw(curve: Sequence[tuple[float, float]], found: dict[str, Any], title: str, file: Path) -> None:
-    """The curve as a PNG."""
+    """Draw the curve as a PNG."""
     from matplotlib.figure import Figure
 
     finite = [(rate, loss) for rate, loss in curve if math.isfinite(loss)]

@@ -1,4 +1,4 @@
-"""Which settings of the loader make steps fastest."""
+"""Finds the loader's settings that make steps fastest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from samewise.runner.errors import number_of
-from samewise.runner.measuring.trying import NEAR, SetRate, Trial
+from samewise.runner.measuring.repeated_run import NEAR, RepeatedRun, SetRate
 from samewise.runner.training.run import Run
 
 _ROUNDS = 2
@@ -16,7 +16,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class Loading:
-    """Settings of the loader, and the milliseconds of a step with them, as the mean of the faster round."""
+    """Settings of the loader, and the mean milliseconds per step of the faster round."""
 
     num_workers: int
     prefetch_factor: int
@@ -25,7 +25,7 @@ class Loading:
 
 
 def find(run: Run, *, steps: int, most: int | None, tell: Callable[[Loading], None]) -> list[Loading]:
-    """Train some steps with 0, 1, 2, 4, ... workers until more are no faster, and with the best of them two further settings.
+    """Train some steps with 0, 1, 2, 4, ... workers until more are no faster, then with two other settings and the best number.
 
     Batches that workers have made ahead before the clock starts are used up first. Each setting is measured twice and the faster counts, since
     other programs only ever make a step slower.
@@ -36,7 +36,7 @@ def find(run: Run, *, steps: int, most: int | None, tell: Callable[[Loading], No
         most: The most workers; None: as many as this process has cores.
         tell: Is told each setting as it has been measured.
     """
-    trial, tried = Trial(run), list[Loading]()
+    trial, tried = RepeatedRun(run), list[Loading]()
 
     def attempt(workers: int, prefetch: int, *, pin: bool) -> Loading:
         took = min(_step_ms(run, trial, steps, workers, prefetch, pin=pin) for _ in range(_ROUNDS))
@@ -59,7 +59,7 @@ def find(run: Run, *, steps: int, most: int | None, tell: Callable[[Loading], No
 
 
 def suggest(tried: list[Loading], *, cuda: bool) -> dict[str, Any]:
-    """What settings that were measured say.
+    """Choose from the settings measured.
 
     Returns:
         `num_workers`, `prefetch_factor`, `pin_memory`: the fewest workers, then the least made ahead, among the fastest; `reason`; `tried`.
@@ -91,7 +91,7 @@ def _numbers(most: int) -> Iterator[int]:
         yield most
 
 
-def _step_ms(run: Run, trial: Trial, steps: int, workers: int, prefetch: int, *, pin: bool) -> float:
+def _step_ms(run: Run, trial: RepeatedRun, steps: int, workers: int, prefetch: int, *, pin: bool) -> float:
     cfg = run.config.copy()
     cfg.loader.num_workers, cfg.loader.prefetch_factor, cfg.loader.pin_memory = workers, prefetch, pin
     ahead = 2 + -(-workers * prefetch // len(run.strategy.micro_batches))

@@ -1,4 +1,4 @@
-"""A few steps of a training, measured: where their time and memory go. Nothing of it is kept but the profile."""
+"""Measures the time and memory of a few training steps. Only the profile is kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from samewise.runner.data.loading import training_keys
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
 from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise
-from samewise.runner.measuring.ranges import Clock, by_part, samples_timed, timed_batches, with_clock
+from samewise.runner.measuring.ranges import Clock, sum_by_part, time_batches, time_samples, with_clock
 from samewise.runner.measuring.report import print_report
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
@@ -30,8 +30,8 @@ from samewise.runner.training import launch, memory
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.misfits import misfit, refused_operator
 from samewise.runner.training.run import Run
+from samewise.runner.training.step_errors import explain_step_error, refused_operator
 
 _WARM = 2
 """Steps before those that are measured: buffers are made, kernels chosen, workers started."""
@@ -39,7 +39,7 @@ _WARM = 2
 
 @dataclass(frozen=True)
 class Scope:
-    """What is to be measured: the time of `steps`, and then `traced` more that torch's profiler watches, which makes them slow."""
+    """What to measure: `steps` for time, then `traced` more under torch's profiler, which slows them down."""
 
     steps: int
     traced: int
@@ -48,7 +48,7 @@ class Scope:
 
 @contextmanager
 def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
-    """The run of a config, built in a folder that is gone afterwards, its journal and trace open as if it trained.
+    """The run of a config in a temporary folder, with journal and trace open as in training.
 
     Raises:
         ConfigError: a part cannot be made, the parts do not fit together, or there is too little memory.
@@ -74,7 +74,7 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
                 run.strategy.abandon(explained)
             if explained is not error or run is None:
                 raise explained from error
-            raise ConfigError(refused_operator(error) or memory.out_of_memory(run, error) or misfit(error)) from error
+            raise ConfigError(refused_operator(error) or memory.out_of_memory(run, error) or explain_step_error(error)) from error
         finally:
             if run is not None:
                 run.recorder.trace.close()
@@ -84,7 +84,7 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
 
 
 def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
-    """Measure a config's training, in this process and those of its other ranks, and write the profile.
+    """Measure a config's training, in this process and its other ranks, and write the profile.
 
     Returns:
         What was found; the same on all ranks.
@@ -101,7 +101,7 @@ def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
         steps = min(asked.steps, (run.total_steps - _WARM - asked.traced) // apart)
         clock = Clock(run.strategy.device)
         used = memory.parts_of(run, samples=None if run.strategy.peers.size == 1 else 0)
-        mine = _measured(with_clock(run, clock), clock, steps=steps, traced=asked.traced, out=out)
+        mine = _measure_steps(with_clock(run, clock), clock, steps=steps, traced=asked.traced, out=out)
         if run.strategy.device.type == "cuda":
             mine["memory_peak"] = torch.cuda.max_memory_allocated()
         mine["memory"] = memory.parts_of(run, samples=0) | {name: used[name] for name in ("activations", "batch") if name in used}
@@ -125,11 +125,11 @@ def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
     return found
 
 
-def _measured(run: Run, clock: Clock, *, steps: int, traced: int, out: Path) -> dict[str, Any]:
-    """Take the steps, all of one training. Times in milliseconds."""
+def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path) -> dict[str, Any]:
+    """Take the steps of one training. Times in milliseconds."""
     for callback in run.callbacks.values():
         callback.on_start(run.recorder.view)
-    batches = timed_batches(training_batches(run), clock)
+    batches = time_batches(training_batches(run), clock)
 
     def step() -> float:
         began = time.perf_counter()
@@ -141,13 +141,13 @@ def _measured(run: Run, clock: Clock, *, steps: int, traced: int, out: Path) -> 
 
     apart = run.config.loader.num_workers > 0
     batch = _batch(run, clock) if apart else {}
-    with samples_timed(run, clock):
+    with time_samples(run, clock):
         for _ in range(_WARM):
             step()
         clock.waits = False
         clock.restart()
         each = [step() for _ in range(steps)]
-        if run.strategy.device.type == "cuda":  # the same again, waiting at each range: what a step takes undisturbed is known
+        if run.strategy.device.type == "cuda":  # again, with a wait at each range: the undisturbed time of a step is already known
             clock.waits = True
             clock.restart()
             for _ in range(steps):
@@ -160,17 +160,17 @@ def _measured(run: Run, clock: Clock, *, steps: int, traced: int, out: Path) -> 
         "fastest_ms": 1000 * min(each),
         "median_ms": 1000 * statistics.median(each),
         "slowest_ms": 1000 * max(each),
-        "parts_ms": by_part(spent),
+        "parts_ms": sum_by_part(spent),
         "ranges_ms": dict(sorted(spent.items(), key=lambda one: -one[1])),
         "batch_ms": batch,
     }
 
 
 def _batch(run: Run, clock: Clock) -> dict[str, float]:
-    """Milliseconds that a worker takes for a step's batches, by range: made once here, where that can be seen."""
+    """Milliseconds that a worker takes for a step's batches, by range; measured here by making them once."""
     keys = list(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
-    with samples_timed(run, clock):
-        for key in keys:  # the first time other things are made too
+    with time_samples(run, clock):
+        for key in keys:  # the first time, other things are initialised too
             run.splits["train"].keyed[key]
         clock.restart()
         for key in keys:
@@ -180,7 +180,7 @@ def _batch(run: Run, clock: Clock) -> dict[str, float]:
 
 
 def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
-    """Watch some steps by torch's profiler: a trace for Perfetto, and a flame graph."""
+    """Run some steps under torch's profiler, for a Perfetto trace and a flame graph."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if run.strategy.device.type == "cuda" else [])]
     clock.marks, clock.waits = True, False
     snapshot = _snapshot(run.strategy.device, out / f"rank-{run.strategy.peers.rank}.memory.pickle")
@@ -196,12 +196,12 @@ def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
 
 @contextmanager
 def _snapshot(device: torch.device, file: Path) -> Generator[None]:
-    """On CUDA, write down what is allocated within, by which line; elsewhere nothing."""
+    """On CUDA, record what is allocated within, by line; elsewhere nothing."""
     try:
         if device.type == "cuda":
             torch.cuda.memory._record_memory_history()  # pyright: ignore[reportPrivateUsage]
-    except RuntimeError as error:  # only torch's own allocator keeps a record
-        print(f"warning: there is no snapshot of memory: {first_line(error)}", file=sys.stderr)
+    except RuntimeError as error:  # only torch's own allocator records allocations
+        print(f"warning: no memory snapshot: {first_line(error)}", file=sys.stderr)
         device = torch.device("cpu")
     yield
     if device.type == "cuda":
@@ -209,12 +209,12 @@ def _snapshot(device: torch.device, file: Path) -> Generator[None]:
         torch.cuda.memory._record_memory_history(enabled=None)  # pyright: ignore[reportPrivateUsage]
 
 
-def of_rank(composed: Composed, given: Mapping[str, Any]) -> None:
-    """What each rank does of `samewise profile`; the first prints what was found."""
+def profile_rank(composed: Composed, given: Mapping[str, Any]) -> None:
+    """Run `samewise profile` as one rank; the first prints the result."""
     found = take_profile(composed, Scope(**given["asked"]))
     if "files" in found:
         print_report(found, given)
 
 
 if __name__ == "__main__":
-    sys.exit(launch.main(Path(sys.argv[1]), work=of_rank))
+    sys.exit(launch.main(Path(sys.argv[1]), work=profile_rank))

@@ -1,4 +1,4 @@
-"""Where a step's time goes: the parts of a run are handed to the loop with a clock around them, so the loop itself knows of none."""
+"""Measures the parts of a step: wraps the run's parts with a clock, so that the loop itself has no timing code."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ RANGES = {
 
 
 class Clock:
-    """Adds up the time of ranges, which may be nested: to each its own, without that of the ranges within. So the times add up to the whole.
+    """Adds up the time of nested ranges, each without the ranges inside it, so that the times add up to the total.
 
     Args:
-        device: Where the run computes. On CUDA a range begins and ends by waiting for the device, so that work counts where it was asked for.
+        device: Where the run computes. On CUDA a range starts and ends with a wait for the device, so that work counts where it was launched.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def restart(self) -> None:
-        """Forget what was measured."""
+        """Clear the measurements."""
         self.spent.clear()
         self._switch()
 
@@ -66,7 +66,7 @@ class Clock:
 
     @contextmanager
     def range(self, name: str) -> Generator[None]:
-        """Count what happens within to `name`."""
+        """Count the time within to `name`."""
         self._switch()
         self._open.append(name)
         try:
@@ -80,8 +80,8 @@ class Clock:
             self._switch()
             self._open.pop()
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function, counted to `name` whenever it is called."""
+    def time_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function so that its calls are counted to `name`."""
 
         def called(*given: Any, **named: Any) -> Any:
             with self.range(name):
@@ -90,18 +90,18 @@ class Clock:
         return called
 
     def stop(self) -> dict[str, float]:
-        """Seconds by range, up to now; their sum is the time since `restart`."""
+        """Seconds by range so far; their sum is the time since `restart`."""
         self._switch()
         return dict(self.spent)
 
 
 class _Timed:
-    """An object, some methods of which are counted to a range."""
+    """Wraps an object, and counts some of its methods to a range."""
 
     def __init__(self, inner: Any, clock: Clock, **ranges: str) -> None:
         self._inner, self._clock = inner, clock
         for method, name in ranges.items():
-            setattr(self, method, clock.timed(name, getattr(inner, method)))
+            setattr(self, method, clock.time_calls(name, getattr(inner, method)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -112,15 +112,15 @@ class _Timed:
 
 class _TimedPrecision(_Timed):
     def stepper(self, optimizer: Any, step: Callable[[], Any]) -> Callable[..., Any]:
-        return self._clock.timed("optimizer", self._inner.stepper(optimizer, step))
+        return self._clock.time_calls("optimizer", self._inner.stepper(optimizer, step))
 
 
 class _TimedStrategy(_Timed):
-    """What `carry` does beside calling the forward pass is the backward pass; a pipeline, whose order is its own, has both in one."""
+    """Counts `carry` to the backward pass, except for calls of the forward pass inside; a pipeline mixes both."""
 
     def carry(self, micro_batches: Any, forward: Callable[..., Any]) -> Any:
         with self._clock.range("backward" if type(self._inner).carry is Strategy.carry else "forward"):
-            return self._inner.carry(micro_batches, self._clock.timed("other", forward))
+            return self._inner.carry(micro_batches, self._clock.time_calls("other", forward))
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class _TimedPhase(TrainingPhase):
 
 
 class _TimedSamples(_Timed):
-    """A data set: its samples are "data", what its transforms make of them "transforms"."""
+    """Wraps a data set: loading samples counts as "data", their transforms as "transforms"."""
 
     def __getitem__(self, index: int) -> Any:
         with self._clock.range("data/data set"):
@@ -141,7 +141,7 @@ class _TimedSamples(_Timed):
 
 
 def with_clock(run: Run, clock: Clock) -> Run:
-    """The same run, whose parts are timed as the loop calls them; they compute what they computed before."""
+    """The run with its parts timed as the loop calls them; they compute the same."""
     recorder, transforms = run.recorder, run.transforms
     recorder.trace = _Timed(recorder.trace, clock, record="trace", digests="trace", phase_ends="trace")  # pyright: ignore[reportAttributeAccessIssue]
     recorder.tracker = _Timed(recorder.tracker, clock, log="tracking")  # pyright: ignore[reportAttributeAccessIssue]
@@ -152,28 +152,28 @@ def with_clock(run: Run, clock: Clock) -> Run:
         "precision": _TimedPrecision(run.precision, clock, update="optimizer"),
         "strategy": _TimedStrategy(run.strategy, clock, reduce="exchange"),
         "phases": [_TimedPhase(**vars(phase), clock=clock) for phase in run.phases],
-        "to_device": clock.timed("transfer", run.to_device),
-        "transforms": {**transforms, "train": clock.timed("transforms/batch transforms", transforms["train"])},
+        "to_device": clock.time_calls("transfer", run.to_device),
+        "transforms": {**transforms, "train": clock.time_calls("transforms/batch transforms", transforms["train"])},
     }
     return replace(run, **timed)
 
 
 @contextmanager
-def samples_timed(run: Run, clock: Clock) -> Generator[None]:
-    """Within it the samples of training that this process makes are timed: the data set, and each transform by its class."""
+def time_samples(run: Run, clock: Clock) -> Generator[None]:
+    """Within it, training samples made by this process are timed: the data set, and each transform by its class."""
     keyed = run.splits["train"].keyed
     before = keyed.dataset
     inner = _TimedSamples(before.inner if isinstance(before, WithTransform) else before, clock)
     transforms = before.transforms if isinstance(before, WithTransform) else ()
-    keyed.dataset = WithTransform.of(inner, [clock.timed(f"transforms/{_named(one)}", one) for one in transforms])
+    keyed.dataset = WithTransform.of(inner, [clock.time_calls(f"transforms/{_transform_name(one)}", one) for one in transforms])
     try:
         yield
     finally:
         keyed.dataset = before
 
 
-def timed_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator[list[MicroBatch]]:
-    """The same, the time until each is there counted to "data"."""
+def time_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator[list[MicroBatch]]:
+    """Iterate over the batches; the time until each is there counts as "data"."""
     while True:
         with clock.range("data"):
             batch = next(batches, None)
@@ -182,10 +182,10 @@ def timed_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator
         yield batch
 
 
-def by_part(spent: dict[str, float]) -> dict[str, float]:
-    """Seconds by part of a step, each of `RANGES`."""
+def sum_by_part(spent: dict[str, float]) -> dict[str, float]:
+    """Seconds by part of a step, from those of each of `RANGES`."""
     return {part: sum(seconds for name, seconds in spent.items() if name.partition("/")[0] == part) for part in RANGES}
 
 
-def _named(transform: Any) -> str:
+def _transform_name(transform: Any) -> str:
     return getattr(transform, "__name__", type(transform).__name__)

@@ -1,4 +1,4 @@
-"""A profile in words, and in MLflow."""
+"""Prints a profile, and logs it to MLflow."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.measuring.ranges import RANGES
-from samewise.runner.tracking.address import in_words
+from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
 from samewise.runner.training.memory import PARTS
-from samewise.runner.training.memory import in_words as bytes_in_words
+from samewise.runner.training.memory import format_bytes as bytes_in_words
 
 
 def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Print a profile, as JSON if `given["json"]`, and log it where tracking (`given["tracking"]`) is on."""
+    """Print a profile, as JSON if `given["json"]`, and log it if tracking (`given["tracking"]`) is on."""
     out = Path(given["asked"]["out"])
     if given["json"]:
         print(json.dumps({**found, "folder": str(out)}, indent=2))
@@ -28,7 +28,7 @@ def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
-    """The profile, as a person reads it."""
+    """The profile as text."""
     first = found["ranks"][0]
     several = f", rank 0 of {len(found['ranks'])}" if len(found["ranks"]) > 1 else ""
     yield f"{found['name']} ({found['fingerprint'][:12]}) on {found['device']}{several}"
@@ -53,7 +53,7 @@ def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
     for file in found["files"]:
         yield f"  {file:<28} {_meaning(file)}".rstrip()
     if found["device"] == "cpu":
-        yield "  (there is no snapshot of memory: torch takes one on CUDA alone)"
+        yield "  (no memory snapshot: torch takes one on CUDA only)"
 
 
 def _meaning(file: str) -> str:
@@ -66,7 +66,7 @@ def _meaning(file: str) -> str:
 
 
 def metrics_of(found: Mapping[str, Any]) -> dict[str, float]:
-    """What MLflow is given as metrics."""
+    """The profile's metrics for MLflow."""
     first = found["ranks"][0]
     logged = {"profile/step_ms": found["step_ms"], "profile/samples_per_s": found["samples_per_s"]}
     logged |= {f"profile/{part}_ms": ms for part, ms in first["parts_ms"].items()}
@@ -80,5 +80,5 @@ def _log(found: Mapping[str, Any], out: Path, settings: Mapping[str, Any]) -> No
     files: Sequence[Path] = [out / name for name in found["files"]]
     try:
         log_profile(found["name"], found["fingerprint"], files, metrics_of(found), settings)
-    except Exception as error:  # whatever the store or the network did
-        print(f"the profile could not be logged to MLflow: {in_words(str(error))}", file=sys.stderr)
+    except Exception as error:  # any error of the store or the network
+        print(f"the profile could not be logged to MLflow: {describe_failure(str(error))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""From the config's optimizer and parameter groups to optimizers, with the implementation of their arithmetic chosen and on record."""
+"""Builds optimizers from the config's optimizer and parameter groups, and records which implementation does the arithmetic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Instantiate = Callable[[Any, str], Any]
 def build_optimizers(
     optimizer: Mapping[str, Any], rules: Mapping[str, Any] | None, model: nn.Module, phases: Sequence[Phase], *, instantiate: Instantiate
 ) -> dict[str, Optimizer]:
-    """One optimizer for each phase, in the phases' order, from the config's `optimizer`, one for all or one for each phase, and its `param_groups`.
+    """One optimizer per phase, in order, from the config's `optimizer` (one for all, or one per phase) and its `param_groups`.
 
     The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a component, here always with `_partial_`.
 
@@ -47,32 +47,32 @@ def build_optimizers(
 
 
 def describe(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-    """What was built, for the record: class, implementation (`fused`, `foreach` or `loop`), and each group with its size and options."""
+    """Describe the optimizers for the record: class, implementation (`fused`, `foreach` or `loop`), and each group's size and options."""
     return {
         name: {
             "class": type(optimizer).__qualname__,
             "implementation": implementation(optimizer),
-            "groups": [_described(group) for group in optimizer.param_groups],
+            "groups": [_describe_group(group) for group in optimizer.param_groups],
         }
         for name, optimizer in optimizers.items()
     }
 
 
 def implementation(optimizer: Optimizer) -> str:
-    """`fused`, `foreach` or `loop`: which kernels do the optimizer's arithmetic. Fused rounds differently from the other two."""
+    """`fused`, `foreach` or `loop`: the kernels that do the arithmetic. Fused kernels round differently from the other two."""
     if optimizer.defaults.get("fused"):
         return "fused"
     return "foreach" if optimizer.defaults.get("foreach") else "loop"
 
 
 def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state, but for how the arithmetic is done: that was chosen here, and may be another where the state comes from another strategy."""
+    """Load a state, except for the choice of implementation, which was made here and may differ under another strategy."""
     own = {key: optimizer.defaults[key] for key in ("fused", "foreach") if key in optimizer.defaults}
     optimizer.load_state_dict({**state, "param_groups": [{**group, **own} for group in state["param_groups"]]})
 
 
 def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, tuple[Mapping[str, Any], str]]:
-    """The config node and its path for each phase."""
+    """Each phase's config node and its path."""
     names = [phase.name for phase in phases]
     if "_target_" in optimizer:
         return dict.fromkeys(names, (optimizer, "optimizer"))
@@ -104,7 +104,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     try:
         optimizer = make(groups, **settings)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigError(_explained(error, settings, path)) from None
+        raise ConfigError(_explain(error, settings, path)) from None
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(Problem(path, "does not make an optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
@@ -113,7 +113,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
 
 
 def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: str) -> None:
-    """Turn factors into learning rates, and refuse options that the optimizer does not have."""
+    """Convert factors to learning rates, and refuse options that the optimizer does not have."""
     problems: dict[str, Problem] = {}
     for group in groups:
         factor = group.pop("lr_factor", None)
@@ -131,7 +131,7 @@ def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: st
 
 
 def _try_options(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
-    """Have torch's constructors look at each group's options, which they take unseen when they come with a group."""
+    """Check each group's options with torch's constructors, which accept them unchecked in a group."""
     if not make.__module__.startswith("torch.optim"):
         return
     problems: dict[str, Problem] = {}
@@ -140,7 +140,7 @@ def _try_options(make: Callable[..., Any], settings: Mapping[str, Any], groups: 
         try:
             make([nn.Parameter(torch.eye(1))], **{**settings, **options}) if options else None
         except (ValueError, TypeError, RuntimeError) as error:
-            problem = _explained(error, options, _where(group))
+            problem = _explain(error, options, _where(group))
             problems[problem.path] = problem
     if problems:
         raise ConfigError(*problems.values())
@@ -151,12 +151,12 @@ def _where(group: Mapping[str, Any]) -> str:
 
 
 def _choice(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], accepted: set[str]) -> dict[str, bool]:
-    """Fused kernels where there are some for these parameters, else foreach on CUDA, else the loop; nothing where the config says."""
+    """Fused kernels if these parameters have some, otherwise foreach on CUDA, otherwise the loop; nothing if the config decides."""
     if settings.get("fused") is not None or settings.get("foreach") is not None or settings.get("differentiable"):
         return {}
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
-    in_shards = any(hasattr(parameter, "device_mesh") for parameter in parameters)  # DTensors, whose module takes long to import
+    in_shards = any(hasattr(parameter, "device_mesh") for parameter in parameters)  # DTensors, whose module is slow to import
     if in_shards and not (isinstance(make, type) and issubclass(make, torch.optim.Adam)):  # torch's fused kernels for shards
         return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
     only_cpu = isinstance(make, type) and issubclass(make, torch.optim.Adagrad)
@@ -178,15 +178,15 @@ def _refuse_what_cannot_train(make: Callable[..., Any], groups: list[dict[str, A
             raise ConfigError(Problem(path, f"Muon only trains matrices, not {first_few(wrong, 5)}", expected="parameters with two dimensions", hint=hint))
 
 
-def _explained(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:
-    """A constructor's complaint, at the setting that it is about where it names one."""
+def _explain(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:
+    """A constructor's error, at the setting that it concerns if it names one."""
     text = str(error)
     about = text.replace("learning rate", "lr").replace("beta parameter", "betas").split(":")[0].split()
     key = next((key for key in settings if key in about), None)
     return Problem(f"{path}.{key}", text, settings[key]) if key else Problem(path, text, dict(settings))
 
 
-def _described(group: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:
     held: list[torch.Tensor] = group["params"]
     outside = ("params", "param_names", "name", "fused", "foreach")
     options = {key: value for key, value in group.items() if key not in outside and not key.startswith("initial_")}

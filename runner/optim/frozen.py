@@ -1,4 +1,4 @@
-"""Freezing: parameters that are not trained, and the running statistics of the layers that they belong to."""
+"""Freezes parameters, which are then not trained, and the running statistics of their layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATISTICS: Final = ("running_mean", "running_var", "_u", "weight_u")
 
 
 def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: object = "freeze") -> None:
-    """Freeze parameters, and hold the statistics of the layers that are frozen by it as a whole: they compute with what they have, and keep it.
+    """Freeze parameters, and the statistics of layers of which all parameters are frozen: these are used and not updated.
 
     A layer is frozen as a whole where all of its own parameters are. One without any (`affine=False`) is where its statistics are among `frozen`, or
     where all parameters of the module around it are frozen. `frozen` is what a pattern means of the model's parameters and of `bare_statistics`.
@@ -29,19 +29,19 @@ def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: 
             one.parameter.requires_grad_(False)
     if statistics == "freeze":
         for module in frozen_layers(model, frozen):
-            hold(module)
+            keep_in_eval_mode(module)
 
 
 def frozen_layers(model: nn.Module, frozen: Sequence[Named]) -> list[nn.Module]:
-    """Those with statistics that are frozen as a whole where `frozen` is, whose parameters need no gradient."""
+    """Layers with statistics, all of whose parameters are frozen if those of `frozen` are."""
     meant = {id(one.parameter) for one in frozen}
     modules = dict(model.named_modules())
     return [module for name, module in modules.items() if _has_statistics(module) and _is_frozen(modules, name, meant)]
 
 
 @contextmanager
-def meanwhile_frozen(parameters: Iterable[Tensor], layers: Iterable[nn.Module] = ()) -> Generator[None]:
-    """Within it, parameters that are trained gather no gradients, and layers in training mode keep their statistics."""
+def temporarily_frozen(parameters: Iterable[Tensor], layers: Iterable[nn.Module] = ()) -> Generator[None]:
+    """Within it, trained parameters collect no gradients, and layers in training mode do not update their statistics."""
     given, held = list(parameters), [layer for layer in layers if layer.training]
     for parameter in given:
         parameter.requires_grad_(False)
@@ -57,25 +57,25 @@ def meanwhile_frozen(parameters: Iterable[Tensor], layers: Iterable[nn.Module] =
 
 
 def bare_statistics(model: nn.Module) -> list[Named]:
-    """The statistics of layers that have no parameters by which a pattern could mean them."""
+    """The statistics of layers without parameters, which a pattern could not name."""
     modules = dict(model.named_modules(remove_duplicate=False))
     bare = [(f"{path}.{name}".lstrip("."), buffer) for path, module in model.named_modules() if _is_bare(module) for name, buffer in module.named_buffers()]
     return [Named(name, buffer, holder(modules, name)) for name, buffer in bare]
 
 
-def hold(module: nn.Module) -> None:
-    """Have the module compute in eval mode from now on. A hook sees to it: `model.train()` puts every module back, whoever calls it."""
+def keep_in_eval_mode(module: nn.Module) -> None:
+    """Keep the module in eval mode from now on. A hook does it, since `model.train()` changes the mode of every module."""
     module.training = False
-    if not is_held(module):
-        module.register_forward_pre_hook(_stay)
+    if not is_kept_in_eval_mode(module):
+        module.register_forward_pre_hook(_return_to_eval_mode)
 
 
-def is_held(module: nn.Module) -> bool:
-    """Whether `hold` holds it."""
-    return _stay in module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage] (torch has no public way to ask)
+def is_kept_in_eval_mode(module: nn.Module) -> bool:
+    """Whether `keep_in_eval_mode` was called for it."""
+    return _return_to_eval_mode in module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage] (torch has no public way to ask)
 
 
-def _stay(module: nn.Module, inputs: Any) -> None:
+def _return_to_eval_mode(module: nn.Module, inputs: Any) -> None:
     module.training = False  # not eval(), which would reach the modules below it
 
 

@@ -1,4 +1,4 @@
-"""Parameter groups by pattern: options that differ from the optimizer's, layer by layer learning rates, frozen parts."""
+"""Parameter groups by pattern: options that differ from the optimizer's, layer-wise learning rates, frozen parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REST = "rest"
 
 
 def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Sort the model's parameters into groups. Of several rules that match a parameter, the first in order takes it.
+    """Sort the model's parameters into groups. If several rules match a parameter, the first one applies.
 
     A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `lr_factor`, `frozen_until: EPOCHS` (`unfreezing`) or `frozen: true`,
     which freezes the layers' running statistics too, unless it says `frozen_statistics: train`. One that freezes must take all that it matches, unless that is
@@ -27,12 +27,12 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
 
     Args:
         model: Its parameters that a rule freezes get `requires_grad=False`; those that already are frozen belong to no group.
-        rules: By name, in order; `runner.optim.matching` says what patterns there are. Null in the place of a rule leaves it out.
+        rules: By name, in order; `runner.optim.matching` describes the patterns. A rule of null is left out.
         prefixes: Only parameters below these go into groups (a phase's share); rules are looked up in the whole model.
 
     Returns:
         One dict a group, in the order of each group's first parameter: `name`, `params` as (name, parameter) pairs in the model's order, the rule's
-        options, and `lr_factor` where the learning rate is a multiple of the optimizer's.
+        options, and `lr_factor` if the learning rate is a multiple of the optimizer's.
 
     Raises:
         ConfigError: a rule is malformed or matches nothing, or nothing is left to train.
@@ -62,12 +62,12 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
 
 
 def freeze_groups(model: nn.Module, rules: Mapping[str, Any]) -> None:
-    """Freeze what the rules freeze, before a strategy takes the model apart by what is trained. Raises as `parameter_groups` does."""
+    """Freeze what the rules freeze, before a strategy splits the model by what is trained. Raises as `parameter_groups` does."""
     _rules(model, rules, named_parameters(model))
 
 
 def epochs_frozen(model: nn.Module, rules: Mapping[str, Any]) -> list[tuple[Named, int]]:
-    """The parameters that wait, each with its epochs: those of its rule's `frozen_until`, or else of its block. Raises as `parameter_groups` does."""
+    """The parameters that are trained later, each with its epoch: its rule's `frozen_until`, or its block's. Raises as `parameter_groups` does."""
     every = named_parameters(model)
     taken, options, _, waits = _rules(model, rules, every)
     found = [(one, options.get(taken.get(one.name, REST), {}).get("frozen_until", waits.get(one.name, 0))) for one in every]
@@ -75,7 +75,7 @@ def epochs_frozen(model: nn.Module, rules: Mapping[str, Any]) -> list[tuple[Name
 
 
 def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
-    """Raise a ConfigError for each prefix below which the model has no parameter."""
+    """Raise a ConfigError for each prefix without parameters in the model."""
     parts = list(dict.fromkeys(one.name.partition(".")[0] for one in named_parameters(model)))
     missing = [prefix for prefix in prefixes if not named_parameters(model, [prefix])]
     if missing:
@@ -86,7 +86,7 @@ def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
 def _rules(
     model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]
 ) -> tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, float], dict[str, int]]:
-    """Which rule takes which parameter, each rule's options, and by parameter the factors of layer-wise decay and epochs to wait; freezes what is to be."""
+    """Which rule applies to each parameter, each rule's options, and by parameter the layer-wise factors and epochs; freezes what the rules freeze."""
     taken: dict[str, str] = {}
     options: dict[str, dict[str, Any]] = {}
     factors: dict[str, float] = {}
@@ -103,7 +103,7 @@ def _rules(
         settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
         try:
             if "layer_decay" in settings:
-                factors, waits = _by_block(settings, every, path)
+                factors, waits = _block_settings(settings, every, path)
                 continue
             frozen, statistics = settings.pop("frozen", False), settings.pop("frozen_statistics", None)
             found = matching(settings.pop("match"), [*every, *bare_statistics(model)] if frozen is True else every, path=f"{path}.match")
@@ -125,7 +125,7 @@ def _rules(
         options[name] = settings
         mine = [one for one in found if taken.setdefault(one.name, name) == name]
         if (frozen is True or "frozen_until" in settings) and len(mine) < len(found) and not {one.name for one in every} <= {one.name for one in found}:
-            problems.append(_not_frozen([one.name for one in found if taken[one.name] != name], taken, path))
+            problems.append(_not_frozen_problem([one.name for one in found if taken[one.name] != name], taken, path))
         if frozen is True:
             freeze(model, mine, path=f"{path}.frozen_statistics", statistics="freeze" if statistics is None else statistics)
     if problems:
@@ -133,15 +133,15 @@ def _rules(
     return taken, options, factors, waits
 
 
-def _not_frozen(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
-    """A layer would be frozen but for its norms or biases, where a rule for those comes first."""
+def _not_frozen_problem(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
+    """The problem of a layer that would be frozen except for its norms or biases, because an earlier rule matches those."""
     earlier = ", ".join(dict.fromkeys(f"'{taken[name]}'" for name in names))
     hint = "put this rule first, or leave them out of its pattern; match: '*' means what no earlier rule takes"
     return Problem(path, f"would not freeze all that it matches: {earlier} comes first and takes {first_few(names, 3)}", hint=hint)
 
 
-def _by_block(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> tuple[dict[str, float], dict[str, int]]:
-    """By parameter, the factor of its learning rate, and the epochs that it waits."""
+def _block_settings(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> tuple[dict[str, float], dict[str, int]]:
+    """The learning rate factor of each parameter, and the epoch from which it is trained."""
     decay, pause, opened = rule["layer_decay"], rule.get("unfreeze_every", 0), rule.get("blocks") or []
     if set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _possible(decay):
         expected = "{layer_decay: NUMBER}, the number at least 0 and usually below 1; beside it at most unfreeze_every and blocks"

@@ -1,4 +1,4 @@
-"""A model's weights before the first step: by rules, from a file, parametrised, frozen. On the CPU, within the `init` stream."""
+"""A model's weights before the first step: by rules, from a file, parametrised, frozen. Computed on the CPU in the `init` stream."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any], ima
         if rule is None:
             continue
         try:
-            for one, method in _chosen(rule, every, f"initialise.rules.{name}"):
+            for one, method in _match_rules(rule, every, f"initialise.rules.{name}"):
                 chosen.setdefault(one.name, (str(name), method))
         except ConfigError as error:
             problems.extend(error.problems)
@@ -93,8 +93,8 @@ def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any], ima
             _initialise(one, method, f"initialise.rules.{name}", images)
 
 
-def _chosen(rule: Any, every: Sequence[Named], path: str) -> list[tuple[Named, Callable[[Tensor], Any]]]:
-    """The parameters that a rule sets, each with how."""
+def _match_rules(rule: Any, every: Sequence[Named], path: str) -> list[tuple[Named, Callable[[Tensor], Any]]]:
+    """The parameters that each rule initialises, with the method."""
     expected = "{match: PATTERN, weight: METHOD, bias: METHOD}, with at least one of the methods"
     if not isinstance(rule, Mapping):
         raise ConfigError(Problem(path, "is not a rule", rule, expected))

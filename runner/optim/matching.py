@@ -1,4 +1,4 @@
-"""Which parameters a pattern of the config means: the one language of `param_groups` and `initialise`.
+"""Matches a config's patterns to parameters, in the same way for `param_groups` and `initialise`.
 
 A pattern is one of
 
@@ -45,7 +45,7 @@ KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
 @final
 @dataclass(frozen=True)
 class Named:
-    """A parameter (or a buffer, see `frozen`) with its place: its first name in the model's order, and the module that holds it there."""
+    """A parameter (or a buffer, see `frozen`) with its first name in the model's order, and the module that contains it."""
 
     name: str
     parameter: Tensor
@@ -53,20 +53,20 @@ class Named:
 
     @property
     def is_bias(self) -> bool:
-        """Whether it is called a bias: `bias`, `bias_hh_l0`, `in_proj_bias`; also where it is parametrised."""
+        """Whether it is named as a bias (`bias`, `bias_hh_l0`, `in_proj_bias`), parametrised or not."""
         name = f".{self.name}".partition(".parametrizations.")[2].partition(".")[0] or self.name.rpartition(".")[2]
         return name == "bias" or name.startswith("bias_") or name.endswith("_bias")
 
 
 def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Named]:
-    """The parameters in the model's order, shared ones once, those below `prefixes` only (none: all)."""
+    """The parameters in the model's order, shared ones once, only those below `prefixes` (none: all)."""
     modules = dict(model.named_modules())
     every = [Named(name, parameter, holder(modules, name)) for name, parameter in model.named_parameters()]
     return [one for one in every if not prefixes or any(one.name == prefix or one.name.startswith(f"{prefix}.") for prefix in prefixes)]
 
 
 def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Named]:
-    """The parameters that `pattern`, or any of several, means, in the order given; `path` is its place in the config.
+    """The parameters that match `pattern`, or any of several, in order; `path` is its place in the config.
 
     Raises:
         ConfigError: a pattern is malformed, or means no parameter at all.
@@ -74,7 +74,7 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
     patterns = [pattern] if isinstance(pattern, str) else list(cast("Sequence[Any]", pattern)) if isinstance(pattern, Sequence) else []
     if not patterns or not all(isinstance(one, str) and one for one in patterns):
         raise ConfigError(Problem(path, "is not a pattern", pattern, "a kind, head, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them"))
-    with _bounded(path, pattern):
+    with _limit_time(path, pattern):
         predicates = [_predicate(one, path, parameters) for one in patterns]
         found = [one for one in parameters if any(holds(one) for holds in predicates)]
     if not found:
@@ -83,8 +83,8 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
 
 
 @contextmanager
-def _bounded(path: str, pattern: Any) -> Generator[None]:
-    """Within it, matching may take some seconds of computing: a regular expression with repeats in repeats can take years. Not in another thread."""
+def _limit_time(path: str, pattern: Any) -> Generator[None]:
+    """Limit matching to some seconds of CPU time: nested repetitions in a regular expression can take years. Not in other threads."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         words = f"takes too long to match: after {_LONGEST_S:.0f} s of computing it has not been held against all parameter names"
@@ -102,7 +102,7 @@ def _bounded(path: str, pattern: Any) -> Generator[None]:
 
 
 def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
-    """The module a parameter belongs to; a parametrised one belongs to the module whose weight it makes."""
+    """The module that a parameter belongs to; for a parametrised one, the module whose weight it computes."""
     outside, parametrised, _ = f".{name}".partition(".parametrizations.")
     return modules[outside[1:] if parametrised else name.rpartition(".")[0]]
 
@@ -128,7 +128,7 @@ def _predicate(pattern: str, path: str, parameters: Sequence[Named]) -> Callable
 
 
 def _is_called(kind: type, wanted: str) -> bool:
-    """Whether `wanted` names the class, bare or through any module that offers it; the model exists, so its modules are imported."""
+    """Whether `wanted` names the class, alone or through any module that exports it; the model exists, so its modules are imported."""
     module, _, name = wanted.rpartition(".")
     return kind.__name__ == name and (not module or getattr(sys.modules.get(module), name, None) is kind)
 

@@ -1,4 +1,4 @@
-"""Muon for weights of any number of dimensions, with SGD for the parameters that it is not meant for."""
+"""Muon for weights of any number of dimensions, with SGD for the other parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 @final
 class Muon(Optimizer):
-    """Momentum whose update is orthogonalised (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/); plain SGD for groups with `use_muon: false`.
+    """Momentum with orthogonalised updates (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/); plain SGD for groups with `use_muon: false`.
 
     A weight of more than two dimensions is taken as the matrix [first dimension, all others], as a convolution's is in airbench94_muon.py
-    (https://github.com/KellerJordan/cifar10-airbench). torch.optim.Muon takes matrices alone, and no other parameters beside them.
+    (https://github.com/KellerJordan/cifar10-airbench). torch.optim.Muon takes only matrices, and no other parameters with them.
 
     Args:
         params: Parameters or groups of them, the latter with options of their own.
@@ -60,7 +60,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride] (as torch's own)
-        """One step. A parameter without a gradient is left as it is."""
+        """Take one step. Parameters without a gradient do not change."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

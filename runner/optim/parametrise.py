@@ -1,4 +1,4 @@
-"""Weights that are computed from other parameters: weight norm, spectral norm, orthogonal matrices, LoRA, by pattern."""
+"""Weights computed from other parameters, chosen by pattern: weight norm, spectral norm, orthogonal matrices, LoRA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.optim.matching import matching, named_parameters
 
 @final
 class LowRank(nn.Module):
-    """A weight, float[out, ...] (further dimensions count as one), and what is learned of it, a product of two small matrices, at first zero.
+    """A weight, float[out, ...] (further dimensions are flattened), plus a trained product of two small matrices, initially zero.
 
     E. Hu et al.: LoRA, arXiv 2106.09685; initialised as its code.
     """
@@ -34,7 +34,7 @@ class LowRank(nn.Module):
 
 
 def lora(module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float | None = None) -> nn.Module:
-    """Freeze a weight, and learn a change to it of low rank.
+    """Freeze a weight, and train a low-rank change to it.
 
     Args:
         module: Changed in place.
@@ -43,7 +43,7 @@ def lora(module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float
         alpha: The change is multiplied by `alpha / rank`; None: by 1.
 
     Raises:
-        ValueError: the weight is no matrix, or the rank not possible.
+        ValueError: the weight is not a matrix, or the rank is too large.
     """
     weight = cast("Tensor", getattr(module, name))
     least = min(weight.shape[0], math.prod(weight.shape[1:])) if weight.dim() > 1 else 0
@@ -66,7 +66,7 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
 
 
 def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
-    """Parametrise the matched weights (T. Salimans, D. Kingma: weight norm, arXiv 1602.07868; T. Miyato et al.: spectral norm, arXiv 1802.05957).
+    """Parametrise the matching weights (T. Salimans, D. Kingma: weight norm, arXiv 1602.07868; T. Miyato et al.: spectral norm, arXiv 1802.05957).
 
     Args:
         model: Changed in place; the parameters' names change with it (`fc.weight` to `fc.parametrizations.weight.original0`).

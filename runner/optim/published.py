@@ -1,4 +1,4 @@
-"""Weights that torchvision and torchaudio publish, by name: from torch's hub cache, or downloaded into it; checksums are compared before a file is read."""
+"""Weights published by torchvision and torchaudio, by name: from torch's hub cache, or downloaded to it; checksums are compared before a file is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUDIO: Final = "https://download.pytorch.org/torchaudio/"
 
 
 def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -> dict[str, Tensor]:
-    """The weights of that name, as the library that publishes them gives them to its own model.
+    """Load the weights of that name, in the layout of the library's own model.
 
     Args:
         name: `torchvision:IMAGENET1K_V2`, of the model that the config makes; `torchvision:ResNet50_Weights.IMAGENET1K_V2`, of any; `torchaudio:BUNDLE`.
@@ -28,34 +28,34 @@ def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -
         sha256: What the file's must be, or begin with. torchvision publishes its own.
 
     Raises:
-        ConfigError: there are no such weights, they cannot be downloaded, or the file in the cache is another.
+        ConfigError: the weights do not exist, cannot be downloaded, or differ from the file in the cache.
     """
-    file, url, checksum, make = _of_torchvision(name, made_by) if name.startswith("torchvision:") else _of_torchaudio(name, sha256)
+    file, url, checksum, make = _load_torchvision(name, made_by) if name.startswith("torchvision:") else _load_torchaudio(name, sha256)
     fetch(url, file, checksum or sha256 or "")
     require_checksum(file, checksum or sha256, name)
     require_checksum(file, sha256, name)
-    with torch.random.fork_rng(devices=[]):  # their model is thrown away: what it draws is not taken from ours
+    with torch.random.fork_rng(devices=[]):  # the library's model is discarded: its random numbers do not come from ours
         return dict(make().state_dict())
 
 
 def fetch(url: str, file: Path, checksum: str) -> None:
-    """Download a file, unless it is there. It is whole or not there, whoever else fetches it.
+    """Download a file unless it exists. It appears complete or not at all, even if several processes fetch it.
 
     Raises:
-        ConfigError: it cannot be had, or is another than its checksum says.
+        ConfigError: it cannot be downloaded, or does not match its checksum.
     """
     if file.is_file():
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         download_url_to_file(url, str(file), checksum, progress=False)
-    except (OSError, RuntimeError) as error:  # no network, no disk; another checksum
+    except (OSError, RuntimeError) as error:  # no network, full disk, wrong checksum
         hint = f"download {url} on a machine that has a network, and put it there: {file}"
         raise ConfigError(Problem(PATH, f"cannot be downloaded: {first_line(error)}", url, f"a network, or the file in torch's cache ({file})", hint)) from None
 
 
 def require_checksum(file: Path, expected: str | None, name: str) -> None:
-    """Raise a ConfigError where a file's SHA-256 does not begin as expected, or nothing is known of it."""
+    """Raise a ConfigError if a file's SHA-256 does not begin as expected, or no checksum is known."""
     digest = sha256(file)
     if expected is None and name.startswith("torchaudio:"):
         hint = f"initialise.sha256={digest} takes the file that was downloaded ({file})"
@@ -68,7 +68,7 @@ def require_checksum(file: Path, expected: str | None, name: str) -> None:
 Found = tuple[Path, str, str | None, Callable[[], nn.Module]]
 
 
-def _of_torchvision(name: str, made_by: str) -> Found:
+def _load_torchvision(name: str, made_by: str) -> Found:
     from torchvision import models
 
     listed = {model: models.get_model_weights(model) for model in models.list_models()}
@@ -80,20 +80,20 @@ def _of_torchvision(name: str, made_by: str) -> Found:
     if wanted not in every:
         choices: Iterable[str] = [one for one in every if one.startswith(f"{listed[own].__name__}.")] if own in listed else every
         expected = ", ".join(f"torchvision:{one}" for one in choices) if own in listed else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them"
-        raise ConfigError(Problem(PATH, "torchvision publishes no such weights", name, expected, nearest(wanted, _of_model(wanted, every) or choices)))
+        raise ConfigError(Problem(PATH, "torchvision publishes no such weights", name, expected, nearest(wanted, _model_weights(wanted, every) or choices)))
     model, weights = every[wanted]
     file = weights.url.rpartition("/")[2]
     checksum = re.search(r"-([0-9a-f]{8,})\.", file)
     return _hub("checkpoints", file), weights.url, checksum[1] if checksum else None, lambda: models.get_model(model, weights=weights, progress=False)
 
 
-def _of_model(name: str, every: Iterable[str]) -> list[str]:
-    """The weights of the model that `resnet18` names, however it is written."""
+def _model_weights(name: str, every: Iterable[str]) -> list[str]:
+    """The weights of the model named `resnet18`, in any spelling that torchvision accepts."""
     plain = name.replace("_", "").replace("-", "").lower()
     return [one for one in every if one.partition("_Weights.")[0].replace("_", "").lower() == plain]
 
 
-def _of_torchaudio(name: str, sha256: str | None) -> Found:
+def _load_torchaudio(name: str, sha256: str | None) -> Found:
     from torchaudio import pipelines
 
     bundles = {key: one for key, one in vars(pipelines).items() if key.isupper() and (hasattr(one, "_params") or hasattr(one, "_model_path"))}

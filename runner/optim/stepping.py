@@ -1,4 +1,4 @@
-"""An optimizer's step without what torch does around it for its profiler."""
+"""Calls an optimizer's step without torch's profiler range around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 
 def step_of(optimizer: Optimizer) -> Callable[[], Any]:
-    """What steps it once: its own `step`.
+    """The function that takes a step: the optimizer's own `step`.
 
     Around that torch has a range for its profiler, which takes longer than the update of a small network, also where no profiler runs. Where none does, and
     nothing else is hooked to the step, this is the method within the range.
@@ -31,13 +31,13 @@ def step_of(optimizer: Optimizer) -> Callable[[], Any]:
 
 
 def begin_late_momentum(optimizer: Optimizer, *_: Any) -> None:
-    """Give a parameter whose first gradient comes after the others' the momentum zero, without which torch's fused SGD fails."""
+    """Give zero momentum to parameters whose first gradient comes later than the others', since torch's fused SGD fails otherwise."""
     state = optimizer.state
     if not state or len(state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
         late = [one for one in group["params"] if one.grad is not None and one not in state] if group["momentum"] else []
-        if late and group["dampening"]:  # of a first gradient it takes nothing
+        if late and group["dampening"]:  # dampening does not apply to a first gradient
             hint = "set optimizer.fused=false"
             raise ConfigError(Problem("optimizer.dampening", "fused SGD cannot begin with a parameter whose first gradient comes later", hint=hint))
         for one in late:

@@ -1,4 +1,4 @@
-"""Gradual unfreezing: parameters that are trained from a later epoch on (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146, section 3.3).
+"""Gradual unfreezing: parameters that are trained from a later epoch (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146, section 3.3).
 
 Until then they gather no gradient, so that no optimizer touches them or counts a step of theirs, and the statistics of layers that wait as a whole are held.
 What waits is a function of the step, and no state.
@@ -13,7 +13,7 @@ from typing import Any, cast, final
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.optim.frozen import frozen_layers, meanwhile_frozen
+from samewise.runner.optim.frozen import frozen_layers, temporarily_frozen
 from samewise.runner.optim.groups import epochs_frozen
 from samewise.runner.optim.matching import Named
 
@@ -21,7 +21,7 @@ from samewise.runner.optim.matching import Named
 @final
 @dataclass(frozen=True)
 class Waiting:
-    """What is not trained before a step, `until`, counted from 0, that is the first to train the next of it.
+    """Parameters that are not trained before step `until` (from 0), which trains the next of them.
 
     All parameters that wait till then or longer, and the layers with statistics that wait as a whole.
     """
@@ -32,14 +32,14 @@ class Waiting:
 
 
 def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int) -> list[Waiting]:
-    """What the rules with `frozen_until: EPOCHS` or `unfreeze_every: EPOCHS` keep waiting, the next to be trained first.
+    """The parameters that rules with `frozen_until: EPOCHS` or `unfreeze_every: EPOCHS` keep frozen, the next to be trained first.
 
     Raises:
         ConfigError: a rule is malformed, or nothing is trained at the beginning.
     """
     waits = [(epochs, one) for one, epochs in epochs_frozen(model, rules) if one.parameter.requires_grad]
     if waits and len(waits) == sum(one.requires_grad for one in model.parameters()):
-        least, told = min(epochs for epochs, _ in waits), {name: rule[key] for name, key, rule in _that_wait(rules)}
+        least, told = min(epochs for epochs, _ in waits), {name: rule[key] for name, key, rule in _waiting_rules(rules)}
         raise ConfigError(
             Problem("param_groups", f"no parameter is trained in the first {least} epochs", told, "at least one parameter group without frozen_until")
         )
@@ -48,19 +48,19 @@ def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int)
 
 def _waiting(model: nn.Module, named: Sequence[Named], until: int) -> Waiting:
     parameters = [one.parameter for one in named]
-    with meanwhile_frozen(parameters):
+    with temporarily_frozen(parameters):
         return Waiting(until, parameters, frozen_layers(model, named))
 
 
 def cautions(rules: Mapping[str, Any], later: Sequence[Waiting] = (), *, steps_per_epoch: int, total_steps: int) -> list[Problem]:
-    """What waits for an epoch that does not come."""
+    """Warnings about parameters that wait for an epoch beyond the end of training."""
     words, hint = "training ends before this epoch, so it never trains what is frozen until then", "a smaller number here, a larger max_epochs, or frozen: true"
     last = {"frozen_until": 0, "unfreeze_every": max((one.until for one in later), default=0)}
-    found = [(name, key, rule[key], max(last[key], rule[key] * steps_per_epoch)) for name, key, rule in _that_wait(rules)]
+    found = [(name, key, rule[key], max(last[key], rule[key] * steps_per_epoch)) for name, key, rule in _waiting_rules(rules)]
     return [Problem(f"param_groups.{name}.{key}", words, epochs, hint=hint) for name, key, epochs, until in found if until >= total_steps]
 
 
-def _that_wait(rules: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """(rule's name, key that says for how long, rule)."""
+def _waiting_rules(rules: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """(rule's name, its key with the epochs, rule)."""
     keys = ("frozen_until", "unfreeze_every")
     return [(name, key, cast("Mapping[str, Any]", rule)) for name, rule in rules.items() if isinstance(rule, Mapping) for key in keys if key in rule]

@@ -1,4 +1,4 @@
-"""Weights from a file, or published ones, into a model, reporting every mismatch by name."""
+"""Loads weights from a file, or published ones, into a model, and reports every mismatch by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from torch import Tensor, nn
 
-from samewise.runner.errors import ConfigError, Problem, close, first_line, nearest
+from samewise.runner.errors import ConfigError, Problem, did_you_mean, first_line, nearest
 from samewise.runner.optim.published import SOURCES, load_published
 from samewise.runner.records import checkpoint, hugging_face, shards
 from samewise.runner.records.files import read_json
@@ -47,7 +47,7 @@ def load_weights(
         into: A module of the model to load into (`backbone.body`); None: the model itself.
         strict: Whether names that only the file, or only the model, has are an error. Shapes that differ always are.
         exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`).
-        parametrise: Parametrises the model's weights; called before loading where the file's are parametrised, else after.
+        parametrise: Parametrises the model's weights; called before loading if the file's are parametrised, otherwise after.
         made_by: The `_target_` of the model.
 
     Raises:
@@ -58,15 +58,15 @@ def load_weights(
         return
     if file.startswith(SOURCES):
         state = load_published(file, made_by=made_by, sha256=sha256)
-        _require_their_input(model)
+        _require_same_input(model)
     else:
-        paths = _located(file)
+        paths = _locate_files(file)
         _verify(paths, sha256)
         _require_same_model(model, paths[0].parent)
-        state = {name: tensor for path in paths for name, tensor in _unwrapped(_read(path)).items()}
+        state = {name: tensor for path in paths for name, tensor in _unwrap(_read(path)).items()}
     target = _target(model, into)
     held = target.state_dict()
-    state = _with_parametrised_names(_fitting_prefix(state, held), held)
+    state = _rename_parametrised(_fitting_prefix(state, held), held)
     parametrised = any("parametrizations." in name and name not in held for name in state)
     if parametrised:
         parametrise()
@@ -78,7 +78,7 @@ def load_weights(
         parametrise()
 
 
-def _located(file: str) -> list[Path]:
+def _locate_files(file: str) -> list[Path]:
     if str(file).startswith(hugging_face.PREFIX):
         return hugging_face.files_at(hugging_face.snapshot(file))
     if "://" in str(file):
@@ -92,7 +92,7 @@ def _located(file: str) -> list[Path]:
         raise ConfigError(Problem(PATH, "is a pipe or a device, not a file of weights", str(file)))
     if not paths[0].is_file():
         hint = (
-            close(str(path), map(str, path.parent.iterdir())) or f"it was looked for at {paths[0].absolute()}"
+            did_you_mean(str(path), map(str, path.parent.iterdir())) or f"it was looked for at {paths[0].absolute()}"
             if path.parent.is_dir()
             else f"the folder {path.parent} does not exist"
         )
@@ -110,7 +110,7 @@ def _verify(paths: Sequence[Path], expected: str | None) -> None:
 
 
 def _require_same_model(model: nn.Module, folder: Path) -> None:
-    """Ask a model that has a method `checkpoint_problems` what is wrong with the config.json beside the weights, by which Hugging Face builds its own."""
+    """If the model has a method `checkpoint_problems`, call it with the config.json beside the weights, from which Hugging Face builds the model."""
     ask = getattr(model, "checkpoint_problems", None)
     if ask is not None and (problems := ask(read_json(folder / "config.json", {str: object}) or {})):
         raise ConfigError(*problems)
@@ -138,8 +138,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise ConfigError(Problem(PATH, f"cannot be read: {error}", str(path), "a complete .safetensors file")) from None
 
 
-def _unwrapped(found: Any) -> dict[str, Tensor]:
-    """The state_dict in what the file holds."""
+def _unwrap(found: Any) -> dict[str, Tensor]:
+    """The state_dict in a file's content."""
     while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in cast("Mapping[Any, Any]", found).values()):
         inner = next((key for key in WRAPPERS if isinstance(found.get(key), Mapping)), None)  # pyright: ignore[reportUnknownMemberType]
         if inner is None:
@@ -157,15 +157,15 @@ def _unwrapped(found: Any) -> dict[str, Tensor]:
 
 
 def _fitting_prefix(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The names without what a wrapper put before all of them, unless the model has it itself."""
+    """The names without the prefix that a wrapper has added to all of them, unless the model has it too."""
     for prefix in (*PREFIXES, *PREFIXES):
         if all(name.startswith(prefix) for name in state) and not any(name.startswith(prefix) for name in held):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
 
 
-def _with_parametrised_names(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The names that weight norm has had since torch 2.1, of a model that has them, where the file is older."""
+def _rename_parametrised(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The names that weight norm uses since torch 2.1, for a model that has them and an older file."""
     new = {
         f"{module}.{old}": f"{module}.parametrizations.weight.original{number}"
         for number, old in enumerate(("weight_g", "weight_v"))
@@ -174,8 +174,8 @@ def _with_parametrised_names(state: dict[str, Tensor], held: Mapping[str, Any]) 
     return {new[name] if name not in held and new.get(name) in held else name: tensor for name, tensor in state.items()}
 
 
-def _require_their_input(model: nn.Module) -> None:
-    """Refuse a model that passes images on as they are to weights that have learned from others: torchvision's Inception and GoogLeNet."""
+def _require_same_input(model: nn.Module) -> None:
+    """Refuse a model that does not rescale images if the weights were trained with it: torchvision's Inception and GoogLeNet."""
     if getattr(model, "transform_input", None) is False:
         hint = "model.transform_input=true, with images normalised as transforms=imagenet does"
         words = "must be true for published weights, which were trained on images in another range"
@@ -197,37 +197,37 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
         parts = [f"{part}.*" for part in dict.fromkeys(name.partition(".")[0] for name in state)]
         folders = {f"{name[:place]}.*" for name in state for place in range(len(name)) if name[place] == "."}
         words, such_as = "matches nothing in the file or in the model", f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}"  # the head is the last of them
-        raise ConfigError(*(Problem("initialise.exclude", words, one, such_as, close(one, folders | set(state)) or such_as) for one in idle))
+        raise ConfigError(*(Problem("initialise.exclude", words, one, such_as, did_you_mean(one, folders | set(state)) or such_as) for one in idle))
 
 
 def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> None:
     held: dict[str, Any] = target.state_dict()
     common = [name for name in state if name in held]
-    # files older than torch 0.4.1 do not count batches, and torch fills the count in; frozen batch norm has no use for it
+    # files older than torch 0.4.1 lack the count of batches, which torch adds; frozen batch norm does not need it
     missing = [name for name in held if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in held and not name.endswith("num_batches_tracked")]
     problems = [
-        Problem(PATH, f"the shape of '{name}' differs", list(state[name].shape), str(list(held[name].shape)), _leave_out(name))
+        Problem(PATH, f"the shape of '{name}' differs", list(state[name].shape), str(list(held[name].shape)), _exclude_hint(name))
         for name in common
         if isinstance(held[name], Tensor) and state[name].shape != held[name].shape
     ]
     if strict:
         wanted = [name for name in missing if not any(fnmatchcase(name, pattern) for pattern in patterns)]
         problems += [Problem(PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)) for name in wanted]
-        problems += _not_in_the_model(unexpected, missing, held)
+        problems += _unused_problems(unexpected, missing, held)
     if not common:
         problems = [Problem(PATH, "has no name in common with the model", sorted(state)[:3], f"such as {', '.join(list(held)[:3])}")]
     if problems:
         more = [Problem(PATH, f"and {len(problems) - SHOWN} more", hint="initialise.strict=false loads what fits by name")] if len(problems) > SHOWN else []
         raise ConfigError(*problems[:SHOWN], *more)
-    held.update((name, state[name]) for name in common)  # which keeps the versions of the modules' states: torchvision's MNASNet asks for its own
+    held.update((name, state[name]) for name in common)  # keeps the version of each module's state, which torchvision's MNASNet needs
     target.load_state_dict(held, strict=False)
 
 
-def _not_in_the_model(unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]) -> list[Problem]:
-    """Names that only the file has; of a part that the model has nothing of, such as Inception's auxiliary output, once for all."""
+def _unused_problems(unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]) -> list[Problem]:
+    """Problems for names that only the file has; one for a whole part that the model lacks, such as Inception's auxiliary output."""
     parts = {name.partition(".")[0] for name in held}
-    foreign = Counter(part for name in unexpected if (part := name.partition(".")[0]) != name and part not in parts and not close(name, missing))
+    foreign = Counter(part for name in unexpected if (part := name.partition(".")[0]) != name and part not in parts and not did_you_mean(name, missing))
     several = {part: count for part, count in foreign.items() if count > 1}
     problems = [
         Problem(PATH, f"the file's '{part}.*' is not in the model: {count} names", hint=f"leave it out: initialise.exclude=[{part}.*]")
@@ -237,6 +237,6 @@ def _not_in_the_model(unexpected: Sequence[str], missing: Sequence[str], held: M
     return problems + [Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing)) for name in others]
 
 
-def _leave_out(name: str) -> str:
+def _exclude_hint(name: str) -> str:
     module = name.rpartition(".")[0]
     return f"leave it out, and keep it as initialised: initialise.exclude=[{module}.*]" if module else f"leave it out: initialise.exclude=['{name}']"

@@ -1,4 +1,4 @@
-"""A first convolution that whitens: its outputs on training images are uncorrelated, and each has a variance of 1."""
+"""A whitening first convolution: its outputs on training images are uncorrelated with variance 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Images = Callable[[int], Tensor]
 
 
 def whitening_(tensor: Tensor, images: Images | None, *, samples: int = 5000, eps: float = 5e-4) -> Tensor:
-    """Fill a convolution's weight with the eigenvectors of its patches' covariance, each divided by the root of its eigenvalue, and then with their negatives.
+    """Fill a convolution's weight with the eigenvectors of its patches' covariance, each divided by the root of its eigenvalue, then with their negatives.
 
     After D. Page (https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam (https://github.com/tysam-code/hlb-CIFAR10); K. Jordan 2024
     (arXiv 2404.00498), section 3.2. As there the covariance is taken around zero, which is the mean of normalised images. Computed in float64; the largest

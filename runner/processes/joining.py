@@ -1,4 +1,4 @@
-"""How the ranks of a run meet and make their process group."""
+"""Connects the ranks of a run and creates their process group."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, Problem, first_line
-from samewise.runner.processes.lost import here, places
-from samewise.runner.processes.meeting import is_all_here, meeting_point, stay_here, wait_for
+from samewise.runner.processes.lost_connections import here, places
+from samewise.runner.processes.meeting import is_one_machine, listen_locally, meeting_point, wait_for
 from samewise.runner.processes.peers import Alone, Peers, Processes
-from samewise.runner.processes.pretended import Pretended, is_pretended
+from samewise.runner.processes.simulated import SimulatedPeers, is_simulated
 from samewise.runner.processes.this_process import is_rank
 
 
 def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None = None) -> Peers:
-    """Meet the other ranks and make the process group.
+    """Wait for the other ranks, and create the process group.
 
     Args:
-        backend: For tensors on the run's device: gloo, nccl or mpi. What lies on the CPU goes over gloo, but under mpi.
+        backend: For tensors on the run's device: gloo, nccl or mpi. Tensors on the CPU are sent by gloo, except with mpi.
         join_timeout_s: Seconds to wait for all ranks to arrive.
         timeout_s: Seconds that a collective may take.
         init_method: As in `meeting_point`.
@@ -30,13 +30,13 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
     if not is_rank():
         return Alone()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if is_pretended():
+    if is_simulated():
         from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-        return Pretended(None, rank=rank, size=size, timeout_s=timeout_s)
-    if is_all_here():
-        stay_here()
+        return SimulatedPeers(None, rank=rank, size=size, timeout_s=timeout_s)
+    if is_one_machine():
+        listen_locally()
     store = meeting_point(join_timeout_s, init_method)
     store.set(f"joined/{rank}", f"{here()} {os.getpid()}")
     expected = [f"joined/{number}" for number in range(size)]

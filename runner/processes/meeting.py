@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet: a store of torch.distributed, and the word that a rank leaves there when it fails, for the others to end with."""
+"""The rendezvous of a job's ranks: a store of torch.distributed, in which a failing rank leaves its reason so that the others end too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.errors import ConfigError, PeerFailed, Problem, first_line
 
 LOOPBACK = "127.0.0.1"
 FAILED = "failed"
-"""The key of that word."""
+"""The key of that message."""
 
 _LINGER_S = 3.0
 _met: dict[str, Any] = {}
@@ -25,7 +25,7 @@ _met: dict[str, Any] = {}
 
 
 def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
-    """The store at which the ranks of this process's job meet. Who they are is said by the environment (RANK, WORLD_SIZE).
+    """The store at which the ranks of this process's job meet. The environment defines the ranks (RANK, WORLD_SIZE).
 
     Args:
         timeout_s: Seconds to wait for it.
@@ -47,14 +47,14 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
     else:
         raise ConfigError(Problem("strategy.init_method", "is not a valid meeting point", init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
     store.set_timeout(timedelta(seconds=timeout_s))
-    # The agent's store outlives the ranks: those that are started again must not read what the ones before them wrote.
+    # The agent's store outlives the ranks: restarted ranks must not read what their predecessors wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _met["store"] = dist.PrefixStore(f"samewise/{attempt}", store)  # pyright: ignore[reportPrivateImportUsage]
     return _met["store"]
 
 
 def _tcp_store(address: str, timeout_s: float) -> Any:
-    """Kept by rank 0, or by torch's agent where it keeps one and no other address is given."""
+    """A store kept by rank 0, or by torch's agent if it keeps one and no other address is given."""
     agent_keeps_it = not address and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if address:
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
@@ -63,9 +63,9 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
     if not all(given.values()) or not given["MASTER_PORT"].isdigit():
         missing = ", ".join(name for name, value in given.items() if not value) or "a port"
         raise ConfigError(Problem("strategy", f"the environment lacks {missing}", where, f"{', '.join(given)}, as torchrun sets them"))
-    told = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None  # else torch takes a port in use for the agent's store
+    told = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None  # otherwise torch would take a port in use for the agent's store
     is_keeper = os.environ["RANK"] == "0" and not agent_keeps_it
-    host = LOOPBACK if is_all_here() else given["MASTER_ADDR"]
+    host = LOOPBACK if is_one_machine() else given["MASTER_ADDR"]
     try:
         if is_keeper and host == LOOPBACK:
             return store_on_this_machine(int(given["MASTER_PORT"]), timeout_s)
@@ -88,22 +88,22 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = told
 
 
-def is_all_here() -> bool:
-    """Whether all ranks are on this machine, as far as the environment says."""
+def is_one_machine() -> bool:
+    """Whether all ranks are on this machine, according to the environment."""
     if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE"):
-        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("MASTER_ADDR") == LOOPBACK  # torchrun's is where torchrun says
+        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("MASTER_ADDR") == LOOPBACK  # torchrun chooses its own
     return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost", "::1")
 
 
-def stay_here() -> None:
-    """Have gloo, and the calls of `rpc`, listen to this machine alone. Where they listen is the environment's to say, if it does."""
+def listen_locally() -> None:
+    """Make gloo, and the calls of `rpc`, listen on this machine only, unless the environment says where they listen."""
     if any(name == "lo" for _, name in socket.if_nameindex()):
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
 
 
 def store_on_this_machine(port: int, timeout_s: float) -> Any:
-    """A store that takes connections from this machine alone: torch's own would from any. At port 0 it takes any that is free.
+    """A store that accepts connections from this machine only; torch's own accepts any. Port 0 means any free port.
 
     Raises:
         OSError: another program uses the port.
@@ -119,7 +119,7 @@ def store_on_this_machine(port: int, timeout_s: float) -> Any:
 
 
 def _file_store(path: Path, timeout_s: float) -> Any:
-    """A file that the ranks write to. A file left by an earlier job would list ranks that no longer exist: each job needs its own."""
+    """A store in a file. A file left by an earlier job lists ranks that no longer exist, so each job needs its own."""
     size, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
     try:
         path.touch()
@@ -135,7 +135,7 @@ def _file_store(path: Path, timeout_s: float) -> Any:
 
 
 def announce(error: BaseException) -> bool:
-    """Tell the other ranks why this one ends. Whether it is the first to do so, and its message the one to show."""
+    """Tell the other ranks why this one ends. Returns whether it is the first, whose message is shown."""
     store = _met.get("store")
     if isinstance(error, PeerFailed) or store is None:
         return True
@@ -146,7 +146,7 @@ def announce(error: BaseException) -> bool:
 
 
 def linger() -> None:
-    """In an ending rank: where this process keeps the store, stay until the others have had the time to read in it why."""
+    """In an ending rank that keeps the store: wait until the others have had time to read the reason."""
     store = _met.get("store")
     with contextlib.suppress(RuntimeError):
         if store is None or store.add("gone", 1) == 0 or os.environ["RANK"] != "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -157,7 +157,7 @@ def linger() -> None:
 
 
 def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
-    """What the first rank that failed has said, or nothing."""
+    """The message of the first rank that failed, or empty."""
     with contextlib.suppress(RuntimeError, PeerFailed):
         if not wait_for(store, [], wait_s, until_failed=True):
             return store.get(FAILED).decode()
@@ -165,7 +165,7 @@ def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
 
 
 def wait_for(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False) -> list[str]:
-    """Wait so many seconds until all keys are there, or with `until_failed` the word of a rank that failed. Returns those that are not.
+    """Wait up to so many seconds for all keys, or with `until_failed` for a failed rank's message. Returns the missing keys.
 
     Raises:
         PeerFailed: a rank has failed.

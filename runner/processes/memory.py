@@ -1,4 +1,4 @@
-"""How much memory there still is; bounds on what a part of this process takes, and on the number of processes. Imports neither torch nor mlflow."""
+"""How much memory is free; limits on the memory of parts of this process, and on the number of processes. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROUPS: Final = (("memory.max", "memory.current", "memory.stat"), ("memory/memo
 
 
 def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The bytes that programs can still have, of the machine or of this process's control group: with what only caches files."""
+    """The bytes still available on the machine or in this process's control group, including those used as file cache."""
     free = psutil.virtual_memory().available
     for names in _GROUPS:
         limit, used, details = (groups / name for name in names)
@@ -33,7 +33,7 @@ def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 @contextmanager
 def refuse_too_much_memory() -> Generator[None]:
-    """Refuse memory that there is not (a MemoryError, or an allocator's own): else the kernel kills this process, or one that has done nothing.
+    """Raise a MemoryError (or an allocator's own error) instead of exhausting the memory; the kernel would kill this process or another.
 
     By Linux's RLIMIT_DATA, which counts what a process can write and shares with no other. Elsewhere nothing is bound.
     """
@@ -52,7 +52,7 @@ def refuse_too_much_memory() -> Generator[None]:
 
 
 def require_few(path: str, count: int) -> None:
-    """Raise a ConfigError for thousands of processes, which take a machine down before any of them has loaded a sample."""
+    """Raise a ConfigError for thousands of processes, which overload a machine before any of them loads a sample."""
     cores = os.cpu_count() or 1
     if count > max(64, 8 * cores):
         raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))

@@ -1,4 +1,4 @@
-"""Several tensors as one, so that they travel in one collective."""
+"""Packs several tensors into one, so that one collective sends them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
-    """uint8[bytes]: all of them one after the other, row by row, each at a multiple of 16; and where each begins."""
+    """uint8[bytes]: the tensors one after another, row-major, each aligned to 16 bytes; and their offsets."""
     offsets, end = list[int](), 0
     for tensor in tensors:
         offsets.append(end)
@@ -23,7 +23,7 @@ def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
 
 
 def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tensor]:
-    """What `pack` put together, each in memory of its own that is laid out as that of its place in `tensors`: a channels_last one stays so."""
+    """Split what `pack` returned; each tensor gets new memory with the layout of its counterpart in `tensors`, such as channels_last."""
     return [
         torch.empty_like(tensor).copy_(flat[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape))
         for tensor, start in zip(tensors, offsets, strict=True)
@@ -31,7 +31,7 @@ def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tens
 
 
 def from_rank(rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What a rank has in the place of these tensors, which lie alike in all; there they are these themselves. All ranks must call it."""
+    """The values that a rank has for these tensors, which have the same layout everywhere. All ranks must call it."""
     flat, offsets = pack(list(tensors))
     dist.broadcast(flat, rank)
     return list(tensors) if dist.get_rank() == rank else unpack(flat, list(tensors), offsets)

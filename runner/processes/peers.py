@@ -1,4 +1,4 @@
-"""The other ranks of a run, and what is said among them besides gradients: small values, and who is missing."""
+"""The other ranks of a run: exchanges of small values besides gradients, and which ranks are missing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import PeerFailed, Problem, SamewiseError, TrainingError
-from samewise.runner.processes.lost import TIMEOUT, is_lost_connection, peer_lost, ranks_in_words
+from samewise.runner.processes.lost_connections import TIMEOUT, is_lost_connection, peer_lost, ranks_in_words
 from samewise.runner.processes.meeting import announce, first_failure
 from samewise.runner.processes.sealed import seal, unseal
 
 _GATHERED, _FIRST = "gathered", "from rank 0"
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
-"""(out, mine): everyone's tensor, one after the other. The newer name, where torch has it."""
+"""(out, mine): everyone's tensors in sequence. The newer name, if torch has it."""
 
 
 class Peers(abc.ABC):
-    """All ranks of a run, this one among them."""
+    """All ranks of a run, including this one."""
 
     rank = 0
     size = 1
@@ -41,46 +41,46 @@ class Peers(abc.ABC):
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that logs, draws and writes."""
+        """Whether this process logs, draws and writes."""
         return self.rank == 0
 
     def ask_stop(self, reason: str) -> None:
-        """A signal has asked this process to stop; the ranks agree on it in their next exchange, so that all stop after the same step."""
+        """Record that a signal asked this process to stop; the ranks agree in their next exchange, so that all stop after the same step."""
         self.stop_heard = reason
         if self.size == 1:
             self.stop_agreed = reason
 
     def portion(self, batches: int) -> Sequence[int]:
-        """Which of an evaluation's batches this process takes."""
+        """Which of an evaluation's batches this process computes."""
         return range(self.rank, batches, self.size)
 
     def collect(self, outcomes: Sequence[Any]) -> list[Any]:
-        """The evaluation outcomes of all processes, in the order of their batches. All ranks must call it."""
+        """The evaluation results of all processes, in batch order. All ranks must call it."""
         by_rank = self.gather(list(outcomes))
         return [by_rank[number % len(by_rank)][number // len(by_rank)] for number in range(sum(map(len, by_rank)))]
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the ranks. All ranks must call it."""
+        """Every rank's value, in rank order. All ranks must call it."""
 
     @abc.abstractmethod
     def first(self, make: Callable[[], Any]) -> Any:
-        """What rank 0 makes, on every rank; what it raises there ends all of them. All ranks must call it."""
+        """The result of rank 0 on every rank; an exception there ends all ranks. All ranks must call it."""
 
     def explain(self, error: BaseException, *, step: int) -> BaseException:
-        """The error, or its cause if it is due to another rank. `step` counts from 1."""
+        """The error, or its cause if another rank caused it. `step` counts from 1."""
         return error
 
     def abandon(self, error: BaseException) -> None:
-        """Tell the others that this rank fails, and hang up, so that none waits for it."""
+        """Tell the others that this rank fails, and disconnect, so that none waits for it."""
 
     def leave(self) -> None:
-        """Wait for the others, then hang up."""
+        """Wait for the others, then disconnect."""
 
 
 @final
 class Alone(Peers):
-    """There are no others."""
+    """A run in a single process."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
@@ -90,13 +90,13 @@ class Alone(Peers):
 
 
 class Processes(Peers):
-    """The ranks of a torch.distributed process group, which have met at a store."""
+    """The ranks of a torch.distributed process group, connected through a store."""
 
     ROOM = 1024
     """Bytes of a rank's message that go out in one collective; longer ones take a second."""
 
     PATIENCE_S = 4.0
-    """How long ranks that have waited in vain wait for each other's word of it."""
+    """How long ranks whose wait timed out wait for each other's notes."""
 
     def __init__(self, store: Any, *, rank: int, size: int, timeout_s: float) -> None:
         super().__init__()
@@ -108,16 +108,16 @@ class Processes(Peers):
         """What this rank last began to exchange, for messages."""
 
     def gather(self, value: Any) -> list[Any]:
-        """As torch's `all_gather_object`, which takes two collectives for every message; here a short one, such as a step's, takes one."""
+        """As torch's `all_gather_object`, which needs two collectives per message; here a short message, such as a step's, needs one."""
         self.doing = "exchanging small values"
         said = seal(pickle.dumps(value), _GATHERED)
-        messages = self._gathered(said, self.ROOM)
+        messages = self._gather_bytes(said, self.ROOM)
         longest = max(length for length, _ in messages)
         if longest > self.ROOM - 8:
-            messages = self._gathered(said, -(-longest // 8) * 8 + 8)
+            messages = self._gather_bytes(said, -(-longest // 8) * 8 + 8)
         return [pickle.loads(unseal(body, _GATHERED)) for _, body in messages]
 
-    def _gathered(self, said: bytes, room: int) -> list[tuple[int, bytes]]:
+    def _gather_bytes(self, said: bytes, room: int) -> list[tuple[int, bytes]]:
         mine, everyone = torch.zeros(room, dtype=torch.uint8), torch.empty(self.size * room, dtype=torch.uint8)
         mine[:8].view(torch.int64)[0] = len(said)
         if len(said) <= room - 8:
@@ -157,14 +157,14 @@ class Processes(Peers):
         if not is_lost_connection(error):
             return error
         if TIMEOUT.search(str(error)) and not first_failure(self._store):
-            return self._waited_in_vain(step)
+            return self._explain_timeout(step)
         culprit = first_failure(self._store, wait_s=2.0)
         if culprit:
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
         return peer_lost(f"while {self.doing} at step {step}")
 
-    def _waited_in_vain(self, step: int) -> SamewiseError:
-        """Every rank that has waited too long leaves word of where; those that leave none are the ones waited for."""
+    def _explain_timeout(self, step: int) -> SamewiseError:
+        """Every rank whose wait times out leaves a note; ranks that leave none are the ones that hang."""
         keys = [f"waited/{number}" for number in range(self.size)]
         mine, end = f"{self.doing} at step {step}{_collective()}", time.monotonic() + self.PATIENCE_S
         try:
@@ -178,7 +178,7 @@ class Processes(Peers):
         except RuntimeError:  # the process that keeps the store does not answer either
             absent, words = [keys[0]], {self.rank: mine}
         missing = [number for number, key in enumerate(keys) if key in absent]
-        waited = "; ".join(f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _by_word(words).items())
+        waited = "; ".join(f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _group_by_word(words).items())
         hint = "strategy.timeout_s sets how long to wait"
         if missing:
             return TrainingError(
@@ -203,7 +203,7 @@ class Processes(Peers):
         self._over = True
 
 
-def _by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
+def _group_by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for number, word in words.items():
         found.setdefault(word, []).append(number)
@@ -211,8 +211,8 @@ def _by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _collective() -> str:
-    """What torch's flight recorder has as the last collective that this process began, in brackets; nothing where it records none."""
-    with contextlib.suppress(Exception):  # private, and of a form of its own in each version: for a message alone
+    """The last collective that this process started, from torch's flight recorder, in brackets; empty if nothing is recorded."""
+    with contextlib.suppress(Exception):  # private, and different in each version: only for a message
         from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore
 
         entries = json.loads(_dump_fr_trace_json())["entries"]

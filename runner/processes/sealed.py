@@ -1,4 +1,4 @@
-"""What ranks tell each other carries the mark of a secret that whoever started them has handed to them, and to no other process: it is unpickled only then.
+"""Authenticates messages between ranks with a secret that only they get from the process that started them; only then are they unpickled.
 
 `samewise train` hands one to the ranks that it starts, and `launcher=slurm` to those of its jobs on several machines. Ranks that something else has started
 (torchrun) share what SAMEWISE_SECRET has there; without it the mark proves nothing, and only the network keeps strangers out.
@@ -21,17 +21,17 @@ MARK = hashlib.sha256().digest_size
 
 
 def new_secret() -> str:
-    """For the ranks of one run."""
+    """Create a secret for the ranks of one run."""
     return secrets.token_hex(32)
 
 
 def seal(said: bytes, purpose: str) -> bytes:
-    """A message with its mark before it."""
+    """Prepend a message's authentication code."""
     return _mark(said, purpose) + said
 
 
 def unseal(heard: bytes, purpose: str) -> bytes:
-    """The message, where a process with the secret has said it for this purpose; else a TrainingError."""
+    """The message, if a process with the secret sent it for this purpose; otherwise a TrainingError."""
     mark, said = heard[:MARK], heard[MARK:]
     if not hmac.compare_digest(mark, _mark(said, purpose)):
         words = f"received a message that no rank of this run has sent ({purpose}); it has not been used"

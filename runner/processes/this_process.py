@@ -1,4 +1,4 @@
-"""What this process was started as: one of several ranks, a job of a sweep; and that it ends with what started it. Imports neither torch nor mlflow."""
+"""What this process was started as (a rank, a job of a sweep), and how it ends with its parent. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOP_PAD = 64 << 20
 
 @contextmanager
 def on_signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Within it, these signals call the handler; afterwards what they called before. Python gives signals to the main thread alone: in another, none does."""
+    """Within it, these signals call the handler; afterwards the previous handlers. Only the main thread can set handlers, so others set none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -42,18 +42,18 @@ def on_signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameT
 
 
 def is_rank() -> bool:
-    """Whether something (torchrun, `samewise train` itself) has started this process as one of several that train together."""
+    """Whether this process was started (by torchrun, or `samewise train` itself) as one of several that train together."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """Have Linux send this process a signal when the one that started it dies, even by SIGKILL."""
+    """Ask Linux to signal this process when its parent dies, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def close_input(process: subprocess.Popen[bytes]) -> None:
-    """Close the standard input of a process that ends with it, and wait some seconds for that."""
+    """Close the standard input of a process that then ends, and wait some seconds for it."""
     assert process.stdin is not None
     with suppress(OSError):
         process.stdin.close()
@@ -62,7 +62,7 @@ def close_input(process: subprocess.Popen[bytes]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed for what is asked for next, as steps of a training on the CPU ask for the same again and again.
+    """Make glibc keep freed memory for reuse, since training steps on the CPU allocate the same sizes again and again.
 
     Otherwise each tensor of more than 32 MB comes from the kernel and goes back to it, and so does what lies at the end of the heap: page by page, each filled
     with zeros. It changes no bits; the process stays as large as it has been. Where the environment says how malloc is to work (`MALLOC_...`,

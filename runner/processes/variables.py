@@ -1,4 +1,4 @@
-"""The environment variables that torch and the libraries below it read as they load: set before torch is imported. Imports nothing heavy itself."""
+"""Environment variables that torch and its libraries read when they are loaded: set before torch is imported. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def prepare(settings: Any) -> None:
-    """Set the environment variables that torch, MKL, oneDNN and cuBLAS read as they start.
+    """Set the environment variables that torch, MKL, oneDNN and cuBLAS read on start.
 
     Raises:
         ConfigError: torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
@@ -41,11 +41,11 @@ def prepare(settings: Any) -> None:
     if late:
         raise ConfigError(*(_too_late(name, str(settings.variables[name])) for name in late))
     os.environ.update(thread_variables(settings.threads) | {name: str(value) for name, value in settings.variables.items()})
-    keep_compiled_code_apart()
+    use_own_inductor_cache()
 
 
-def keep_compiled_code_apart() -> None:
-    """Have Inductor keep code in a folder of this user's own, unless the user names one.
+def use_own_inductor_cache() -> None:
+    """Set Inductor's cache to a folder that belongs to this user, unless the user sets one.
 
     Torch's own is /tmp/torchinductor_USER, whose name another user can take first, and fill with code. Torch chooses it as it is imported, compiled or not.
     """
@@ -58,25 +58,25 @@ def keep_compiled_code_apart() -> None:
         found = place.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not os.access(place, os.W_OK):
             raise PermissionError(f"others can write to {place}")
-    except (OSError, RuntimeError):  # a user without a home, or one that cannot be written
+    except (OSError, RuntimeError):  # no home folder, or a read-only one
         place = Path(tempfile.mkdtemp(prefix="samewise-inductor-"))
         atexit.register(_remove, place, os.getpid())
     os.environ[CACHE] = str(place)
 
 
 def _remove(place: Path, made_by: int) -> None:
-    if os.getpid() == made_by:  # not a process that was forked from it
+    if os.getpid() == made_by:  # not in a process that was forked from it
         shutil.rmtree(place, ignore_errors=True)
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """Those by which the libraries compute with this number of threads on any number of cores, and wait for each other at little cost."""
+    """Variables that make the libraries compute with this number of threads on any number of cores, and wait cheaply."""
     waiting = {} if "OMP_WAIT_POLICY" in os.environ else {name: value for name, value in WAITING.items() if name not in os.environ}
     return {**waiting, **ALWAYS, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def _is_read(variable: str) -> bool:
-    """Whether a library may have read it in this process."""
+    """Whether a library may have read the variable in this process already."""
     torch = sys.modules.get("torch")
     return torch is not None and (not variable.startswith("CUBLAS") or torch.cuda.is_initialized())
 

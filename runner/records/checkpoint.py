@@ -1,11 +1,11 @@
-"""Checkpoints: named tensors and plain values, hashed, complete or absent, and loaded without running anything.
+"""Checkpoints: named tensors and plain values, hashed, complete or absent, and loaded without running code.
 
     checkpoints/step-00000040/state.pt         torch.save of tensors and plain values; loaded with weights_only=True
     checkpoints/step-00000040/manifest.json    step, steps of an epoch and in all, sha256 of state.pt, digest of the weights, metrics
     checkpoints/step-00000040/shards/          with checkpoint.sharded, the tensors that the processes held in shards (`shards`)
     checkpoints/latest, checkpoints/best       links to folders, replaced atomically; checkpoints/best-valid-loss by a metric of `evaluate.also`
 
-A folder is written under another name, synced and renamed, so one that has its name is whole; what the disk did to it afterwards the hash tells.
+A folder is written under another name, synced and renamed, so a folder with that name is complete; the hash shows later damage.
 A damaged one is renamed, and none is removed because it could not be read.
 """
 
@@ -23,26 +23,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, close, first_line
+from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, did_you_mean, first_line
 from samewise.runner.records import shapes, shards
-from samewise.runner.records.files import damaged, open_to_read, read_json, require_no_link, require_shape, sha256
+from samewise.runner.records.files import damaged_file, open_to_read, read_json, require_no_link, require_shape, sha256
 
 FORMAT = 1
 _MOST_REPEATED = 1 << 26
 
 
 @dataclass(frozen=True)
-class Kept:
+class CheckpointFolder:
     """A checkpoint on disk."""
 
     path: Path
     step: int
     metrics: Mapping[str, float] | None
-    """None where they cannot be read."""
+    """None if they cannot be read."""
 
 
-def list_checkpoints(folder: Path) -> list[Kept]:
-    """The checkpoints in a folder, by step. Only `load` finds out whether they are intact. Files and folders with other names are ignored.
+def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
+    """The checkpoints in a folder, by step. Only `load` checks whether they are intact. Other files and folders are ignored.
 
     Raises:
         CheckpointError: the folder cannot be read now: that is not the same as having none.
@@ -55,14 +55,14 @@ def list_checkpoints(folder: Path) -> list[Kept]:
         hint = "check the storage and the permissions, then run the same command again"
         raise CheckpointError(Problem(str(folder), f"the checkpoints cannot be read: {error.strerror}", hint=hint)) from None
     steps = ((int(match[1]), folder / name) for name in names if (match := re.fullmatch(r"step-(\d{8,18})", name)))
-    return [Kept(path, step, _metrics(path)) for step, path in sorted(steps)]
+    return [CheckpointFolder(path, step, _metrics(path)) for step, path in sorted(steps)]
 
 
-def choose_checkpoint(folder: Path, which: str) -> Kept:
-    """The checkpoint in a folder that `best`, `last`, a step, or a metric of `evaluate.also` names; the last where none is called best.
+def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
+    """The checkpoint in a folder for `best`, `last`, a step, or a metric of `evaluate.also`; for `best` the last one if none is marked.
 
     Raises:
-        CheckpointError: there are no checkpoints, or not the one named.
+        CheckpointError: there are no checkpoints, or the named one does not exist.
     """
     kept = list_checkpoints(folder)
     if not kept:
@@ -78,11 +78,11 @@ def choose_checkpoint(folder: Path, which: str) -> Kept:
             return one
     steps = [str(one.step) for one in kept]
     known = ["best", "last", *(name for one in kept for name in one.metrics or {} if (folder / best_by(name)).exists()), *steps]
-    raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"one of {', '.join(dict.fromkeys(known))}", close(which, known)))
+    raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"one of {', '.join(dict.fromkeys(known))}", did_you_mean(which, known)))
 
 
 def best_by(metric: str) -> str:
-    """The link to the checkpoint that is best by a metric of `evaluate.also`."""
+    """The link to the best checkpoint by a metric of `evaluate.also`."""
     return f"best-{metric.replace('/', '-')}"
 
 
@@ -104,10 +104,10 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a checkpoint's folder, to hand on: those that were written there, and nothing that lies beside them.
+    """The files that were written into a checkpoint's folder, without others that are beside them.
 
     Raises:
-        DamagedFile: one is a link, which may lead to any file of the user's, or is no regular file.
+        DamagedFile: one is a link, which may lead to any file of the user's, or not a regular file.
     """
     folder = path / shards.FOLDER
     listed = [path / "manifest.json", path / "state.pt", *(sorted(folder.iterdir()) if folder.is_dir() else ())]
@@ -129,7 +129,7 @@ def _require_format(path: Path, written: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint's folder, on the CPU, less the tensors that were written in shards: `load_sharded` adds those.
+    """The state in a checkpoint's folder, on the CPU, without the tensors in shards, which `load_sharded` adds.
 
     Raises:
         DamagedCheckpoint: it is incomplete, cut short or altered.
@@ -164,7 +164,7 @@ def _read(path: Path) -> dict[str, Any]:
     _require_format(path, state)
     for name, digest in state.get("shards", {}).items():
         if Path(name).name != name:
-            raise damaged(path / "state.pt", f"it names {name!r}, which is not a file among its shards")
+            raise damaged_file(path / "state.pt", f"it names {name!r}, which is not a file among its shards")
         shard = path / shards.FOLDER / name
         if not shard.exists() or sha256(shard) != digest:
             raise DamagedCheckpoint(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {digest[:16]}..."))
@@ -172,18 +172,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _require_as_large_as_it_is(path: Path) -> None:
-    """torch.save packs nothing; a file that someone has packed anew may unpack to a thousand times its size."""
+    """Refuse a compressed file: torch.save does not compress, and a repacked file may expand a thousandfold."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(one.file_size for one in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # of an older form, or damaged: torch says so
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # in an older format, or damaged: torch reports which
         return
     if size > path.stat().st_size:
         raise pickle.UnpicklingError(f"it is compressed ({size:,} bytes when unpacked), as torch.save never writes it; it was not loaded")
 
 
 def _require_whole_tensors(found: Any) -> None:
-    """A tensor may say that it repeats a few numbers (as of `expand`) until no memory holds a copy of it."""
+    """Refuse tensors with repeated elements (as from `expand`), whose copy may exceed any memory."""
     pending, seen = [found], set[int]()
     for one in pending:
         if isinstance(one, Tensor) and one.layout == torch.strided:
@@ -191,26 +191,26 @@ def _require_whole_tensors(found: Any) -> None:
             if size > max(held, _MOST_REPEATED):
                 words = f"it has a tensor of shape {list(one.shape)} that repeats {held:,} stored bytes to make {size:,}; it was not loaded"
                 raise pickle.UnpicklingError(words)
-        elif isinstance(one, Mapping | list | tuple | set) and id(one) not in seen:  # which may contain itself
+        elif isinstance(one, Mapping | list | tuple | set) and id(one) not in seen:  # it may contain itself
             seen.add(id(one))
             pending += one.values() if isinstance(one, Mapping) else one
 
 
 def load_tensors(path: Path) -> Any:
-    """What is in a file of torch.save: tensors and plain values. Anything else is refused, and nothing that such a file names is made or called.
+    """Load a torch.save file of tensors and plain values. Anything else is refused, and nothing that the file names is created or called.
 
     Raises:
         pickle.UnpicklingError: there is something else in it.
-        Exception: it is no such file.
+        Exception: it is not such a file.
     """
     _require_as_large_as_it_is(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's message advises to switch the protection off
+    except pickle.UnpicklingError as error:  # torch's message advises to disable the protection
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"names {named[1]}, which may run code" if named else "contains more than tensors and plain values, or is damaged"
         raise pickle.UnpicklingError(f"it {what}; it was not loaded") from None
-    except RuntimeError as error:  # of a tar archive it advises so too
+    except RuntimeError as error:  # the same for a tar archive
         if "weights_only" not in str(error):
             raise
         raise pickle.UnpicklingError("it is an archive, such as a bundle, which contains more than tensors (`tar -xf` unpacks it); it was not loaded") from None
@@ -229,7 +229,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.dtype], Tensor] | None = None) -> dict[str, Any]:
-    """What `read` gave, with the tensors that were written in shards; `empty` makes each, or this process's shard. A CheckpointError: they cannot be read."""
+    """The result of `read` with the tensors in shards; `empty` creates each, or this process's shard. A CheckpointError if they cannot be read."""
     if "shards" not in state:
         return state
     try:
@@ -238,8 +238,8 @@ def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], 
         raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {first_line(error)}")) from error
 
 
-def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[Kept | None, dict[str, Any], list[Problem]]:
-    """(checkpoint, its state, what was wrong with newer ones); (None, {}, []) if there are no checkpoints.
+def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[CheckpointFolder | None, dict[str, Any], list[Problem]]:
+    """(checkpoint, its state, problems of newer ones); (None, {}, []) if there are no checkpoints.
 
     Only damage is a reason to take an older one: what cannot be read now may be read later.
 

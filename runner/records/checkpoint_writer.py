@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a run, in the background if asked to, and prunes them. What a checkpoint is, and how it is read: `checkpoint`.
+"""Writes a run's checkpoints, in the background if asked to, and prunes them. `checkpoint` defines and reads them.
 
 A folder is written under another name, synced and renamed, so one that has its name is whole.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.records import shards
-from samewise.runner.records.checkpoint import FORMAT, Kept, best_by, list_checkpoints
+from samewise.runner.records.checkpoint import FORMAT, CheckpointFolder, best_by, list_checkpoints
 from samewise.runner.records.digest import combine, tensor_digests
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
 
@@ -34,7 +34,7 @@ class Checkpoints:
         folder: `checkpoints/` of the run.
         settings: Which to keep, and whether to write in a thread: as `config.schema.Checkpoint`.
         modes: "min" or "max" for each metric by which the best are kept; the first says which is called best.
-        lengths: `steps_per_epoch` and `total_steps` of the run, for who goes on from a checkpoint.
+        lengths: `steps_per_epoch` and `total_steps` of the run, for runs that continue from a checkpoint.
     """
 
     def __init__(self, folder: Path, settings: Any, modes: Mapping[str, str], lengths: Mapping[str, int]) -> None:
@@ -44,7 +44,7 @@ class Checkpoints:
         self._error: BaseException | None = None
 
     def shards_folder(self, step: int) -> Path:
-        """Where the processes are to write their shards of the next checkpoint before `save`: a new folder. A TrainingError: the one before failed."""
+        """A new folder for the processes' shards of the next checkpoint, before `save`. A TrainingError if the previous one failed."""
         self.wait()
         folder = self._shards(step)
         shutil.rmtree(folder, ignore_errors=True)
@@ -56,7 +56,7 @@ class Checkpoints:
         return self._folder / f".step-{step:08d}.shards.tmp"
 
     def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write a checkpoint with the metrics of an evaluation at its step; in the background the state is copied first, so training may go on at once.
+        """Write a checkpoint with the metrics of an evaluation at its step; in the background, a copy is made first so that training may continue.
 
         The state is named tensors and plain values; with `shards`, the SHA-256 of each file in `shards_folder`, it lacks the tensors that are there.
 
@@ -71,7 +71,7 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the checkpoint being written is on disk; a TrainingError where it could not be written."""
+        """Wait until the checkpoint is on disk; a TrainingError if it could not be written."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -89,7 +89,7 @@ class Checkpoints:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".step-{step:08d}.{os.getpid()}.tmp"
         try:
-            self._folder.mkdir(exist_ok=True)  # but not the run's folder: where that is gone, it is not made anew for a half of the run
+            self._folder.mkdir(exist_ok=True)  # but not the run's folder: if it has vanished, it is not created again for half a run
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             torch.save({"format": FORMAT, **state}, temporary / "state.pt")
@@ -111,7 +111,7 @@ class Checkpoints:
         except (OSError, RuntimeError, SamewiseError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-            if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save says only that its stream failed
+            if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save reports only that its stream failed
                 reason = os.strerror(errno.ENOSPC)
             hint = "free some space, then run the same command again to resume"
             raise TrainingError(Problem(str(final), f"the checkpoint cannot be written: {reason}", hint=hint)) from error
@@ -129,14 +129,14 @@ class Checkpoints:
         wanted |= {one.step for one in kept if one.metrics is None}  # it may be the best
         wanted |= {one.step for one in kept if self._settings.keep_every_steps and one.step % self._settings.keep_every_steps == 0}
         for name, link in self._links.items():
-            if stays := [one for one in best[name] if one.step in wanted]:  # with keep_best=0 the best of those that stay
+            if stays := [one for one in best[name] if one.step in wanted]:  # with keep_best=0, the best of the remaining ones
                 self._link(link, stays[0].path)
         for one in kept:
             if one.step not in wanted:
                 shutil.rmtree(one.path, ignore_errors=True)
 
-    def _best_first(self, kept: list[Kept], monitor: str) -> list[Kept]:
-        def rank(one: Kept) -> tuple[float, bool, int]:
+    def _best_first(self, kept: list[CheckpointFolder], monitor: str) -> list[CheckpointFolder]:
+        def rank(one: CheckpointFolder) -> tuple[float, bool, int]:
             value = (one.metrics or {})[monitor]
             worse = value if self._modes[monitor] == "min" else -value
             return math.inf if math.isnan(worse) else worse, math.isnan(worse), one.step
@@ -144,14 +144,14 @@ class Checkpoints:
         return sorted((one for one in kept if one.metrics and monitor in one.metrics), key=rank)
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename what lies beyond `step` (damaged ones, when an older one is resumed from) and say to what. Leftovers of interrupted writes are removed."""
+        """Rename checkpoints beyond `step` (damaged ones, if an older one is resumed), and report it. Remains of interrupted writes are removed."""
         for leftover in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         return [set_aside(one.path, "damaged") for one in list_checkpoints(self._folder) if one.step > step]
 
 
 def _disk_is_full(folder: Path) -> bool:
-    """Whether a checkpoint's worth of bytes cannot be written: asked once torch.save has failed and its part of a file is gone."""
+    """Whether a checkpoint's bytes cannot be written; called after torch.save has failed and its partial file is removed."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, 1 << 26)
@@ -161,7 +161,7 @@ def _disk_is_full(folder: Path) -> bool:
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """A copy on the CPU that later steps will not touch."""
+    """Copy a state to the CPU, independent of later steps."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

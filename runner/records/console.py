@@ -1,4 +1,4 @@
-"""Where coloured text goes: rich's console, to which what it is told is text and nothing else."""
+"""Coloured output: rich's console, which treats all text literally."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from samewise.runner.secrets import printable, redact, unfiltered
+from samewise.runner.secrets import printable, redact, unfiltered_stream
 
 
 class PlainConsole(Console):
-    """Takes no markup out of names, lets no name steer the terminal, and hides secrets. Its arguments are rich's."""
+    """Interprets no markup and no control sequences in names, and hides secrets. Its arguments are rich's."""
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, **settings: Any) -> None:
-        super().__init__(file=file or unfiltered(sys.stderr if stderr else sys.stdout), markup=False, emoji=False, **settings)
+        super().__init__(file=file or unfiltered_stream(sys.stderr if stderr else sys.stdout), markup=False, emoji=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -1,4 +1,4 @@
-"""Digests of tensors: xxh3 for the trace of every step (on a device `on_device`'s), SHA-256 for what is kept."""
+"""Digests of tensors: xxh3 for the trace of each step (on a device that of `on_device`), SHA-256 for what is kept."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ ALGORITHMS = (XXH3, ON_DEVICE) = ("xxh3", on_device.NAME)
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The tensor's elements in row-major order, as bytes, on the CPU."""
+    """The tensor's elements in row-major order, as bytes on the CPU."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().data
 
 
 def digests(tensors: Iterable[Tensor | None]) -> list[int]:
-    """xxh3 (64 bits) of each tensor's elements in the order they lie in memory: quick, and the same for the same memory format; 0 for None."""
+    """The xxh3 (64 bits) of each tensor's elements in memory order: fast, and equal for equal memory formats; 0 for None."""
     return [0 if tensor is None else xxhash.xxh3_64_intdigest(_memory(tensor)) for tensor in tensors]
 
 
 def begin(tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
-    """Begin to digest tensors as they are now, and give what reads the digests; 0 for None. By xxh3 they are known at once: those on a device are copied."""
+    """Start to digest tensors in their current state; return a function that reads the digests (0 for None). With xxh3, device tensors are copied at once."""
     if algorithm == ON_DEVICE:
         return on_device.begin(tensors)
     found = digests(tensors)
@@ -39,19 +39,19 @@ def begin(tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list
 
 
 def combine(numbers: Sequence[int]) -> int:
-    """One digest of digests, in order."""
+    """One digest of several digests, in order."""
     return xxhash.xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
 
 
 def value_digest(value: object, known: Iterator[int] | None = None) -> int:
-    """A digest of a batch: tensors, numbers, texts, and dicts, lists and tuples of them. `known`: the tensors' own digests, where they were taken already."""
+    """A digest of a batch of tensors, numbers and texts in dicts, lists and tuples. `known`: the digests of its tensors if taken already."""
     total = xxhash.xxh3_64()
-    _feed(total, value, known)
+    _update_hash(total, value, known)
     return total.intdigest()
 
 
 def begin_value(value: object) -> Callable[[], int]:
-    """Begin to digest a batch, its tensors where they are, and give what reads the digest."""
+    """Start to digest a batch, its tensors on their device; return a function that reads the digest."""
     read = on_device.begin(list(tensors_in(value)))
     return lambda: value_digest(value, iter(read()))
 
@@ -65,19 +65,19 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def _feed(total: xxhash.xxh3_64, value: object, known: Iterator[int] | None) -> None:
-    """`known` has the digests of the tensors; None: their elements are taken."""
+def _update_hash(total: xxhash.xxh3_64, value: object, known: Iterator[int] | None) -> None:
+    """`known` contains the tensors' digests; None: their elements are hashed."""
     if isinstance(value, Tensor):
         total.update(_form(value.dtype, value.shape))
         total.update(_memory(value) if known is None else pack("<Q", next(known)))
     elif isinstance(value, dict):
         for name, item in value.items():
             total.update(f"{name}:".encode())
-            _feed(total, item, known)
+            _update_hash(total, item, known)
     elif isinstance(value, list | tuple):
         total.update(f"{len(value)}:".encode())
         for item in value:
-            _feed(total, item, known)
+            _update_hash(total, item, known)
     elif isinstance(value, np.ndarray):
         total.update(f"{value.dtype}{list(value.shape)}".encode())
         total.update(np.ascontiguousarray(value).reshape(-1).data.cast("B"))
@@ -91,7 +91,7 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def _memory(tensor: Tensor) -> Any:
-    """An array of the elements as they lie in memory, on the CPU; copied only where they are not dense. Called for every parameter of every step."""
+    """The elements in memory order as an array on the CPU, copied only if they are not dense. Called for every parameter at every step."""
     dense = tensor.detach()
     if not dense.is_cpu:
         dense = dense.to("cpu")
@@ -103,9 +103,9 @@ def _memory(tensor: Tensor) -> Any:
 
 
 def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = (), algorithm: str = XXH3) -> list[int]:
-    """The digest of each tensor of a state_dict, in its order, as a trace has them: combined, they are its `weights`.
+    """The digest of each tensor of a state_dict in order, as in a trace, whose `weights` combines them.
 
-    Those of `sharded` were cut into `shards` parts of the first dimension (as torch.chunk cuts), each digested by itself.
+    Those of `sharded` were split into `shards` parts along the first dimension (as by torch.chunk), each digested separately.
     """
     return [
         combine(begin(_shards(one, shards), algorithm)()) if shards > 1 and name in sharded else begin([one], algorithm)()[0] for name, one in state.items()
@@ -118,7 +118,7 @@ def _shards(tensor: Tensor, shards: int) -> list[Tensor]:
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a state_dict: names sorted, then for each its name, dtype, shape and bytes (row-major)."""
+    """SHA-256 of a state_dict: for each name, sorted, its name, dtype, shape and bytes (row-major)."""
     total = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.cuda import nccl
 
 from samewise.runner.records import own_code, sources
-from samewise.runner.secrets import SECRET_FILES, redact, without_keys
+from samewise.runner.secrets import SECRET_FILES, redact, remove_private_keys
 
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
 """The packages whose version can change a result."""
@@ -42,7 +42,7 @@ def record(
     libraries: Iterable[str] = (),
     compiled: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything about this process's surroundings, as plain values.
+    """This process's environment, as plain values.
 
     Args:
         device: Where the run computes.
@@ -84,7 +84,7 @@ def record(
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """What differs, of what can change bits, between two records: sentences."""
+    """The differences between two records that can change bits, as sentences."""
     one, two = first.get("decides", {}), second.get("decides", {})
     said = [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
     here, there = first.get("libraries", {}), second.get("libraries", {})
@@ -96,7 +96,7 @@ _MAY_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NV
 
 
 def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: Sequence[str], *, same_code: bool = True) -> str:
-    """Whether the bits of the recorded environment and of this one can be expected to agree, in a sentence; `same_code`: whether the user's own code is."""
+    """A sentence on whether the bits can be expected to agree between the recorded environment and this one; `same_code`: whether the user's code is equal."""
     if differing:
         return f"different bits are expected: {'; '.join(differing)}"
     one, two = first.get("variables", {}), second.get("variables", {})
@@ -122,11 +122,11 @@ _OF_GIT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTO
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """The commit, and the diff of uncommitted work, of the checkout around `folder`; empty if there is none.
+    """The commit of the checkout around `folder`, and the diff of uncommitted work; empty if there is none.
 
     A checkout may have been received, with a .git/config that names commands: none of them is run, and no folder but its own is looked at.
     """
-    top, commit, filters = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD"), _without_filters(folder)
+    top, commit, filters = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD"), _filter_options(folder)
     if top is None or commit is None or filters is None or not os.path.lexists(Path(top.removesuffix("\n"), ".git")):
         return {}
     changed = _git(folder, *filters, "diff", "--no-ext-diff", "--ignore-submodules=dirty", "--name-only", "HEAD") or ""
@@ -134,11 +134,11 @@ def git_state(folder: Path) -> dict[str, Any]:
     if os.environ.get(RECORDS_DIFF) == "0":
         return state
     diff = _git(folder, *filters, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD", "--", ":(top)", *_LEFT_OUT) or ""
-    return {**state, "diff": without_keys(redact(diff))[:1_000_000]}
+    return {**state, "diff": remove_private_keys(redact(diff))[:1_000_000]}
 
 
-def _without_filters(folder: Path) -> list[str] | None:
-    """The arguments by which git passes no file through a filter, each a command of the configuration's; None where one cannot be switched off."""
+def _filter_options(folder: Path) -> list[str] | None:
+    """Options that stop git from running filters, which are commands in its configuration; None if one cannot be disabled."""
     names = (_git(folder, "config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$") or "").split("\0")[:-1]
     off = [part for name in names for part in ("-c", f"{name}={'false' if name.endswith('.required') else ''}")]
     return None if any("=" in name for name in names) else off
@@ -156,7 +156,7 @@ def _device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"kind": device.type}
     facts = torch.cuda.get_device_properties(device)
-    cublas = f"nvidia-cublas-cu{(torch.version.cuda or '').split('.')[0]}", "nvidia-cublas"  # the distributions that bring it, where pip has installed it
+    cublas = f"nvidia-cublas-cu{(torch.version.cuda or '').split('.')[0]}", "nvidia-cublas"  # the distributions that provide it, if pip has installed it
     return {
         "kind": "cuda",
         "name": facts.name,
@@ -180,11 +180,11 @@ def _cpu_model() -> str:
 
 
 def _libraries(names: Iterable[str]) -> dict[str, str | None]:
-    """The version of each distribution that has an importable package of one of these names."""
+    """The version of each distribution that provides a package of one of these names."""
     left = [name for name in names if name not in NUMERIC and name != "samewise"]
     found = {name: _version(name) for name in left}
     if any(version is None for version in found.values()):
-        owners = metadata.packages_distributions()  # reads what every installed package says of its files: slow, and seldom needed
+        owners = metadata.packages_distributions()  # reads the file lists of all installed packages: slow, and seldom needed
         for name in [name for name, version in found.items() if version is None]:
             found.pop(name)
             found |= {owner: _version(owner) for owner in owners.get(name, ())}

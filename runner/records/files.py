@@ -1,4 +1,4 @@
-"""Files of runs and sweeps: written whole or not at all, and read in one way, which names what is damaged. Imports neither torch nor mlflow."""
+"""Files of runs and sweeps: written completely or not at all, and read in one way, which names what is damaged. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST = 64 << 20
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a file so that a reader, or a crash at any moment, sees the old content or the new, never a part.
+    """Write a file so that a reader, even after a crash, sees either the old content or the new.
 
     Raises:
         TrainingError: the disk is full or the file cannot be written; the old content is still there.
@@ -32,7 +32,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     raw = data.encode() if isinstance(data, str) else data
     try:
         temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as handle:  # not through a link that someone has put there
+        with open(temporary, "xb") as handle:  # not through a link that someone else has made
             handle.write(raw)
             handle.flush()
             os.fsync(handle.fileno())
@@ -45,7 +45,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 
 
 def fsync_folder(path: Path) -> None:
-    """Make renames within a folder durable."""
+    """Make renames in a folder durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -53,22 +53,22 @@ def fsync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that there is."""
+def nearest_existing(folder: Path) -> Path:
+    """The folder, or its nearest existing parent."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
 def try_writing(folder: Path) -> str:
-    """Why nothing can be written into a folder, or into the nearest above it that there is; "" where it can. Permissions do not show a read-only disk."""
+    """Why nothing can be written to a folder, or its nearest existing parent; "" if it can. Permissions do not show a read-only file system."""
     try:
-        with tempfile.TemporaryFile(dir=existing(folder)):
+        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
             return ""
     except OSError as error:
         return str(error.strerror)
 
 
 def require_writable(option: str, place: Path, *, file: bool = False, hint: str = "") -> None:
-    """Refuse a place where nothing can be written, before the work is done whose outcome goes there.
+    """Refuse a place that cannot be written, before doing the work whose result goes there.
 
     Args:
         option: What names the place: `--output`.
@@ -87,13 +87,13 @@ def require_writable(option: str, place: Path, *, file: bool = False, hint: str 
 
 
 def require_no_link(*paths: Path) -> None:
-    """Raise DamagedFile where a link is about to be written: in a folder that someone else made it may lead to any file of the user's."""
+    """Raise DamagedFile before writing through a link: in someone else's folder it may lead to any file of the user's."""
     if found := next((path for path in paths if path.is_symlink()), None):
-        raise damaged(found, "it is a link, which may lead to any file of yours")
+        raise damaged_file(found, "it is a link, which may lead to any file of yours")
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Rename a file or folder that may hold work and is in the way to WHY-NAME, or WHY-NAME-2 and so on; where it is now."""
+    """Rename a file or folder that is in the way and may contain work to WHY-NAME, or WHY-NAME-2 and so on; return its new path."""
     names = (f"{why}-{path.name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
     target = next(place for place in map(path.with_name, names) if not os.path.lexists(place))
     path.rename(target)
@@ -106,7 +106,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def open_to_read(path: Path) -> BufferedReader | None:
-    """A file of a run or a sweep, None where there is none. A pipe or a device in its place is refused, not waited for.
+    """Open a file of a run or sweep; None if there is none. Pipes and devices are refused, not waited for.
 
     Raises:
         DamagedFile: a pipe or a device is in its place.
@@ -122,11 +122,12 @@ def open_to_read(path: Path) -> BufferedReader | None:
     if stat.S_ISREG(kind):
         return open(handle, "rb")
     os.close(handle)
-    raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))) if stat.S_ISDIR(kind) else damaged(path, "it is not a regular file")
+    is_folder = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise _unreadable(path, is_folder) if stat.S_ISDIR(kind) else damaged_file(path, "it is not a regular file")
 
 
 def sha256(path: Path) -> str:
-    """Of a file, in hexadecimal; it must exist."""
+    """The SHA-256 of an existing file, in hexadecimal."""
     handle = open_to_read(path)
     if handle is None:
         raise FileNotFoundError(path)
@@ -135,7 +136,7 @@ def sha256(path: Path) -> str:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file, None where there is none.
+    """The text of a file; None if there is none.
 
     Raises:
         DamagedFile: it is larger than any that is written here, not UTF-8, or a pipe.
@@ -150,15 +151,15 @@ def read_text(path: Path) -> str | None:
         except OSError as error:
             raise _unreadable(path, error) from None
     if len(raw) > LARGEST:
-        raise damaged(path, f"it is larger than {LARGEST >> 20} MiB")
+        raise damaged_file(path, f"it is larger than {LARGEST >> 20} MiB")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise damaged(path, f"it is not UTF-8 text (byte {error.start})") from None
+        raise damaged_file(path, f"it is not UTF-8 text (byte {error.start})") from None
 
 
 def read_json(path: Path, shape: Any = object) -> Any:
-    """The value in a file, of a shape as in `shapes`; None where there is no file. An empty file is not a missing one.
+    """The value in a file, checked against a shape of `shapes`; None if there is no file. An empty file is damaged, not missing.
 
     Raises:
         DamagedFile: it is not JSON, or of another shape.
@@ -170,12 +171,12 @@ def read_json(path: Path, shape: Any = object) -> Any:
     try:
         value = parse_json(text)
     except ValueError as error:
-        raise damaged(path, str(error)) from None
+        raise damaged_file(path, str(error)) from None
     return require_shape(path, value, shape)
 
 
 def read_mapping(path: Path, shape: Any = dict) -> dict[str, Any]:
-    """The JSON object in a file; empty where it is missing, or cannot be read, which is said once. For what is only shown: nothing is decided by it."""
+    """The JSON object in a file; empty if it is missing or, with one warning, unreadable. Only for display, not for decisions."""
     try:
         return read_json(path, shape) or {}
     except ConfigError as error:
@@ -189,7 +190,7 @@ _TOLD = set[Path]()
 
 
 def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file from `offset` on by their number, counted from 1, each with its end; the last may lack that. None where there is no file.
+    """The lines of a file from `offset` with their numbers (from 1) and ends; the last may lack its end. None if there is no file.
 
     Raises:
         DamagedFile: it is a pipe, or a line is longer than any that is written here.
@@ -206,14 +207,14 @@ def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
                 if not line:
                     return
                 if len(line) > LARGEST:
-                    raise damaged(path, f"line {number} is longer than {LARGEST >> 20} MiB")
+                    raise damaged_file(path, f"line {number} is longer than {LARGEST >> 20} MiB")
                 yield number, line
         except OSError as error:
             raise _unreadable(path, error) from None
 
 
 def cut_torn_line(file: int) -> None:
-    """Cut off what follows the end of an open file's last line: the process that wrote it died in the middle."""
+    """Remove an incomplete last line from an open file, left by a process that died while writing."""
     size = end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - 65536)
@@ -227,7 +228,7 @@ def cut_torn_line(file: int) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """A JSON value; a ValueError, in words, where the text is none."""
+    """Parse a JSON value; a ValueError, in words, if the text is invalid."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -239,44 +240,44 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
-    """The value, where it has the shape; else DamagedFile is raised."""
-    wrong = misfit(value, shape, at)
+    """The value if it has the shape; otherwise DamagedFile is raised."""
+    wrong = describe_misfit(value, shape, at)
     if wrong:
-        raise damaged(path, wrong)
+        raise damaged_file(path, wrong)
     return value
 
 
-def misfit(value: Any, shape: Any, at: str = "") -> str:
-    """What a value lacks of a shape, in words; nothing where it has it. See `shapes`."""
+def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
+    """How a value differs from a shape, in words; empty if it fits. See `shapes`."""
     if isinstance(shape, tuple):
-        return "" if not all(wrongs := [misfit(value, one, at) for one in shape]) else wrongs[0]
+        return "" if not all(wrongs := [describe_misfit(value, one, at) for one in shape]) else wrongs[0]
     if isinstance(shape, frozenset):
-        return "" if isinstance(value, str) and value in shape else _told(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
+        return "" if isinstance(value, str) and value in shape else _type_mismatch(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
     if isinstance(shape, re.Pattern):
-        return "" if isinstance(value, str) and shape.fullmatch(value) else _told(at, value, "as it is written here")
+        return "" if isinstance(value, str) and shape.fullmatch(value) else _type_mismatch(at, value, "as it is written here")
     if isinstance(shape, list):
         if not isinstance(value, list):
-            return _told(at, value, "a list")
-        return next((wrong for number, item in enumerate(value) if (wrong := misfit(item, shape[0], f"{at}[{number}]"))), "")
+            return _type_mismatch(at, value, "a list")
+        return next((wrong for number, item in enumerate(value) if (wrong := describe_misfit(item, shape[0], f"{at}[{number}]"))), "")
     if isinstance(shape, dict):
         return _misfit_of_mapping(value, shape, at)
     fits = value is None if shape is None else isinstance(value, _KINDS.get(shape, shape)) and (shape is object or not isinstance(value, bool) or shape is bool)
     if fits and isinstance(value, int) and shape in (int, float) and abs(value) >= 2**63:
         return f"{at or 'it'} is too large"
-    return "" if fits else _told(at, value, _NAMES.get(shape, "nothing"))
+    return "" if fits else _type_mismatch(at, value, _NAMES.get(shape, "nothing"))
 
 
 def _misfit_of_mapping(value: Any, shape: dict[Any, Any], at: str) -> str:
     if not isinstance(value, dict):
-        return _told(at, value, "a mapping")
+        return _type_mismatch(at, value, "a mapping")
     if str in shape:
-        return next((wrong for name, item in value.items() if (wrong := misfit(item, shape[str], f"{at}.{name}".lstrip(".")))), "")
+        return next((wrong for name, item in value.items() if (wrong := describe_misfit(item, shape[str], f"{at}.{name}".lstrip(".")))), "")
     for name, inner in shape.items():
         key, place = name.removesuffix("?"), f"{at}.{name.removesuffix('?')}".lstrip(".")
         if key not in value:
             if not name.endswith("?"):
                 return f"{place} is missing"
-        elif wrong := misfit(value[key], inner, place):
+        elif wrong := describe_misfit(value[key], inner, place):
             return wrong
     return ""
 
@@ -285,12 +286,12 @@ _KINDS: dict[Any, Any] = {float: (int, float)}
 _NAMES: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping", list: "a list", type(None): "null"}
 
 
-def _told(at: str, value: Any, wanted: str) -> str:
+def _type_mismatch(at: str, value: Any, wanted: str) -> str:
     return f"{at or 'it'} is {_NAMES.get(type(value), 'something else')}, not {wanted}"
 
 
-def damaged(path: Path, why: str) -> DamagedFile:
-    """That a file of ours is not what was written there."""
+def damaged_file(path: Path, why: str) -> DamagedFile:
+    """The error that one of samewise's files is not what was written."""
     return DamagedFile(Problem(str(path), f"is damaged: {why}", hint="restore it from a copy, or move it elsewhere; it has been left as it is"))
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: its files by name, its lock, and writes that are never half done. Imports neither torch nor mlflow."""
+"""A run's folder: names of its files, its lock, and writes that are never left incomplete. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ APPENDED = ("metrics.jsonl", "system.jsonl", "trace.jsonl", "sender.log")
 
 
 def latest(first: Path) -> Path:
-    """Where an experiment was trained last: its first folder, or the one of those beside it (`-2`, `-3`, ...) with the highest number."""
+    """The folder of an experiment's latest run: its first folder, or the one beside it (`-2`, `-3`, ...) with the highest number."""
     numbers = _again(first)
     return first.with_name(f"{first.name}-{max(numbers)}") if numbers else first
 
 
 def beside(first: Path) -> Path:
-    """Where an experiment is to be trained anew, beside all that is there."""
+    """The folder in which to train an experiment again, beside the existing ones."""
     return first.with_name(f"{first.name}-{max([1, *_again(first)]) + 1}") if first.exists() or _again(first) else first
 
 
 def _again(first: Path) -> list[int]:
-    """The numbers of the folders of an experiment that was trained again."""
+    """The numbers of the folders in which an experiment was trained again."""
     return [int(number) for path in first.parent.glob(f"{first.name}-*") if (number := path.name.removeprefix(f"{first.name}-")).isdecimal()]
 
 
@@ -43,7 +43,7 @@ class _In:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/` and what is in it; with `-2`, `-3`, ... where it was trained anew."""
+    """`RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/` and its files; with `-2`, `-3`, ... for runs trained again."""
 
     path: Path
 
@@ -52,7 +52,7 @@ class RunFolder:
     environment = _In("environment.json")
     """Versions, hardware, threads, variables, git state, data fingerprints."""
     sources = _In("sources.json")
-    """The user's own code that the run was begun with: the digests of its functions and classes. There only where there is some."""
+    """The user's code with which the run started: digests of its functions and classes. Exists only if there is some."""
     trace = _In("trace.jsonl")
     """One line a step: step, loss as a hex float, digests."""
     metrics = _In("metrics.jsonl")
@@ -61,7 +61,7 @@ class RunFolder:
     """The journal of what was measured of the machine."""
     checkpoints = _In("checkpoints")
     tags = _In("tags.json")
-    """Tags that the run has earned: a mapping of names to text. There only where there are some."""
+    """Tags that the run has earned: a mapping of names to text. Exists only if there are some."""
     artifacts = _In("artifacts")
     """Whatever is put here is uploaded to MLflow under the same relative path."""
     summary = _In("summary.json")
@@ -80,7 +80,7 @@ class RunFolder:
 
         Raises:
             ConfigError: it cannot be written.
-            DamagedFile: where something is written there is a link; or `checkpoints` is one, in a folder that this user has neither made nor trusted.
+            DamagedFile: a file to be written is a link; or `checkpoints` is one, in a folder that this user has neither made nor trusts.
         """
         if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
             words = "is a link, which may lead to any folder of yours, and the run's folder is not signed by you"
@@ -98,7 +98,7 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Generator[Callable[[], None]]:
-        """Hold the folder for writing; the lock goes with the process, however it ends.
+        """Lock the folder for writing; the lock ends with the process, however that ends.
 
         Yields:
             To be called before anything that counts is written, once the config is: it raises a TrainingError where this folder or what was in it is gone,
@@ -111,17 +111,17 @@ class RunFolder:
             with locks.hold(self.lock) as is_gone:
 
                 def require() -> None:
-                    if is_gone() or not self.config.exists():  # config.yaml: of `rm -r RUN/*`, which leaves the lock
+                    if is_gone() or not self.config.exists():  # config.yaml: after `rm -r RUN/*`, which leaves the lock
                         hint = "it was deleted or moved during training; run the same command again to train from the beginning"
                         raise TrainingError(Problem(str(self.path), "the run's folder is gone", hint=hint))
 
                 yield require
-        except locks.Held as held:
+        except locks.LockHeld as held:
             hint = "wait for it, or stop it; then run the same command again to resume"
             raise ConfigError(Problem(str(self.path), f"this run is being written by {held}", hint=hint)) from None
 
 
 def require_root(run_root: Path) -> None:
-    """Raise a ConfigError for a folder of runs that is not there."""
+    """Raise a ConfigError if a run root does not exist."""
     if not run_root.is_dir():
-        raise ConfigError(Problem("--run-root", "there is no such folder", str(run_root), "the folder that run_root=FOLDER named in training"))
+        raise ConfigError(Problem("--run-root", "the folder does not exist", str(run_root), "the folder that run_root=FOLDER named in training"))

@@ -1,4 +1,4 @@
-"""Runs on disk, found by folder, fingerprint or MLflow run id. Imports neither torch nor mlflow."""
+"""Finds runs on disk by folder, fingerprint or MLflow run id. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESTORE: Final = "if it is one, restore config.yaml from a copy: nothing else re
 
 
 def find(name: str, *, run_root: Path) -> RunFolder:
-    """The run called `name`: its folder, its experiment's or that name's folder, the start of its fingerprint, or its MLflow run id.
+    """Find the run called `name`: its folder, its experiment's or folder's name, the start of its fingerprint, or its MLflow run id.
 
     Raises:
         ConfigError: none matches, or several do.
@@ -53,12 +53,12 @@ def find(name: str, *, run_root: Path) -> RunFolder:
 
 
 def _newest(runs: Sequence[RunFolder]) -> list[RunFolder]:
-    """The one that was begun last comes first."""
+    """Sort key: the run that started last comes first."""
     return sorted(runs, key=lambda run: run.config.stat().st_mtime, reverse=True)
 
 
 def matching(name: str, *, run_root: Path) -> list[RunFolder]:
-    """The runs that `name` may mean: by fingerprint, MLflow run id, or both names of the folder; where there is none, all of that experiment's name."""
+    """The runs that `name` may mean: by fingerprint, MLflow run id, or folder names; if none, all of the experiment with that name."""
     runs = list(below(run_root))
     return (
         [
@@ -72,7 +72,7 @@ def matching(name: str, *, run_root: Path) -> list[RunFolder]:
 
 
 def _is_called(folder: str, name: str) -> bool:
-    """Whether a folder has that name, or begins with it; `3f2a-2` is the second of those that begin with `3f2a`."""
+    """Whether a folder's name equals or starts with the name; `3f2a-2` is the second of those that start with `3f2a`."""
     (own, _, number), (start, _, wanted) = folder.partition("-"), name.partition("-")
     return own.startswith(start) and number == wanted
 
@@ -84,10 +84,10 @@ def below(run_root: Path) -> Iterator[RunFolder]:
 
 
 def checkpoint_of(name: str, *, run_root: Path) -> Path:
-    """The folder of the best checkpoint of the run that `RUN` names, or of its last where none is called best; of its last for `RUN/last`.
+    """The folder of the best checkpoint of the run `RUN`, or its last if none is marked best; for `RUN/last` its last.
 
     Raises:
-        ConfigError: there is no such run, or it has no checkpoint.
+        ConfigError: the run does not exist, or has no checkpoint.
     """
     folder = find(name.removesuffix("/last"), run_root=run_root).checkpoints
     for link in ("latest",) if name.endswith("/last") else ("best", "latest"):

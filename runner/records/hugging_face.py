@@ -1,4 +1,4 @@
-"""Checkpoints as Hugging Face and timm keep them: a folder with safetensors, or its name in Hugging Face's cache. Nothing is downloaded; imports no torch.
+"""Checkpoints of Hugging Face and timm: a folder with safetensors, or a name in Hugging Face's cache. Downloads nothing; does not import torch.
 
 The cache is as huggingface.co/docs/huggingface_hub ("Manage the cache") has it: `models--OWNER--NAME/` with `refs/REVISION`, which holds a commit, and
 `snapshots/COMMIT/`, whose files lead to `blobs/`; that of a large file is called by its SHA-256.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from samewise.runner.errors import ConfigError, Problem, close
+from samewise.runner.errors import ConfigError, Problem, did_you_mean
 from samewise.runner.records.files import read_json, read_text, sha256
 from samewise.runner.records.shapes import SHA256
 
@@ -29,12 +29,12 @@ _FILE = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 
 
 def settle_commit(weights: str) -> str:
-    """`hf:OWNER/NAME@COMMIT`, of `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` as it is in the cache now; a ConfigError where it is not there."""
+    """Pin `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` to the commit in the cache: `hf:OWNER/NAME@COMMIT`; a ConfigError if it is not cached."""
     return f"{weights.partition('@')[0]}@{snapshot(weights).name}"
 
 
 def snapshot(weights: str) -> Path:
-    """The folder in the cache.
+    """The checkpoint's folder in the cache.
 
     Raises:
         ConfigError: it is not there, or `weights` is not such a name.
@@ -47,7 +47,7 @@ def snapshot(weights: str) -> Path:
     download = f"on a machine that has a network: hf download {name}" + (f" --revision {revision}" if given["revision"] else "")
     if not folder.is_dir():
         held = [f"hf:{one.name.removeprefix('models--').replace('--', '/')}" for one in folder.parent.glob("models--*")]
-        hint = "; ".join(filter(None, (close(weights, held), f"{download}; HF_HOME says where the cache is")))
+        hint = "; ".join(filter(None, (did_you_mean(weights, held), f"{download}; HF_HOME says where the cache is")))
         raise ConfigError(Problem(PATH, "is not in Hugging Face's cache, and samewise downloads nothing from there", weights, f"{folder}", hint))
     commit = revision if _COMMIT.fullmatch(revision) else (read_text(folder / "refs" / revision) or "").strip()
     found = folder / "snapshots" / commit
@@ -58,7 +58,7 @@ def snapshot(weights: str) -> Path:
 
 
 def cache() -> Path:
-    """Where Hugging Face's tools keep what they have downloaded."""
+    """The folder of Hugging Face's downloads."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if given := os.environ.get(variable):
             return Path(given).expanduser()
@@ -67,7 +67,7 @@ def cache() -> Path:
 
 
 def files_at(path: Path) -> list[Path]:
-    """The files of weights that a path means: itself; of a folder a checkpoint of samewise, or safetensors: one file, or those that an index lists, in order.
+    """The weight files at a path: the file itself; in a folder, a samewise checkpoint or safetensors, one file or those of an index, in order.
 
     Raises:
         ConfigError: a folder has none, or one is missing.
@@ -94,7 +94,7 @@ def _safetensors(folder: Path) -> list[Path]:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """A file's SHA-256; of several that of the lines `SHA256  NAME`, as sha256sum writes them.
+    """The SHA-256 of a file; of several, that of the lines `SHA256  NAME` as sha256sum prints them.
 
     Raises:
         ConfigError: a file in the cache is not the one that its name says.

@@ -1,4 +1,4 @@
-"""JSON as other programs read it, for what `--json` prints."""
+"""JSON that other programs can read, for `--json`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON. NaN and infinities, which JSON does not have (RFC 8259, section 6), become null; what is of no JSON type becomes a string."""
+    """A value as JSON. NaN and infinities, which JSON lacks (RFC 8259, section 6), become null; values of other types become strings."""
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
 
 

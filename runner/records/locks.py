@@ -1,4 +1,4 @@
-"""Locks on files, by filelock: a lock goes with the process that holds it, however that ends, and its forked children do not inherit it.
+"""File locks, by filelock: a lock ends with the process that holds it, however that ends, and forked children do not inherit it.
 
 A file system without `flock` raises OSError: filelock's substitute there is a file that would outlive a killed process. Imports neither torch nor mlflow.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 from samewise.runner.records.files import open_to_read, require_no_link
 
 
-class Held(Exception):
-    """Another process holds the lock; the message names it."""
+class LockHeld(Exception):
+    """Another process holds the lock; the message identifies it."""
 
 
 @contextlib.contextmanager
@@ -25,12 +25,12 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
     """Hold a lock.
 
     Args:
-        path: The file, made where it is missing.
+        path: The file, created if missing.
         wait: For another process that holds it.
         sign: Write into the file who holds it.
 
     Yields:
-        A function that says whether the file is gone, even if another of its name is there.
+        A function that returns whether the file is gone, even if there is another with its name.
 
     Raises:
         Held: another process holds it, and `wait` is false.
@@ -45,14 +45,14 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
     try:
         lock.acquire(blocking=wait)
     except Timeout:
-        raise Held(holder(path) or "another process") from None
+        raise LockHeld(holder(path) or "another process") from None
     try:
         mine = os.stat(path)
 
         def is_gone() -> bool:
             try:
                 return not os.path.samestat(mine, os.stat(path))
-            except OSError as error:  # any other error does not show that it is gone
+            except OSError as error:  # other errors do not mean that it is gone
                 return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
         yield is_gone
@@ -61,7 +61,7 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
 
 
 def holder(path: Path) -> str | None:
-    """Who holds a lock, as far as the file says; None: nobody, or the file does not exist.
+    """The process that holds a lock, according to its file; None if there is none.
 
     With a shared lock of our own: filelock's are exclusive, and two processes that look at once would each take the other for the holder.
     """

@@ -1,4 +1,4 @@
-"""Digests of tensors where they lie, and values on their way from a device: what is begun there is read later, so that nobody waits for each."""
+"""Digests of tensors computed on their device, and values copied from a device: both are started first and read later, to avoid waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _STRIDE = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-class Later:
-    """A tensor of a device on its way to the host, copied without waiting: its values as they are now, whatever becomes of it."""
+class PendingTensor:
+    """A device's tensor that is being copied to the host without waiting; its current values, even if it changes later."""
 
     def __init__(self, values: Tensor) -> None:
         self._host = values.detach().to("cpu", non_blocking=True, copy=True)  # into page-locked memory
@@ -29,39 +29,39 @@ class Later:
             self._copied.record()
 
     def read(self) -> list[Any]:
-        """The values, waited for where they have not arrived."""
+        """The values, after waiting for the copy if needed."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.tolist()
 
 
 def numbers(values: Sequence[float | Tensor]) -> list[float]:
-    """Numbers, and tensors of one, as numbers: those on a device are read together."""
+    """Convert numbers and one-element tensors to numbers; those on a device are read together."""
     far = [one for one in values if isinstance(one, Tensor) and not one.is_cpu]
-    read = iter(Later(torch.stack([one.detach().double() for one in far])).read() if far else ())
+    read = iter(PendingTensor(torch.stack([one.detach().double() for one in far])).read() if far else ())
     return [one if not isinstance(one, Tensor) else one.item() if one.is_cpu else next(read) for one in values]
 
 
 def begin(tensors: Sequence[Tensor | None]) -> Callable[[], list[int]]:
-    """Begin to digest tensors, and give what reads the digests: 64 bits each, 0 for None and for one without elements.
+    """Start to digest tensors; return a function that reads the 64-bit digests, 0 for None and for empty tensors.
 
     A digest is of the elements' bytes in the order they lie in memory, as little-endian signed 32-bit words, the last filled up with zeros. In each row of
     2**20 words, word i is multiplied by f[i] = splitmix64's output i | 1, and the products are added up to s[r]; the digest is the sum over all rows of the
     splitmix64 mix of s[r] + r * 0x9E3779B97F4A7C15. All is modulo 2**64, so any device computes the same, in any order. One word that differs always changes
-    its row's sum. It is no seal: words that give a wanted digest are easily made.
+    its row's sum. It is not a signature: data with a given digest are easily made.
     """
     rows = [list(_words(one).split(_ROW)) if one is not None and one.numel() else [] for one in tensors]
-    sums = [Later(_sums(group)) for group in _groups([row for one in rows for row in one])]
+    sums = [PendingTensor(_sums(group)) for group in _groups([row for one in rows for row in one])]
 
     def read() -> list[int]:
         found = (one - before for each in sums for before, one in pairwise([0, *each.read()]))
-        return [_finished(list(islice(found, len(one)))) for one in rows]
+        return [_mix(list(islice(found, len(one)))) for one in rows]
 
     return read
 
 
 def _groups(rows: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """So many at a time that what is computed from them takes little memory."""
+    """Groups of tensors, sized so that intermediate results take little memory."""
     group, words = list[Tensor](), 0
     for row in rows:
         if group and (words + len(row) > _GROUP or group[0].device != row.device):
@@ -73,7 +73,7 @@ def _groups(rows: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _sums(rows: Sequence[Tensor]) -> Tensor:
-    """int64[R]: the sum of all rows up to each, in a few launches for all of them. Of integers it is the same in any order."""
+    """int64[R]: cumulative sums over all rows, in a few kernel launches. Integer sums do not depend on the order."""
     factors = _factors(rows[0].device, _ROW)
     products = torch.cat(list(rows)).to(torch.int64)
     each = products.split([len(row) for row in rows])
@@ -82,10 +82,10 @@ def _sums(rows: Sequence[Tensor]) -> Tensor:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The elements as they lie in memory, in one dimension; copied only where they are not dense."""
+    """The elements in memory order, as one dimension; copied only if they are not dense."""
     held = tensor.detach()
     if not held.is_contiguous():
-        # A channels_last tensor is contiguous once its channels are last: no copy is needed to hash it.
+        # A channels_last tensor is contiguous with its channels moved last: hashing needs no copy.
         held = held.permute(0, 2, 3, 1) if held.dim() == 4 and held.is_contiguous(memory_format=torch.channels_last) else held.contiguous()
     return held.reshape(-1)
 
@@ -112,7 +112,7 @@ def _factors(device: torch.device, length: int) -> Tensor:
     return torch.from_numpy(mixed.view(np.int64)).to(device)
 
 
-def _finished(sums: Sequence[int]) -> int:
+def _mix(sums: Sequence[int]) -> int:
     return sum(_splitmix64((one + number * _STRIDE) & _MASK) for number, one in enumerate(sums)) & _MASK
 
 

@@ -1,4 +1,4 @@
-"""samewise's own code, as a part of the environment that decides bits: the files that a run computes with, by what they say. Imports no torch."""
+"""samewise's own code as part of the environment that affects bits: digests of the files that a run computes with. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _SILENT = re.compile(
 
 
 def record(used: Iterable[str]) -> dict[str, str]:
-    """A digest for each file of samewise that a run computes with, of the classes, functions and modules that its config, or the user's own code, names."""
+    """A digest for each of samewise's files used by the classes and functions that a run's config, or the user's code, names."""
     own = [name for name in used if name.startswith("samewise.")]
     files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
     return {label: _digest(digests) for label, digests in files.items()}
 
 
 def changes(environment: Mapping[str, Any]) -> list[str]:
-    """What is other now in the code of samewise that a run computed with: a sentence, or nothing."""
+    """What has changed in samewise's code since a run computed with it: a sentence, or nothing."""
     before: Mapping[str, str] = environment.get("code", {})
     if not before or environment.get("code_state") == sources.raw_state(before):
         return []
-    found = sources.present(before)
+    found = sources.files_present(before)
     return differences(before, {label: _digest(digests) for label, digests in found.items()})
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Where two records differ, as far as both have a file: a sentence, or nothing."""
+    """Where two records differ in files that both contain: a sentence, or nothing."""
     names = [label for label in before if label in now and before[label] != now[label]]
     return [f"samewise's own code has changed: {first_few(names, 5)}"] if names else []
 

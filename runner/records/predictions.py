@@ -1,4 +1,4 @@
-"""Predictions of many files in one: JSON, CSV, or COCO's results."""
+"""Writes predictions of many files into one: JSON, CSV, or COCO's results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
 
 
 class PredictionFile:
-    """What is written at the end, whole or not at all, to a file that ends in .json or .csv. It keeps plain values only, so many predictions fit.
+    """A .json or .csv file, written at the end, completely or not at all. Keeps plain values only, to save memory.
 
     Raises:
         ConfigError: the form does not go with the ending, or the file cannot be written there.
@@ -34,7 +34,7 @@ class PredictionFile:
         self._images = dict[int | str, Path]()
 
     def add(self, file: Path, prediction: Prediction, made: Sequence[Path]) -> None:
-        """Take in one file's.
+        """Add a file's prediction.
 
         Raises:
             ConfigError: the prediction has no such form, or another image has the same number.
@@ -52,7 +52,7 @@ class PredictionFile:
         self.files += 1
 
     def write(self) -> None:
-        """Write what there is."""
+        """Write the predictions."""
         if self.form != "csv":
             return write_json(self.path, self._found)
         head = list(dict.fromkeys(["file", *(column for row in self._found for column in row)]))

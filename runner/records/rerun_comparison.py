@@ -1,4 +1,4 @@
-"""Train a run again beside the first and compare, step by step; and hold its checkpoints against its trace."""
+"""Compares a second training with a recorded run, step by step, and the run's checkpoints with its trace."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, shapes, trace
 from samewise.runner.records.digest import weights_sha256
+from samewise.runner.records.divergence import Divergence, first_altered_tensor, first_divergence
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.parting import Parting, altered_weights, first_parting
 from samewise.runner.records.roots import alterations
 
 
-class Parted(SamewiseError):
+class Diverged(SamewiseError):
     """Ends the second training at the first difference."""
 
-    def __init__(self, parting: Parting) -> None:
-        self.parting = parting
-        super().__init__(str(parting))
+    def __init__(self, divergence: Divergence) -> None:
+        self.divergence = divergence
+        super().__init__(str(divergence))
 
 
 @final
 class Comparison(Callback):
-    """Holds each step's line of the trace against the other run's.
+    """Compares each step's trace line with the recorded run's.
 
     Args:
         folder: The other run.
@@ -39,98 +39,98 @@ class Comparison(Callback):
         """How the other run's tensors were digested: the second training is to do as much."""
         self.wanted = sum(steps is None or step <= steps for step in self._lines)
         """How many steps will be compared: those of the trace, which may be every hundredth."""
-        self.missing = trace.what_is_missing(self._lines)
+        self.missing = trace.missing_start(self._lines)
         """What of the trace is not there, in words."""
         self.compared = 0
-        self.partings: list[Parting] = []
+        self.divergences: list[Divergence] = []
         """What was noted."""
         self._goes_on = goes_on
-        self._to_the_end = steps is None and folder.summary.exists()  # where the summary is compared too
+        self._to_the_end = steps is None and folder.summary.exists()  # if the summary is compared too
         summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
-        self._stopped, self._stop_at = summary.get("stopped_early"), max([summary.get("steps", 0), *self._lines])  # a sparse trace ends before
+        self._stopped, self._stop_at = summary.get("stopped_early"), max([summary.get("steps", 0), *self._lines])  # a sparse trace ends earlier
         self._is_at_stop = False
 
     @property
     def steps(self) -> Collection[int]:
-        """Those that the other run's trace has."""
+        """The steps in the recorded run's trace."""
         return self._lines.keys()
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         expected, found = self._lines.get(outcome.step), run.traced
         self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
-        parted = None
+        diverged = None
         if expected is not None and found.get("step") == outcome.step:
-            parted = first_parting(self._head, expected, found)
-            self.compared += parted is None or self._goes_on
-        if parted:
-            parting = Parting(outcome.step, parted[0], parted[1], trace.STAGES[parted[0]])
+            diverged = first_divergence(self._head, expected, found)
+            self.compared += diverged is None or self._goes_on
+        if diverged:
+            divergence = Divergence(outcome.step, diverged[0], diverged[1], trace.STAGES[diverged[0]])
             if not self._goes_on:
-                raise Parted(parting)
-            self.partings.append(parting)
+                raise Diverged(divergence)
+            self.divergences.append(divergence)
 
     def stop_reason(self) -> str | None:
         if self._stopped and self._is_at_stop and not self._goes_on:
-            return self._stopped  # by a sweep, say, of which nothing is here
+            return self._stopped  # for example by a sweep, which does not exist here
         if self._goes_on or self.compared < self.wanted or self._to_the_end:
             return None
         return "everything that the first run recorded has been compared"
 
 
-def checkpoint_partings(folder: RunFolder) -> list[Parting]:
-    """What is wrong with the run's checkpoints, by step: altered files, and states that are not those of the trace or of the summary."""
+def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
+    """What is wrong with the run's checkpoints, by step: altered files, and states that disagree with the trace or the summary."""
     head, lines = trace.read_trace_of(folder)
-    altered, partings = alterations(folder), list[Parting]()
+    altered, divergences = alterations(folder), list[Divergence]()
     for kept in checkpoint.list_checkpoints(folder.checkpoints):
         try:
             state = checkpoint.load(kept.path)
         except CheckpointError as error:
-            partings.append(Parting(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
+            divergences.append(Divergence(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
             continue
-        partings += _unbound(head, lines, kept, state)
+        divergences += _mismatch(head, lines, kept, state)
         if reason := altered.get(str(kept.step)):
-            partings.append(Parting(kept.step, "root", "", reason))
+            divergences.append(Divergence(kept.step, "root", "", reason))
         summary = read_json(folder.summary, shapes.SUMMARY) or {}
         if kept.step == summary.get("steps") and (digest := weights_sha256(state["model"])) != summary["weights_sha256"]:
             reason = f"summary.json has weights_sha256 {summary['weights_sha256'][:16]}..., and {kept.path.name} has {digest[:16]}..."
-            partings.append(Parting(kept.step, "summary", "weights_sha256", reason))
-    return partings
+            divergences.append(Divergence(kept.step, "summary", "weights_sha256", reason))
+    return divergences
 
 
-def _unbound(head: Mapping[str, Any], lines: Mapping[int, Mapping[str, Any]], kept: checkpoint.Kept, state: Mapping[str, Any]) -> Iterator[Parting]:
-    """Why a checkpoint is not one that was taken at its step of the trace."""
+def _mismatch(head: Mapping[str, Any], lines: Mapping[int, Any], kept: checkpoint.CheckpointFolder, state: Mapping[str, Any]) -> Iterator[Divergence]:
+    """How a checkpoint disagrees with the trace at its step."""
     if state["step"] != kept.step:
-        yield Parting(kept.step, "checkpoint", "", f"{kept.path.name} was taken at step {state['step']}")
+        yield Divergence(kept.step, "checkpoint", "", f"{kept.path.name} was taken at step {state['step']}")
         return
     line = lines.get(kept.step)
-    layer = altered_weights(head, line, state["model"]) if line else None
+    layer = first_altered_tensor(head, line, state["model"]) if line else None
     if layer is not None:
-        yield Parting(kept.step, "checkpoint", layer, f"the weights in {kept.path.name} differ from those in the trace")
+        yield Divergence(kept.step, "checkpoint", layer, f"the weights in {kept.path.name} differ from those in the trace")
     before = max((step for step in lines if step <= kept.step), default=None)
     if before is not None and "trace" in state and state["trace"] != int(lines[before]["chain"], 16):
         reason = f"{kept.path.name} was not taken in a run with this trace: the trace was altered at step {before} or before, or the checkpoint was"
-        yield Parting(kept.step, "chain", "", reason)
+        yield Divergence(kept.step, "chain", "", reason)
 
 
-def metric_partings(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Parting]:
-    """Where the metrics in the run's summary and checkpoints are not those that it logged."""
+def metric_divergences(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Divergence]:
+    """Metrics in the run's summary and checkpoints that differ from those logged."""
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     told = [(kept.path.name, kept.step, kept.metrics or {}) for kept in checkpoint.list_checkpoints(folder.checkpoints)]
     if summary:
         best = summary["metrics"]["best"]
         told += [("summary.json", summary["steps"], summary["metrics"]["final"]), ("summary.json", int(best.get("step", 0)), best)]
     return [
-        Parting(step, "metric", name, f"{name} is {value!r} in {place}, and was logged as {noted!r}")
+        Divergence(step, "metric", name, f"{name} is {value!r} in {place}, and was logged as {noted!r}")
         for place, step, metrics in told
         for name, value in metrics.items()
         if (noted := logged.get((step, name))) is not None and repr(noted) != repr(float(value))
     ]
 
 
-def loss_partings(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Parting]:
-    """Where the losses that the run logged are not those of its trace."""
+def loss_divergences(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Divergence]:
+    """Logged losses that differ from those in the trace."""
     known = [(step, float.fromhex(line["loss"]), logged.get((step, "train/loss"))) for step, line in trace.read_trace_of(folder)[1].items()]
     return [
-        Parting(step, "metric", "train/loss", f"train/loss is {noted!r} in metrics.jsonl, and {loss!r} in trace.jsonl")
+        Divergence(step, "metric", "train/loss", f"train/loss is {noted!r} in metrics.jsonl, and {loss!r} in trace.jsonl")
         for step, loss, noted in known
         if noted is not None and repr(noted) != repr(loss)
     ]

@@ -1,4 +1,4 @@
-"""What the files of runs and sweeps hold, as far as anything relies on it: so that a damaged one is named, and not half understood. For `files.read_json`.
+"""The shapes of the files of runs and sweeps, as far as code relies on them: a file that does not fit is reported as damaged. For `files.read_json`.
 
 A type stands for a value of it (an int is a float too, a bool is neither), a tuple for any of several, a frozenset for one of some words, a pattern for text
 that matches it, `[shape]` for a list,

@@ -1,6 +1,6 @@
-"""Tensors in shards on disk: each process writes what it holds and reads what it needs, by torch.distributed.checkpoint.
+"""Tensors in shards on disk, by torch.distributed.checkpoint: each process writes what it has and reads what it needs.
 
-A checkpoint's state then has, in the place of each sharded tensor, its key, shape and dtype; `shards/` beside it has the tensors.
+In a checkpoint's state, each sharded tensor is replaced by its key, shape and dtype; `shards/` beside it contains the tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAFE = {
 
 
 def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """A state without its sharded tensors, and these by key."""
+    """Separate a state from its sharded tensors, which are returned by key."""
     if hasattr(state, "device_mesh"):
         dtype = str(state.dtype).removeprefix("torch.")
         return {KEY: under, "shape": list(state.shape), "dtype": dtype}, {under: state.detach()}
@@ -46,7 +46,7 @@ def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def load_shards(state: Any, folder: Path, listed: Collection[str], empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
-    """What `split` left of a state, with the sharded tensors that `save` put into a folder, of which no file is read that is not listed.
+    """A state from `split` with the sharded tensors that `save` wrote to a folder; unlisted files are not read.
 
     `empty` makes a tensor, or this process's shard of one, to be filled.
     """
@@ -69,7 +69,7 @@ def _with_empty(state: Any, empty: Callable[[list[int], torch.dtype], Tensor], t
 
 
 def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write this process's shards; all processes call it for one folder, which they share. A RuntimeError where one of them could not."""
+    """Write this process's shards; all processes call it with one shared folder. A RuntimeError if one of them fails."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as write
@@ -82,7 +82,7 @@ def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def digests(folder: Path, rank: int) -> dict[str, str]:
-    """The SHA-256 of each file that a rank has written; rank 0 has the index too."""
+    """The SHA-256 of each file that a rank has written; rank 0 includes the index."""
     written = [*folder.glob(f"__{rank}_*.distcp"), *([folder / ".metadata"] if rank == 0 else [])]
     return {path.name: sha256(path) for path in sorted(written)}
 
@@ -97,7 +97,7 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
 
     @final
     class Reader(FileSystemReader):
-        """Reads the index without running anything that it might name; torch itself reads tensors so."""
+        """Reads the index without running anything that it names; torch itself reads tensors this way."""
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
             from torch.distributed.checkpoint.metadata import StorageMeta
@@ -108,21 +108,21 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
 
     @final
     class Tensors(DefaultLoadPlanner):
-        """Reads tensors, and nothing else: torch would unpickle whatever the bytes of another entry name."""
+        """Reads tensors only: torch would unpickle other entries, which may name anything."""
 
         def load_bytes(self, read_item: Any, value: Any) -> None:
             raise pickle.UnpicklingError("the shards contain something other than tensors, which is not loaded")
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads by itself
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads separately
         try:
             read(tensors, storage_reader=Reader(folder), planner=Tensors(), no_dist=True)
-        except CheckpointException as error:  # not an Exception, and of many lines
+        except CheckpointException as error:  # not an Exception, with many lines
             raise RuntimeError(first_line(error.failures[min(error.failures)][0])) from None
 
 
 def _read_index(folder: Path, listed: Collection[str]) -> Any:
-    """The index, where it describes tensors in the listed files and nothing else.
+    """The index, if it describes only tensors in the listed files.
 
     Raises:
         pickle.UnpicklingError: it names something else.
@@ -149,7 +149,7 @@ def _read_index(folder: Path, listed: Collection[str]) -> Any:
 
 @final
 class Index(pickle.Unpickler):
-    """Reads the index of a folder of shards, and refuses everything that has no place in one."""
+    """Unpickles the index of a folder of shards, and refuses every class that does not belong in one."""
 
     def find_class(self, module: str, name: str) -> Any:
         found: Any = super().find_class(module, name) if module in SAFE or module == "torch" else None

@@ -1,4 +1,4 @@
-"""What is said at the end of a run. Imports neither torch nor mlflow."""
+"""Prints a run's summary. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.records.folder import RunFolder
 
 
 def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | None, as_json: bool = False, fresh: bool = True) -> None:
-    """The run's result on standard output, as a table or one JSON object; `uri` is for the command that opens the UI (None: tracking is off)."""
+    """Print the run's result as a table or a JSON object; `uri` is for the command that opens the UI (None: tracking is off)."""
     if as_json:
         print(json.dumps({**summary, "folder": str(folder.path)}))
         return
@@ -28,7 +28,7 @@ def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | N
 
 
 def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> list[tuple[str, str]]:
-    """What matters most first: the metric that says what is best, the others, where all of it is, what to do with it."""
+    """The rows, most important first: the monitored metric, other metrics, where everything is, what to do next."""
     metrics, timings = summary["metrics"], summary["timings"]
     final, best, monitor = metrics["final"], metrics["best"] or {}, metrics["monitor"]
     rows = [(name, f"{final[name]:.4f}") for name in sorted(final, key=lambda name: name != monitor)]
@@ -47,7 +47,7 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
         rows.append(("stopped early", summary["stopped_early"]))
     run_root = folder.path.parents[1]
     run = shlex.quote(str(folder.path))
-    if run_root == Path("runs"):  # where commands look for it by its name alone
+    if run_root == Path("runs"):  # where commands find it by name
         namesakes = list(run_root.glob(f"*/{folder.path.name}/config.yaml"))
         run = folder.path.name if len(namesakes) < 2 else shlex.quote(f"{folder.path.parent.name}/{folder.path.name}")
     following = [f"samewise eval {run}", f"samewise predict {run} FILE", *([_ui_command(uri, run_root)] if uri else [])]

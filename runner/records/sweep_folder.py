@@ -1,4 +1,4 @@
-"""A sweep's folder: what was asked for, its points, and what each job has left word of. Imports neither torch nor mlflow.
+"""A sweep's folder: the request, its points, and the records that jobs leave. Imports neither torch nor mlflow.
 
 RUN_ROOT/sweeps/ID/
   sweep.json        what was asked for: the command's overrides, the sweeper, the launcher, what is better
@@ -37,7 +37,7 @@ class Point:
     Args:
         number: Counts from 0, in the order of trying.
         setting: The setting's number; its points differ by their seed.
-        seed: The seed, where seeds vary; else None.
+        seed: The seed, if seeds vary; otherwise None.
         values: The value of each dimension, by its key.
         overrides: The whole command line of this run.
         name: The experiment's.
@@ -66,12 +66,12 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What tells it from the others: `lr=0.1 weight_decay=0 seed=2`, each key by its last part."""
+        """A short name: `lr=0.1 weight_decay=0 seed=2`, each key by its last part."""
         return label(self.values, self.seed)
 
 
 def label(values: Mapping[str, str], seed: str | None = None) -> str:
-    """A setting in a few words: each key by as much of its end as tells it from the others."""
+    """A setting in a few words: each key by as much of its end as is unique."""
     keys = [key.lstrip("+~") for key in values]
     ends = [key.rsplit(".", 1)[-1] for key in keys]
     shown = [key if ends.count(end) > 1 or end in _OF_THE_RUN else end for key, end in zip(keys, ends, strict=True)]
@@ -84,7 +84,7 @@ _OF_THE_RUN = ("name", "seed", "batch_size")
 
 
 def short(value: str) -> str:
-    """A number drawn from an interval in four digits; anything else as it is written."""
+    """A number from an interval with four digits; other values as they are written."""
     if not re.fullmatch(r"-?\d+\.\d{7,}(e[-+]?\d+)?", value):
         return value
     return f"{float(value):.4g}"
@@ -92,7 +92,7 @@ def short(value: str) -> str:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Where a sweep is kept."""
+    """The folder of a sweep."""
 
     path: Path
 
@@ -102,32 +102,32 @@ class SweepFolder:
 
     @property
     def made_by(self) -> Path:
-        """The file that says what was asked for, and is signed by who did."""
+        """The file with the request, signed by the user who made it."""
         return self.path / "sweep.json"
 
     @property
     def sources(self) -> Path:
-        """The user's own code that its points reach, as digests. There only where there is some."""
+        """Digests of the user's code that its points reach; exists only if there is some."""
         return self.path / "sources.json"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """`sweep.json`; empty where there is none yet."""
+        """`sweep.json`; empty if it does not exist yet."""
         return read_json(self.made_by, shapes.SWEEP) or {}
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Write `sweep.json`, and make the folder."""
+        """Write `sweep.json`, and create the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if json.dumps(redact_values(facts)) != json.dumps(facts):  # it is needed as it is, to go on
+        if json.dumps(redact_values(facts)) != json.dumps(facts):  # needed unchanged to resume
             self.path.chmod(0o700)
         for name in ("configs", "jobs", "logs"):
             (self.path / name).mkdir(exist_ok=True)
         text = json.dumps(dict(facts), indent=2) + "\n"
-        trust.sign(self.made_by, text)  # first: a sweep that is killed in between is still its user's own
+        trust.sign(self.made_by, text)  # first, so that an interrupted sweep still belongs to its user
         write_atomically(self.made_by, text)
 
     def discard(self, *, root: bool = False) -> None:
-        """Leave nothing of a sweep of which nothing has been started; with `root` nor of the folder of all runs, which was made for it."""
+        """Remove a sweep of which nothing was started; with `root`, also the run root if it was created for the sweep."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # others are there
             self.path.parent.rmdir()
@@ -152,13 +152,13 @@ class SweepFolder:
             if point.number != len(found):
                 raise _lost(file, len(found))
             found.append(point)
-            torn = 0  # the point of a line that was cut off is written again
+            torn = 0  # the point of an incomplete line is written again
         if torn or any(True for job in (self.path / "jobs").glob("*.json") if job.stem.isdecimal() and int(job.stem) >= len(found)):
-            raise _lost(file, len(found))  # also where a job of a later point was started: none is before its point is written
+            raise _lost(file, len(found))  # also if a later point's job was started: jobs start only after their point is written
         return found
 
     def add_points(self, points: Sequence[Point]) -> None:
-        """Write further points down, durably."""
+        """Append points durably."""
         if not points:
             return
         with open(self.path / "points.jsonl", "ab+") as handle:
@@ -180,26 +180,26 @@ class SweepFolder:
         return self.path / "logs" / f"{number:04d}.log"
 
     def word(self, number: int) -> dict[str, Any]:
-        """What a job has left word of, and what its launcher noted; empty where it was never started."""
+        """The record of a job and its launcher's notes; empty if it was never started."""
         return read_mapping(self.path / "jobs" / f"{number:04d}.json", shapes.WORD)
 
     def note(self, number: int, **facts: Any) -> None:
-        """Add to the word of a job; a fact that is None is taken away."""
+        """Add facts to a job's record; None removes a fact."""
         kept = {**self.word(number), **facts}
         write_json(self.path / "jobs" / f"{number:04d}.json", {name: value for name, value in kept.items() if value is not None})
 
     @contextmanager
     def hold_lock(self) -> Generator[None]:
-        """Hold the sweep, as the one process that starts its jobs, or raise a ConfigError; the lock goes with the process, however it ends."""
+        """Lock the sweep for the one process that starts its jobs, or raise a ConfigError; the lock ends with the process."""
         try:
             with locks.hold(self.path / ".lock"):
                 yield
-        except locks.Held as held:
+        except locks.LockHeld as held:
             hint = f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep --cancel {self.path}` stops it"
             raise ConfigError(Problem(str(self.path), f"this sweep is being run by {held}", hint=hint)) from None
 
     def holder(self) -> tuple[int, str] | None:
-        """The process that runs the sweep, and its machine; None where there is none."""
+        """The process that runs the sweep, and its machine; None if there is none."""
         words = (locks.holder(self.path / ".lock") or "").split()
         return (int(words[1]), words[3]) if len(words) == 4 and words[1].isdecimal() else None
 
@@ -216,7 +216,7 @@ def below(run_root: Path) -> Iterator[SweepFolder]:
 
 
 def find(name: str, *, run_root: Path) -> SweepFolder:
-    """The sweep called `name`: its folder, its id, or the start of one of the id's parts. A ConfigError where none matches, or several do."""
+    """Find the sweep called `name`: its folder, its id, or the start of a part of the id. A ConfigError unless exactly one matches."""
     if (Path(name) / "sweep.json").is_file():
         return SweepFolder(Path(name))
     known = list(below(run_root))

@@ -1,4 +1,4 @@
-"""What a Python file says, whatever its comments, docstrings and formatting: a digest for each function and class, and what it imports. It is not imported."""
+"""A Python file without comments, docstrings and formatting: a digest for each function and class, and its imports. The file is not imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HIDING_BUILTINS = frozenset({"__import__", "exec", "eval"})
 
 @dataclass
 class Syntax:
-    """One file.
+    """The content of one file.
 
     Args:
         digests: Of each function and class by its qualified name; of what stands outside all of them, and of their order, under the empty name.
@@ -32,7 +32,7 @@ class Syntax:
 
 
 def read(file: str) -> Syntax:
-    """A file's syntax.
+    """Read a file's syntax.
 
     Raises:
         OSError: it cannot be read.
@@ -53,7 +53,7 @@ def _state(file: str) -> tuple[int, int, int]:
 
 @functools.lru_cache(4096)
 def _read(file: str, *state: int) -> Syntax:
-    """Once for all points of a sweep."""
+    """Cached for all points of a sweep."""
     with open(file, "rb") as handle:
         tree = ast.parse(handle.read())
     writer = _Writer()
@@ -70,7 +70,7 @@ def _raw_digest(file: str, *state: int) -> str:
 
 
 def _collect(body: list[ast.stmt], name: str, head: str, said: dict[str, list[str]], writer: _Writer) -> None:
-    """Put what a module or class says under its name, with a placeholder for each function and class in it, which go under theirs."""
+    """Store a module's or class's content under its name, with placeholders for its functions and classes, which have entries of their own."""
     own = [head]
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -86,23 +86,23 @@ def _collect(body: list[ast.stmt], name: str, head: str, said: dict[str, list[st
 
 
 class _Writer:
-    """Writes syntax trees down, alike in every version of Python, and notes what they import."""
+    """Writes syntax trees as text, identical in every Python version, and collects their imports."""
 
     def __init__(self) -> None:
         self.syntax = Syntax()
         self._for_types = False
 
     def write(self, node: Any) -> str:
-        """A node, a list of them or a plain value; empty for what does nothing."""
+        """A node, a list of nodes or a plain value; empty for code without effect."""
         if isinstance(node, list):
             return "[" + ",".join(text for one in node if (text := self.write(one))) + "]"  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(node, ast.AST):
             return repr(node)
         kind = type(node).__name__
         if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            return ""  # docstrings among them
+            return ""  # including docstrings
         self._note(node)
-        is_for_types, self._for_types = self._for_types, self._for_types or (isinstance(node, ast.If) and _called(node.test) == "TYPE_CHECKING")
+        is_for_types, self._for_types = self._for_types, self._for_types or (isinstance(node, ast.If) and _callee_name(node.test) == "TYPE_CHECKING")
         parts = [f"{name}={self.write(value)}" for name in node._fields if name not in _UNSAID and (value := getattr(node, name, None)) not in (None, [])]
         if kind == "Constant":
             parts = [repr(getattr(node, "value"))]  # noqa: B009  (None is a value too)
@@ -117,17 +117,17 @@ class _Writer:
             imports += [(0, alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             imports.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
-        elif isinstance(node, ast.Call) and _called(node.func) == "import_module" and (name := _literal(node)):
+        elif isinstance(node, ast.Call) and _callee_name(node.func) == "import_module" and (name := _literal(node)):
             imports.append((0, name, ()))
-        elif isinstance(node, ast.Call) and (_called(node.func) in _HIDING or (isinstance(node.func, ast.Name) and node.func.id in _HIDING_BUILTINS)):
+        elif isinstance(node, ast.Call) and (_callee_name(node.func) in _HIDING or (isinstance(node.func, ast.Name) and node.func.id in _HIDING_BUILTINS)):
             self.syntax.hides = True
 
 
-def _called(node: ast.expr) -> str:
+def _callee_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _literal(call: ast.Call) -> str:
-    """The one argument of a call, where it is written out and an absolute name."""
+    """The only argument of a call, if it is a literal absolute name."""
     first = call.args[0] if len(call.args) == 1 and not call.keywords else None
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) and not first.value.startswith(".") else ""

@@ -1,4 +1,4 @@
-"""Tensors by name in one file without code: the format of .safetensors (huggingface.co/docs/safetensors, "Format")."""
+"""Tensors by name in a file without code: the .safetensors format (huggingface.co/docs/safetensors, "Format")."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CALLED: Final = {kind: name for name, kind in KINDS.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU.
+    """The tensors in a file, on the CPU.
 
     Raises:
         ValueError: it is not such a file, or it is cut short.
@@ -60,10 +60,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors, each with its numbers in row-major order: the same tensors give the same bytes. `about` goes into the header as `__metadata__`.
+    """Write tensors in row-major order; the same tensors give the same bytes. `about` becomes the header's `__metadata__`.
 
     Raises:
-        ValueError: the format has no word for the dtype of one.
+        ValueError: the format does not support a dtype.
     """
     header, parts, at = dict[str, Any]({"__metadata__": dict(about)} if about else {}), list[bytes](), 0
     for name in sorted(tensors):

@@ -1,4 +1,4 @@
-"""The trace: a line of digests for every step, chained, by which two runs are compared."""
+"""The trace: one line of chained digests per step, used to compare two runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from samewise.runner.errors import DamagedFile, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import ALGORITHMS, XXH3, begin, begin_value, combine, value_digest
-from samewise.runner.records.files import damaged, misfit, parse_json, read_json, read_lines, require_shape, set_aside, sha256
+from samewise.runner.records.files import damaged_file, describe_misfit, parse_json, read_json, read_lines, require_shape, set_aside, sha256
 from samewise.runner.records.folder import RunFolder
 
 # In the order in which a step computes them: the first that differs says where the step parted.
@@ -35,11 +35,11 @@ ANYWHERE = ("batch", "loss")
 
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _EVERY_S = 0.1
-"""From one write to the next, where lines come faster: a call of the system for each would be a tenth of the step of a small network."""
+"""The interval between writes if lines come faster: a system call for each would be a tenth of a small network's step."""
 
 
 class Trace:
-    """Writes `trace.jsonl`. Its first line names the parameters and buffers; each further line is one step's.
+    """Writes `trace.jsonl`. The first line names the parameters and buffers; each other line describes a step.
 
     A line holds no time and no path, so two runs that are the same have the same file.
 
@@ -47,7 +47,7 @@ class Trace:
         path: The file.
         model: Its parameters' gradients, and its state, are digested.
         digests_of: Begins to digest some tensors by an algorithm, and gives what reads the digests, on the process that writes; all processes call it.
-        algorithm: Of `ALGORITHMS`: how tensors are digested. A file that is there already goes on by its own.
+        algorithm: Of `ALGORITHMS`: how tensors are digested. An existing file keeps its own.
         shards: Into how many parts each parameter was cut for that.
         every_steps: Record every so many steps; 0: never.
         layers_every_steps: Record a digest for each parameter every so many steps; 0: never.
@@ -83,7 +83,7 @@ class Trace:
         self._last: dict[str, Any] = {}
 
     def open(self, step: int, chain: int) -> None:
-        """Go on after `step`: what the file holds beyond it is cut off, since it will be computed again."""
+        """Continue after `step`: later lines are removed, since their steps will be computed again."""
         self._chain = chain
         if not self._every:
             return
@@ -96,12 +96,12 @@ class Trace:
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
     def phase_ends(self, step: int) -> None:
-        """Digest the gradients of a phase of `step` that another follows, which will clear them."""
+        """Digest the gradients of a phase of `step` before the next phase clears them."""
         if self.records(step):
             self._earlier.append(self._digests([parameter.grad for parameter in self._parameters], self.algorithm))
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
-        """Write the step's line; on a device only once the next step's is begun, or it is asked for, so that nobody waits for its digests.
+        """Write the step's line; on a device only once the next step's is started, or when it is requested, so that nothing waits for its digests.
 
         Call it when the optimizer has stepped and the gradients are still there.
         """
@@ -144,16 +144,16 @@ class Trace:
 
     def _write_lines(self) -> None:
         left, self._lines = b"".join(self._lines), []
-        while left and self._file:  # a disk that is nearly full takes a part, and says only how much
+        while left and self._file:  # a nearly full disk takes a part, and only reports how much
             left = left[self._file.write(left) :]
         self._write_at = time.monotonic() + _EVERY_S
 
     def records(self, step: int) -> bool:
-        """Whether the step, counted from 1, has a line."""
+        """Whether the step (from 1) gets a line."""
         return bool(self._every) and step % self._every == 0
 
     def digests(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, Any], ...]:
-        """The digests of a micro-batch of `step` as it was loaded and as the model got it, or what reads that; none where the step has no line."""
+        """The digests of a micro-batch of `step` as loaded and as the model's input, or a function that reads them; none if the step gets no line."""
         if not self.records(step):
             return ()
         return ((value_digest(batch), value_digest(inputs) if self.algorithm == XXH3 else begin_value(inputs)),)
@@ -167,7 +167,7 @@ class Trace:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The newest line."""
+        """The latest line."""
         self._write()
         return self._last
 
@@ -176,7 +176,7 @@ class Trace:
             try:
                 self._write()
                 self._write_lines()
-            except OSError as error:  # training ends for another reason: a checkpoint, and so the end of a run, has its lines already
+            except OSError as error:  # training ends for another reason: at a checkpoint, and so at the end of a run, the lines are written already
                 print(f"warning: {self._path}: its last lines cannot be written: {error.strerror}", file=sys.stderr)
             if not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
                 print(f"warning: {self._path}: was deleted or replaced during training, so the run cannot be compared with others", file=sys.stderr)
@@ -185,7 +185,7 @@ class Trace:
 
 
 def _drop_after(path: Path, *, after: int) -> bool:
-    """Cut off what follows the last line of a step up to `after`. False where the file holds nothing to go on from.
+    """Remove the lines after that of a step up to `after`. False if there is nothing in the file to continue from.
 
     A line before that which cannot be read stays as it is; a file without one that can is set aside.
     """
@@ -193,7 +193,7 @@ def _drop_after(path: Path, *, after: int) -> bool:
     spoilt, suspect = list[int](), list[int]()
     for number, text in read_lines(path) if after else ():
         at += len(text)
-        line = _parsed(text)
+        line = _parse_line(text)
         if line is None:
             suspect.append(number)
             continue
@@ -209,25 +209,25 @@ def _drop_after(path: Path, *, after: int) -> bool:
     return end > 0
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """A line; None where it is torn or spoilt."""
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    """Parse a line; None if it is incomplete or damaged."""
     try:
         line = parse_json(text) if text.endswith(b"\n") else None
     except ValueError:
         return None
-    return line if not misfit(line, (shapes.TRACE_LINE, shapes.TRACE_HEAD)) else None
+    return line if not describe_misfit(line, (shapes.TRACE_LINE, shapes.TRACE_HEAD)) else None
 
 
 def shorten(numbers: Sequence[int]) -> str:
-    """32 bits of each digest, in hexadecimal: enough to see which layer differs."""
+    """32 bits of each digest, in hexadecimal: enough to find the layer that differs."""
     return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()
 
 
 def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """A trace's head and its lines by step. An absent file is an empty trace; a last line that was cut off is left out.
+    """A trace's head, and its lines by step. A missing file is an empty trace; an incomplete last line is left out.
 
     Raises:
-        DamagedFile: a line is not what was written there: what is compared with it would mean nothing.
+        DamagedFile: a line is not what was written, so a comparison with it would be meaningless.
     """
     head, lines, before = dict[str, Any](), dict[int, dict[str, Any]](), None
     for number, text in read_lines(path):
@@ -240,14 +240,14 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
         step = line["step"]
         chain = 0 if step == 1 else before
         if chain is not None and line["chain"] != f"{combine([chain, *(int(line[name], 16) for name in ('batch', 'input', 'gradients', 'weights'))]):016x}":
-            raise damaged(path, f"line {number} does not follow from the one before it")
+            raise damaged_file(path, f"line {number} does not follow from the one before it")
         before = int(line["chain"], 16)
         lines[step] = line
     return head, lines
 
 
 def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """The trace of a run, which is as long as its summary says, where it has one.
+    """A run's trace, which must be as long as its summary says, if there is one.
 
     Raises:
         DamagedFile: it is shorter, empty, or `read_trace` finds it damaged.
@@ -256,18 +256,18 @@ def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     steps = int(summary.get("steps", 0))
     if not head and folder.trace.exists() and steps:
-        raise damaged(folder.trace, "it is empty")
+        raise damaged_file(folder.trace, "it is empty")
     last = steps - steps % min(lines) if lines else 0
     if lines and max(lines) < last and summary.get("trace_sha256") == sha256(folder.trace):
         words = f"`steps` was altered: it is {steps}, and the trace, which is the one that the summary was written with, ends at step {max(lines)}"
         raise DamagedFile(Problem(str(folder.summary), words))
     if lines and max(lines) < last:
-        raise damaged(folder.trace, f"it ends at step {max(lines)}, but the run took {steps}")
+        raise damaged_file(folder.trace, f"it ends at step {max(lines)}, but the run took {steps}")
     return head, lines
 
 
-def what_is_missing(lines: Mapping[int, Any]) -> str:
-    """That a trace does not begin at the first step that it would have, in words; empty where it does."""
+def missing_start(lines: Mapping[int, Any]) -> str:
+    """A sentence if a trace does not begin at the first step that it should have; otherwise empty."""
     first, second = [*sorted(lines), 0, 0][:2]
     return f"its trace begins at step {first}: the steps before were not compared" if second and first != second - first else ""
 
@@ -276,13 +276,13 @@ def _require_line(path: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
         line = parse_json(text)
     except ValueError as error:
-        raise damaged(path, f"line {number}: {error}") from None
+        raise damaged_file(path, f"line {number}: {error}") from None
     return require_shape(path, line, shapes.TRACE_HEAD if number == 1 else shapes.TRACE_LINE, f"line {number}")
 
 
 def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
-    """How the tensors of a trace are digested; DamagedFile where that is not known here."""
+    """The digest algorithm of a trace; DamagedFile if it is unknown."""
     name = head.get("algorithm", XXH3)
     if name not in ALGORITHMS:
-        raise damaged(path, f"its digests are made by {name!r}, which this version of samewise does not support")
+        raise damaged_file(path, f"its digests are made by {name!r}, which this version of samewise does not support")
     return name

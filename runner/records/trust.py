@@ -1,4 +1,4 @@
-"""Which folders of runs and sweeps this user has made, or trusts: those with a signature by a key that only the user can read.
+"""Which runs and sweeps this user has made or trusts: those signed with a key that only the user can read.
 
 A run's config.yaml names the classes that `eval`, `predict` and `verify` make; a sweep's sweep.json names the launcher, and the overrides that `samewise sweep`
 runs again. In a folder that was received they are a stranger's words. A digest in the folder would be the stranger's own, so the signature has a key:
@@ -27,7 +27,7 @@ _KEY_DIGITS = 64
 
 
 def sign(file: Path, text: str | None = None) -> bool:
-    """Remember that this user has made a run's config.yaml or a sweep's sweep.json, or trusts who has; with the text that is about to be written there.
+    """Record that this user has made, or trusts, a run's config.yaml or a sweep's sweep.json, whose text is about to be written.
 
     Returns:
         Whether it could be: without a home that can be written, nothing is signed.
@@ -36,16 +36,16 @@ def sign(file: Path, text: str | None = None) -> bool:
     if key is None or text is None:
         return False
     try:
-        write_atomically(_beside(file), _signature(key, file, text) + "\n")
-    except TrainingError:  # a folder that cannot be written: it is trusted this time
+        write_atomically(_signature_file(file), _signature(key, file, text) + "\n")
+    except TrainingError:  # the folder cannot be written: trusted this time only
         return False
     return True
 
 
 def is_signed(file: Path) -> bool:
-    """Whether this user has signed the file as it is now."""
+    """Whether this user has signed the file's current content."""
     try:
-        signature, text = read_text(_beside(file)), read_text(file)
+        signature, text = read_text(_signature_file(file)), read_text(file)
     except ConfigError:
         return False
     key = _key() if signature else None
@@ -53,7 +53,7 @@ def is_signed(file: Path) -> bool:
 
 
 def is_trusted(file: Path, *, trust: bool) -> bool:
-    """Whether this user has signed the file, or says now to trust it (`--trust`), which is remembered: read it before, so that no broken one is."""
+    """Whether this user has signed the file, or trusts it now (`--trust`), which is recorded. Read the file first, so that no damaged one is trusted."""
     if is_signed(file):
         return True
     if trust and not sign(file):
@@ -62,13 +62,13 @@ def is_trusted(file: Path, *, trust: bool) -> bool:
 
 
 def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
-    """Refuse a folder that this user has neither made nor trusted.
+    """Refuse a folder that this user has neither made nor trusts.
 
     Args:
         file: Its config.yaml or sweep.json.
         trust: As in `is_trusted`.
-        uses: What the command is about to do with what the file says.
-        received: What the user gave, where the folder was unpacked from it for this command alone.
+        uses: What the command is about to do with the file's content.
+        received: What the user named, if the folder was unpacked from it for this command alone.
 
     Raises:
         ConfigError: it has no signature of this user's.
@@ -80,8 +80,8 @@ def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
         raise ConfigError(Problem(str(named), "does not show who made it, yourself included" if received else yours, hint=hint))
 
 
-def _beside(file: Path) -> Path:
-    """Where the signature is; of a config that was copied under another name, a signature of its own."""
+def _signature_file(file: Path) -> Path:
+    """The signature's path; a config that was copied under another name has its own."""
     return file.with_name(SIGNATURE if file.name in _OF_FOLDERS else f".{file.name}{SIGNATURE}")
 
 
@@ -90,7 +90,7 @@ def _signature(key: str, file: Path, text: str) -> str:
 
 
 def _key() -> str | None:
-    """The user's key, made where there is none; None where it cannot be."""
+    """The user's key, created if missing; None if that fails."""
     try:
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     except RuntimeError:  # a user without a home, as in containers
@@ -112,7 +112,7 @@ def _read(file: Path) -> str | None:
 
 
 def _make(file: Path) -> None:
-    """Whole at once, and by one process alone: of two that make it at the same time, both then read the first one's."""
+    """Created atomically: if two processes create the key at once, both read the first one's."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:

@@ -58,8 +58,8 @@ class Tally:
         return {f"{prefix}{name}": value / self.count for name, value in self.sums.items()}
 
 
-Forward = Callable[[MicroBatch], tuple[Tensor, Callable[[], Tally]]]
-"""Runs a micro-batch up to its loss, calling the module that `wrap` gave. Returns what to call backward on, and what gives the tally once that is done."""
+Forward = Callable[[MicroBatch], tuple[Tensor, Tensor, Callable[[], Tally]]]
+"""Runs a micro-batch up to its loss, calling the module that `wrap` gave. Returns the loss, the gradient for its `backward`, and what then gives the tally."""
 
 
 class Strategy(abc.ABC):
@@ -135,8 +135,8 @@ class Strategy(abc.ABC):
         tallies: list[Tally] = []
         for micro in micro_batches:
             with self.micro_batch(micro.number):
-                loss, tally = forward(micro)
-                loss.backward()
+                loss, first, tally = forward(micro)
+                loss.backward(first)
             tallies.append(tally())
         return tallies
 

@@ -1,4 +1,4 @@
-"""torch's own DistributedDataParallel, one replica a process. Quick, and its bits depend on how many processes there are."""
+"""torch's own DistributedDataParallel, one replica per process. Fast, but its bits depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes
-from samewise.runner.processes.pretended import Pretended
+from samewise.runner.processes.simulated import SimulatedPeers
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
@@ -31,7 +31,7 @@ HOOKS = ("fp16", "bf16", "powersgd")
 @final
 @dataclass(kw_only=True, eq=False)
 class DDP(OneReplicaEach):
-    """Gradients are averaged by all-reduce, in whatever order that adds: `replicas` is the number of processes and part of what the result is.
+    """Averages gradients by all-reduce, in an unspecified order: `replicas` is the number of processes, which affects the result.
 
     Run again on as many processes it gives the same bits; resumed on three or more it need not, since DDP arranges its buckets anew after the first step,
     and PowerSGD's error feedback is not saved: a resumed run begins it anew, after `powersgd_start_step` steps.
@@ -74,9 +74,9 @@ class DDP(OneReplicaEach):
             raise ConfigError(Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2"))
         self._network: DistributedDataParallel | None = None
         self._trained: list[str] = []  # the names of the parameters that DDP waits for, in its order
-        self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
-        self._last = 0  # of this process's
-        self._uneven = False  # whether one of the processes has none of them
+        self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
+        self._last = 0  # those of this process
+        self._uneven = False  # whether a process has none of them
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.zero and isinstance(self.peers, Processes):
@@ -85,7 +85,7 @@ class DDP(OneReplicaEach):
             return self.compiled(model)
         if self.sync_batch_norm:
             require_batch_norm(model, self._device)
-            if not isinstance(self.peers, Pretended):
+            if not isinstance(self.peers, SimulatedPeers):
                 synchronise(model)
         self._trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._network = DistributedDataParallel(
@@ -95,7 +95,7 @@ class DDP(OneReplicaEach):
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused_parameters,
         )
-        if isinstance(self.peers, Pretended):  # its collectives give nothing that DDP would take
+        if isinstance(self.peers, SimulatedPeers):  # its collectives return nothing that DDP could use
             self._network.register_comm_hook(None, noop_hook)
             return self._network
         _register(self._network, hook=self.hook, rank=self.powersgd_rank, start_step=self.powersgd_start_step)
@@ -130,12 +130,12 @@ class DDP(OneReplicaEach):
         if not self._uneven or self._network is None:
             return super().carry(micro_batches, forward)
         tallies = super().carry(micro_batches[:-1], forward)  # without an exchange
-        self._network.require_forward_param_sync = True  # as the processes that have but one micro-batch
+        self._network.require_forward_param_sync = True  # like the processes with a single micro-batch
         kept = [buffer.clone() for buffer in self._network.buffers()]
         with Join([self._network]):
             tallies += super().carry(micro_batches[-1:], forward)
         Join([self._network], enable=False)
-        if not micro_batches:  # Join has given this process another's: batch norm's statistics are those of its own samples
+        if not micro_batches:  # Join has copied another process's buffers here: restore batch norm's statistics of this process's samples
             copy_all(list(self._network.buffers()), kept)
         return tallies
 
@@ -144,7 +144,7 @@ class DDP(OneReplicaEach):
         is_last = number == self._last
         network = self._network
         if network is not None and self._uneven and not is_last:
-            network.require_forward_param_sync = False  # nobody to share buffers with: some are past their last micro-batch
+            network.require_forward_param_sync = False  # no exchange of buffers: some processes have finished their last micro-batch
         with nullcontext() if is_last or network is None else network.no_sync():
             yield
 
@@ -159,7 +159,7 @@ class DDP(OneReplicaEach):
         return total
 
     def _follow(self, source: int, parameters: Sequence[nn.Parameter], *, mine: bool) -> None:
-        """Give the processes that had no samples the others' averages: Join lets them take part in the exchange, not in what comes of it."""
+        """Copy the averages to processes that had no samples: Join lets them take part in the exchange, but does not give them its result."""
         tensors = [parameter if parameter.grad is None else parameter.grad for parameter in parameters]
         for parameter, value in zip(parameters, from_rank(source, tensors), strict=True):
             if not mine:

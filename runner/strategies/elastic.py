@@ -1,4 +1,4 @@
-"""Data parallelism whose bits do not depend on how many processes carry the replicas."""
+"""Data parallelism whose bits do not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from samewise.runner.strategies.tree import subtrees
 @final
 @dataclass(kw_only=True, eq=False)
 class Elastic(RankStrategy):
-    """`replicas` logical workers on any number of processes that carry equally many of them: the same bits as on one.
+    """`replicas` logical workers, divided equally among any number of processes: the same bits as in one process.
 
     Each process adds up its replicas' gradients, and the processes' sums are added, in one fixed binary tree (`runner/strategies/tree.py`).
     Its further settings are those of `RankStrategy`; `nproc=null` means one.
 
     Args:
         rank_invariant: Says to the fingerprint that how many processes there are does not matter.
-        uneven: Let some processes carry more replicas than others, where the number of processes asks for it; the others wait for them.
+        uneven: Let some processes have more replicas than others, if the number of processes requires it; the others wait for them.
         bucket_mb: MiB of gradients that are exchanged at a time.
         overlap: Exchange a bucket as soon as the last backward pass has filled it; else after it.
         sync_batch_norm: False: batch statistics are each replica's own.
@@ -66,7 +66,7 @@ class Elastic(RankStrategy):
         self._parts = subtrees(replicas, self.peers.size)
 
     def _require(self, replicas: int, ranks: int) -> None:
-        """Refuse more processes than replicas, or processes that would carry unequally many."""
+        """Refuse more processes than replicas, or processes that would get unequal numbers of them."""
         possible = [number for number in range(1, replicas + 1) if number == 1 or (replicas % number == 0 and (replicas // number).bit_count() == 1)]
         words = ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         if ranks > replicas:

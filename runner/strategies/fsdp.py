@@ -1,4 +1,4 @@
-"""torch's fully sharded data parallelism (FSDP2), one replica a process: each keeps a share of the weights, gradients and optimizer state."""
+"""torch's fully sharded data parallelism (FSDP2), one replica per process: each holds a shard of the weights, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @final
 class Shards(Layout):
-    """Each process holds its share of every parameter, gradient and optimizer state.
+    """Each process holds its shard of every parameter, gradient and optimizer state.
 
     `template` is the model as it was before it was cut, without values; `cut` cuts a model as the run's is cut.
     """
@@ -56,7 +56,7 @@ class Shards(Layout):
         return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
 
     def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
-        """Of a sharded tensor: the digest of its shards' digests. Each process reads its own, at once, since all must have them."""
+        """The digest of a sharded tensor combines its shards' digests. Each process reads its own at once, since all processes need them."""
         everyone = self.peers.gather(begin([one.to_local() if isinstance(one, DTensor) else one for one in tensors], algorithm)())
         found = [combine(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
         return lambda: found
@@ -66,7 +66,7 @@ class Shards(Layout):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def copy_model(self, model: nn.Module) -> nn.Module:
-        """Sharded as the model is."""
+        """A copy that is sharded like the model."""
         another = copy.deepcopy(self._template)
         self._cut(another)
         fill(another, model, self._device)
@@ -76,7 +76,7 @@ class Shards(Layout):
 @final
 @dataclass(kw_only=True, eq=False)
 class FSDP(OneReplicaEach):
-    """Weights are gathered for each unit's forward and backward pass, gradients are summed and scattered (`torch.distributed.fsdp.fully_shard`).
+    """Gathers weights for each unit's forward and backward pass, and sums and scatters gradients (`torch.distributed.fsdp.fully_shard`).
 
     `replicas` is the number of processes and part of what the result is. Batch norm uses each process's own statistics, and its buffers follow rank 0.
     Its further settings are those of `RankStrategy`.
@@ -85,8 +85,8 @@ class FSDP(OneReplicaEach):
         rank_invariant: False: all of these settings belong to the fingerprint, but for those that only say how to wait and start again.
         shard: Modules whose weights are gathered together, by class (`BasicBlock`) or name (`layer4.*`); null: the model's children that have at least
             `shard_min_parameters`. What is in none of them is gathered for the whole step.
-        shard_min_parameters: The fewest parameters that a child is gathered by itself for.
-        reshard_after_forward: Free a unit's weights between its forward and backward pass; false needs more memory and a third less traffic.
+        shard_min_parameters: The fewest parameters for which a child is gathered separately.
+        reshard_after_forward: Free a unit's weights between its forward and backward pass; false takes more memory and a third less traffic.
         param_dtype: float16 or bfloat16: gather the weights, and compute, in it; null: in the weights' own. Weights and optimizer stay float32.
         reduce_dtype: float32, bfloat16 or float16: sum gradients in it; null: in `param_dtype`.
         activation_checkpointing: What older versions had in place of the experiment's own setting, for their runs.
@@ -109,7 +109,7 @@ class FSDP(OneReplicaEach):
                 raise ConfigError(Problem(name, "is not a supported dtype", value, ", ".join(DTYPES), nearest(value, DTYPES)))
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
-        self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
+        self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
 
     def wrap(self, model: nn.Module) -> nn.Module:
         chosen = large_children(model, self.shard_min_parameters) if self.shard is None else match_modules(model, self.shard, "strategy.shard")
@@ -146,11 +146,11 @@ class FSDP(OneReplicaEach):
         )
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
-        return self._gathered(model) if isinstance(model, FSDPModule) else nullcontext()
+        return self._gather_weights(model) if isinstance(model, FSDPModule) else nullcontext()
 
     @contextmanager
-    def _gathered(self, model: FSDPModule) -> Generator[None]:
-        """Every process has all weights: recipes call a model as often as each batch needs, which is not equally often."""
+    def _gather_weights(self, model: FSDPModule) -> Generator[None]:
+        """Gather all weights in every process: recipes call a model as often as a batch needs, which may differ between processes."""
         assert isinstance(model, nn.Module)
         self.peers.doing = "gathering the weights for an evaluation"
         for part in parts(model):
@@ -181,11 +181,11 @@ class FSDP(OneReplicaEach):
         return tallies
 
     def _take_part(self, lent: MicroBatch, times: int, forward: Forward) -> None:
-        """Where others have more micro-batches, as in an epoch's last step: run another's as often as they do, for nothing. They wait for this process."""
+        """If others have more micro-batches, as in an epoch's last step: run another's as often as they do and discard the result, since they wait."""
         buffers = [buffer.clone() for buffer in self._model.buffers()]
         for _ in range(times):
-            loss, _ = forward(lent)
-            (loss * 0.0).backward()
+            loss, first, _ = forward(lent)
+            loss.backward(first * 0.0)
         copy_all(list(self._model.buffers()), buffers)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:

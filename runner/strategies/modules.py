@@ -1,4 +1,4 @@
-"""Which of a model's modules a setting means: by the name of their class (`BasicBlock`) or by their own, as a pattern (`layer4.*`)."""
+"""Finds the modules that a setting names: by class (`BasicBlock`) or by a pattern of names (`layer4.*`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 def match_modules(model: nn.Module, patterns: Sequence[str] | str, path: str) -> list[tuple[str, nn.Module]]:
-    """The modules that one of the patterns means, in the model's order; never the model itself.
+    """The modules that match one of the patterns, in the model's order; never the model itself.
 
     Raises:
         ConfigError: a pattern means none, or one that is never called.
@@ -35,7 +35,7 @@ def match_modules(model: nn.Module, patterns: Sequence[str] | str, path: str) ->
 
 
 def large_children(model: nn.Module, least: int) -> list[tuple[str, nn.Module]]:
-    """The model's children, and those of its lists of modules, with at least so many parameters that are not shared with the rest."""
+    """The model's children, and those of its module lists, with at least so many parameters that the rest does not share."""
     found = list[tuple[str, nn.Module]]()
     for name, child in model.named_children():
         if isinstance(child, LISTS):
@@ -50,7 +50,7 @@ def _means(pattern: str, name: str, module: nn.Module) -> bool:
 
 
 def _shares(model: nn.Module, child: nn.Module) -> bool:
-    """Whether some other part of the model has a parameter of the child's (tied weights)."""
+    """Whether another part of the model shares a parameter with the child (tied weights)."""
     mine, inside = {id(parameter) for parameter in child.parameters()}, {id(module) for module in child.modules()}
     outside = [module for module in model.modules() if id(module) not in inside]
     return any(id(parameter) in mine for module in outside for parameter in module.parameters(recurse=False))

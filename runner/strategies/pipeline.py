@@ -1,4 +1,4 @@
-"""The model cut into stages, one a process, through which a step's micro-batches follow each other: torch.distributed.pipelining."""
+"""The model as a pipeline of stages, one per process, for a step's micro-batches: torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.strategies.base import Forward, Tally
-from samewise.runner.strategies.stages import Asked, Asking, StageStrategy, cut_model, draws
+from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy, cut_model, draws
 from samewise.runner.strategies.tree import copy_all
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -24,7 +24,7 @@ SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": Sched
 @final
 @dataclass(kw_only=True, eq=False)
 class Pipeline(StageStrategy):
-    """Each process runs one stage of the model. The pipeline's micro-batches are the run's (`accumulate`), in their order: the bits of one process.
+    """Each process runs one stage of the model. The pipeline's micro-batches are the run's (`accumulate`), in order: the bits of one process.
 
     Its further settings are those of `RankStrategy`; `nproc=null` means one for each stage.
 
@@ -42,7 +42,7 @@ class Pipeline(StageStrategy):
         super().__post_init__()
         if self.schedule not in SCHEDULES:
             raise ConfigError(Problem("schedule", "no such schedule", self.schedule, ", ".join(SCHEDULES), nearest(self.schedule, SCHEDULES)))
-        self._made: dict[Any, Any] = {}  # torch's schedules, by the number of micro-batches and what they look like
+        self._made: dict[Any, Any] = {}  # torch's schedules, by the number and shapes of micro-batches
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         if self.schedule == "1f1b" and accumulate <= len(self.split):
@@ -65,9 +65,9 @@ class Pipeline(StageStrategy):
         return cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._hold(self._cut(model))
+        self._keep_stages(self._cut(model))
         self._mine = Mine(self._stages[self.peers.rank], first=self.peers.rank == 0, last=self.peers.rank == len(self._stages) - 1)
-        self._network = Asking(self._device)
+        self._network = CallCapture(self._device)
         return self._network
 
     @property
@@ -75,7 +75,7 @@ class Pipeline(StageStrategy):
         return range(self._accumulate)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        """As the base. Only the last stage's process has tallies.
+        """As the base class. Only the last stage's process has tallies.
 
         The loss is the recipe's own: a first call of `forward` stops where it calls the model, and tells the first stage's input; in a second one, in the
         last stage, the model gives what came out of the pipeline.
@@ -83,17 +83,17 @@ class Pipeline(StageStrategy):
         self.peers.doing = "passing activations between stages"
         asked = [(micro, self._network.capture_call(partial(forward, micro))) for micro in micro_batches]
         tallies: list[Tally] = []
-        for _, group in groupby(asked, key=lambda pair: pair[1].form):  # the last of an epoch may be smaller
+        for _, group in groupby(asked, key=lambda pair: pair[1].form):  # an epoch's last one may be smaller
             tallies += self._pass_through(list(group), forward)
         return tallies
 
-    def _pass_through(self, group: Sequence[tuple[MicroBatch, Asked]], forward: Forward) -> list[Tally]:
+    def _pass_through(self, group: Sequence[tuple[MicroBatch, ModelCall]], forward: Forward) -> list[Tally]:
         tallies: list[Callable[[], Tally]] = []
 
         def loss(output: Any, place: int) -> Tensor:
-            total, tally = self._network.run_with_output(output, partial(forward, group[place][0]))
+            total, first, tally = self._network.run_with_output(output, partial(forward, group[place][0]))
             tallies.append(tally)
-            return total
+            return total * first
 
         schedule, losses, self._mine.strides = self._schedule_for(group[0][1], len(group))
         losses[:] = [loss]
@@ -103,13 +103,13 @@ class Pipeline(StageStrategy):
         schedule.step(target_mbs=list(range(len(group))), return_outputs=False, **inputs)
         return [tally() for tally in tallies]
 
-    def _schedule_for(self, asked: Asked, count: int) -> tuple[Any, list[Callable[[Any, int], Tensor]], list[tuple[int, ...]]]:
-        """Torch's schedule for so many micro-batches that look like this one, the place for the loss that it is to call, and its inputs' strides."""
+    def _schedule_for(self, asked: ModelCall, count: int) -> tuple[Any, list[Callable[[Any, int], Tensor]], list[tuple[int, ...]]]:
+        """Torch's schedule for so many micro-batches shaped like this one, the slot for the loss that it calls, and its inputs' strides."""
         key = (asked.form, count)
         if key not in self._made:
-            taken, given = self._looks(asked)
+            taken, given = self._stage_shapes(asked)
             first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
-            passed = [tensors if end else _passed(tensors) for tensors, end in ((taken, first), (given, last))]
+            passed = [tensors if end else _stage_message(tensors) for tensors, end in ((taken, first), (given, last))]
             stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=passed[0], output_args=passed[1])
             kind = SCHEDULES[self.schedule] if count >= len(self._stages) else ScheduleGPipe
             losses: list[Callable[[Any, int], Tensor]] = []
@@ -121,8 +121,8 @@ class Pipeline(StageStrategy):
         return self._made[key]
 
     @torch.no_grad()
-    def _looks(self, asked: Asked) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """What this process's stage takes and gives for such an input: the stages up to it, run once; their buffers stay as they are."""
+    def _stage_shapes(self, asked: ModelCall) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The shapes that this process's stage takes and returns for such an input: runs the stages up to it once; their buffers do not change."""
         given = asked.inputs
         taken = given
         for stage in self._stages[: self.peers.rank + 1]:
@@ -132,14 +132,14 @@ class Pipeline(StageStrategy):
             copy_all(list(stage.buffers()), kept)
             taken, given = given, output if isinstance(output, tuple) else (output,)
         first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
-        return taken if first else _wanting_gradients(taken), given if last else _wanting_gradients(given)
+        return taken if first else _require_gradients(taken), given if last else _require_gradients(given)
 
 
 @final
 class Mine(nn.Module):
-    """This process's stage, run in the surroundings of the micro-batch at hand.
+    """This process's stage, run with the randomness and autocast of the current micro-batch.
 
-    Torch passes contiguous tensors only. Kernels may add in another order where a tensor lies otherwise (channels_last), so what a stage takes, and the
+    Torch passes contiguous tensors only. Kernels may add in another order for other layouts (channels_last), so what a stage takes, and the
     gradient of what it gives, get the strides that they would have in one process. The next stage alone knows those of the gradient: they come as the
     gradient of a small tensor that goes with each activation.
     """
@@ -147,7 +147,7 @@ class Mine(nn.Module):
     def __init__(self, stage: nn.Module, *, first: bool, last: bool) -> None:
         super().__init__()
         self.stage = stage
-        self.asked: Iterator[Asked] = iter(())
+        self.asked: Iterator[ModelCall] = iter(())
         self.strides: list[tuple[int, ...]] = []
         """Of its inputs, as the stage before it gives them."""
         self._first, self._last = first, last
@@ -166,7 +166,7 @@ class Mine(nn.Module):
 
 @final
 class Depart(torch.autograd.Function):
-    """A tensor, contiguous, and the carrier of its gradient's strides: float64[dimensions]."""
+    """Makes a tensor contiguous to be sent, with a carrier for the strides of its gradient: float64[dimensions]."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -174,24 +174,24 @@ class Depart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, strides: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _laid_out(gradient, [int(stride) for stride in strides.tolist()])
+        return _copy_with_strides(gradient, [int(stride) for stride in strides.tolist()])
 
 
 @final
 class Arrive(torch.autograd.Function):
-    """A tensor with the strides that it had where it came from; sends back the strides of its gradient."""
+    """Restores a received tensor's strides; sends back the strides of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, carrier: Tensor, strides: tuple[int, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _laid_out(tensor, strides)
+        return _copy_with_strides(tensor, strides)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return gradient.contiguous(), torch.tensor(gradient.stride(), dtype=torch.float64, device=gradient.device), None
 
 
-def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A copy with these strides; along a dimension of stride 0 all values are the first."""
+def _copy_with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """A copy with these strides; along a dimension of stride 0, the first value is repeated."""
     shape = tensor.shape
     for dimension, stride in enumerate(strides):
         tensor = tensor.narrow(dimension, 0, 1) if stride == 0 else tensor
@@ -199,11 +199,11 @@ def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return copied.expand([-1 if stride else size for stride, size in zip(strides, shape, strict=True)])
 
 
-def _passed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What goes from stage to stage for these: see `Depart`."""
+def _stage_message(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a stage sends to the next one for these tensors: see `Depart`."""
     contiguous = (tensor.detach().contiguous().requires_grad_(tensor.requires_grad) for tensor in tensors)
     return (*contiguous, *(torch.zeros(tensor.dim(), dtype=torch.float64, device=tensor.device).requires_grad_() for tensor in tensors))
 
 
-def _wanting_gradients(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _require_gradients(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""How the processes of a run are started, find each other, and share the machine's devices."""
+"""How a run's processes are started, connected, and assigned to the machine's devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.joining import join
 from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes
-from samewise.runner.processes.pretended import is_pretended
+from samewise.runner.processes.simulated import is_simulated
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout
@@ -31,11 +31,11 @@ LEAST = {"nproc": 1, "join_timeout_s": 1, "timeout_s": 1, "max_restarts": 0, "gr
 
 @dataclass(kw_only=True, eq=False)
 class RankStrategy(Strategy, abc.ABC):
-    """A strategy that runs in several processes. Its settings are these and its own, all of them fields: what a config may say of it.
+    """A strategy with several processes. Its fields are the settings that a config may set.
 
     Args:
         nproc: Processes that `samewise train` starts on this machine; null: the strategy's own choice. Under torchrun, as many as it has started.
-        backend: gloo, nccl, or mpi where torch is built with it; null: nccl where each process has a CUDA device of its own, else gloo.
+        backend: gloo, nccl, or mpi if torch is built with it; null: nccl if each process has its own CUDA device, otherwise gloo.
         init_method: Where the processes meet: tcp://HOST:PORT, file:///PATH (a new file), or env:// and null: as MASTER_ADDR and MASTER_PORT say.
         share_devices: Let several processes compute on one CUDA device, over gloo.
         join_timeout_s: Seconds to wait for all processes to arrive.
@@ -70,11 +70,11 @@ class RankStrategy(Strategy, abc.ABC):
 
     @property
     def size(self) -> int:
-        """How many processes the run has: those that were started, whoever did it. A process that was started alone carries everything."""
+        """The number of the run's processes, whoever started them. A process that was started alone does all the work."""
         return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
     def count_processes(self, device: str, *, otherwise: int) -> int:
-        """How many processes `samewise train` is to start on this machine; with `nproc=null`, `otherwise` says.
+        """How many processes `samewise train` starts on this machine; with `nproc=null`, `otherwise`.
 
         Raises:
             ConfigError: there are not devices enough, or others were started than the config says.
@@ -83,7 +83,7 @@ class RankStrategy(Strategy, abc.ABC):
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
         if local and self.nproc and local != self.nproc:
             raise ConfigError(Problem("strategy.nproc", f"{local} processes were started on this machine", self.nproc, f"{local}, or null"))
-        devices = torch.cuda.device_count() if device != "cpu" and not is_pretended() else 0
+        devices = torch.cuda.device_count() if device != "cpu" and not is_simulated() else 0
         if devices and wanted > devices and not self.share_devices:
             reason, expected = f"there are {devices} CUDA devices for {wanted} processes", f"at most {devices}"
             hint = "strategy.share_devices=true lets several processes share a device"
@@ -91,7 +91,7 @@ class RankStrategy(Strategy, abc.ABC):
         return wanted
 
     def _meet(self, device: str, accumulate: int) -> None:
-        """Meet the other processes, and choose this one's device.
+        """Connect to the other processes, and choose this one's device.
 
         Raises:
             ConfigError: they do not come, or there are not devices enough.
@@ -111,7 +111,7 @@ class RankStrategy(Strategy, abc.ABC):
 
 @dataclass(kw_only=True, eq=False)
 class OneReplicaEach(RankStrategy, abc.ABC):
-    """Each process carries one replica, so `replicas` is the number of processes."""
+    """Each process has one replica, so `replicas` is the number of processes."""
 
     rank_invariant: bool = False
 
@@ -142,7 +142,7 @@ class OneReplicaEach(RankStrategy, abc.ABC):
         return range(self.peers.rank * self._accumulate, (self.peers.rank + 1) * self._accumulate)
 
     def _follow_first(self, model: nn.Module, doing: str) -> None:
-        """Have every process take the buffers of rank 0, which are those that a checkpoint holds."""
+        """Copy rank 0's buffers, which checkpoints contain, to every process."""
         buffers = [buffer for buffer in model.buffers() if buffer.numel()]
         if isinstance(self.peers, Processes) and buffers:
             self.peers.doing = doing

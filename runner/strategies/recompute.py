@@ -1,4 +1,4 @@
-"""Activation checkpointing: a module's activations are thrown away and computed again in the backward pass, to the same bits (arXiv 1604.06174)."""
+"""Activation checkpointing: a module's activations are freed and computed again in the backward pass, with the same bits (arXiv 1604.06174)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from samewise.runner.data.streams import preserve_generators
 from samewise.runner.strategies.modules import match_modules
 
-Held = list[tuple[nn.Module, str, Tensor]]
+Buffers = list[tuple[nn.Module, str, Tensor]]
 """Buffers, by the module and the name that they have there."""
 
 
 def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> None:
-    """Have the modules that the patterns mean compute their activations twice. Names of parameters stay as they are.
+    """Make the modules that match the patterns recompute their activations. Parameter names do not change.
 
     Random numbers are those of the first time, of torch's generators (`torch.utils.checkpoint` keeps their state), Python's and NumPy's. The second time
     begins with the buffers as they were before the first and leaves them alone: batch norm's statistics are updated once.
@@ -35,38 +35,38 @@ def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> Non
 
 
 def is_recomputed(module: nn.Module) -> bool:
-    """Whether `recompute` has been here."""
+    """Whether `recompute` was applied to a module."""
     forward: Any = vars(module).get("forward")
     return isinstance(forward, partial) and forward.func is _forward
 
 
 def _forward(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **further: Any) -> Any:
-    if not torch.is_grad_enabled() or any(isinstance(one, torch.fx.Proxy) for one in (*inputs, *further.values())):  # torch.fx looks inside
+    if not torch.is_grad_enabled() or any(isinstance(one, torch.fx.Proxy) for one in (*inputs, *further.values())):  # torch.fx traces into it
         return forward(*inputs, **further)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=partial(_around, module), **further)
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=partial(_recompute_contexts, module), **further)
 
 
-def _around(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around the first computation, and around the second."""
+def _recompute_contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of the first and of the second computation."""
     held = [(part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)]
-    before: Held = [(part, name, buffer.clone()) for part, name, buffer in held]
-    return nullcontext(), _as_before(held, before, random.getstate(), np.random.get_state())
+    before: Buffers = [(part, name, buffer.clone()) for part, name, buffer in held]
+    return nullcontext(), _restore_around(held, before, random.getstate(), np.random.get_state())
 
 
 @contextmanager
-def _as_before(held: Held, before: Held, python: Any, numpy: Any) -> Generator[None]:
-    """Within it the buffers are copies, as they were, and Python's and NumPy's generators stand where they stood: what is done to them is forgotten."""
+def _restore_around(held: Buffers, before: Buffers, python: Any, numpy: Any) -> Generator[None]:
+    """Within it, buffers are copies of their former values, and Python's and NumPy's generators have their former state; all changes are undone."""
     now = [(part, name, getattr(part, name)) for part, name, _ in held]
     with preserve_generators():
         random.setstate(python)
         np.random.set_state(numpy)
         try:
-            _put(before)
+            _restore(before)
             yield
         finally:
-            _put(now)
+            _restore(now)
 
 
-def _put(buffers: Held) -> None:
+def _restore(buffers: Buffers) -> None:
     for part, name, buffer in buffers:
         setattr(part, name, buffer)

@@ -1,4 +1,4 @@
-"""The replicas that one process carries, one after the other; and how the ranks' partial sums of gradients are exchanged meanwhile."""
+"""The replicas of one process, run one after another, and the exchange of the ranks' partial gradient sums in the meantime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additi
 
 
 class Exchange:
-    """Turns this process's sums into those over all processes: the same, where one process carries all replicas."""
+    """Turns this process's sums into the sums over all processes; with a single process they are the same."""
 
     shards = 1
     """Into how many parts of one length a buffer is cut."""
@@ -28,21 +28,21 @@ class Exchange:
         self._sums: list[Flat] = []
 
     def start(self, flat: Flat) -> None:
-        """Begin with the next bucket's sum. Every process does so for the same buckets in the same order."""
+        """Start with the next bucket's sum. All processes call it for the same buckets in the same order."""
         self._sums.append(flat)
 
     def finish(self) -> list[Flat]:
-        """The sums over all processes, in the order in which they were started."""
+        """The sums over all processes, in the order of `start`."""
         sums, self._sums = self._sums, []
         return sums
 
     def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
-        """Make rank 0's values everyone's."""
+        """Replace the values by rank 0's."""
 
 
 @final
 class TreeExchange(Exchange):
-    """Adds the ranks' sums in the upper levels of the replicas' tree.
+    """Adds the ranks' sums in the upper levels of the tree of replicas.
 
     Each rank receives its shard of every rank's sum (all-to-all), adds them in the tree's order, and the shards' sums are gathered: the traffic of
     a ring all-reduce, in a fixed order. A bucket is gathered when the next one is started, so that the network is busy during the backward pass.
@@ -53,14 +53,14 @@ class TreeExchange(Exchange):
         self.overlaps = overlap
         self._peers = peers
         self._order = additions(parts)
-        self._received: list[Tensor] = []  # a buffer a bucket, kept from step to step
+        self._received: list[Tensor] = []  # one buffer per bucket, kept between steps
         self._started: list[tuple[Flat, Any]] = []
         self._gathered: list[Any] = []
 
     def start(self, flat: Flat) -> None:
         number = len(self._started)
         if number == len(self._received):
-            self._received.append(torch.zeros_like(flat.tensor))  # a pretended exchange leaves it as it is
+            self._received.append(torch.zeros_like(flat.tensor))  # a simulated exchange leaves it unchanged
         self._peers.doing = f"exchanging bucket {number} of the gradients"
         work = dist.all_to_all_single(self._received[number], flat.tensor, async_op=True)
         self._started.append((flat, work))
@@ -92,27 +92,27 @@ class TreeExchange(Exchange):
 
 
 class Carried:
-    """How the replicas of this process come to the step's gradient: of one, the gradients stay as the backward pass has left them."""
+    """How the replicas of this process contribute to the step's gradient; with one replica, the backward pass's gradients are used directly."""
 
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
         """Around a forward and backward pass."""
         return nullcontext()
 
     def close(self) -> list[list[bool]]:
-        """After the last: exchange what is left. Returns which parameters had a gradient here, by bucket."""
+        """After the last micro-batch: exchange what is left. Returns, by bucket, which parameters had a gradient here."""
         return []
 
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
-        """Make the sums the parameters' gradients; `touched` is what `close` gave, of all processes."""
+        """Set the sums as the parameters' gradients; `touched` combines the results of `close` of all processes."""
 
     def bucket_bytes(self) -> list[int]:
-        """The bytes of each bucket that goes out."""
+        """The size of each exchanged bucket in bytes."""
         return []
 
 
 @final
 class Replicas(Carried):
-    """Some of the run's replicas, a subtree of them, in this process; their gradients are exchanged in buckets of `bucket_mb` MiB."""
+    """Some of the run's replicas (a subtree) in this process; their gradients are exchanged in buckets of `bucket_mb` MiB."""
 
     def __init__(self, model: nn.Module, carried: range, *, accumulate: int, exchange: Exchange, bucket_mb: float) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -121,9 +121,9 @@ class Replicas(Carried):
         self._carried = carried
         self._accumulate = accumulate
         self._exchange = exchange
-        self._at = -1  # place among the carried of the replica at work
+        self._at = -1  # position of the current replica among those of this process
         self._last = False
-        self._sent = 0  # buckets whose exchange has begun
+        self._sent = 0  # buckets whose exchange has started
         self._waiting: list[set[int]] = []
         if exchange.overlaps:
             for number, bucket in enumerate(self._buckets):
@@ -169,7 +169,7 @@ class Replicas(Carried):
             bucket.give_back(flat, [any(mark) for mark in zip(*marks, strict=True)])
 
     def _add(self, bucket: Bucket, place: int) -> None:
-        """Add the replica at `place`, whose gradients the parameters hold; those before it that were left out had no samples."""
+        """Add the replica at `place`, whose gradients the parameters hold; replicas before it that were left out had no samples."""
         while bucket.added < place:
             bucket.add_nothing()
         if place >= 0:
@@ -180,7 +180,7 @@ class Replicas(Carried):
         self._sent += 1
 
     def _hook(self, number: int, place: int) -> Callable[[Tensor], None]:
-        """What to do when a parameter has its gradient: in the last backward pass, send its bucket once it is full, and those before it are sent."""
+        """Called when a parameter has its gradient: in the last backward pass, sends its bucket once it is full and the earlier ones are sent."""
 
         def ready(_: Tensor) -> None:
             if not self._last:

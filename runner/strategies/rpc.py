@@ -1,4 +1,4 @@
-"""The model cut into stages, the first here and the others remote modules: torch.distributed.rpc with distributed autograd."""
+"""The model as stages, the first in this process and the others as remote modules: torch.distributed.rpc with distributed autograd."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _PURPOSE = "a remote call"
 @final
 @dataclass(kw_only=True, eq=False)
 class RPC(StageStrategy):
-    """The first process drives: its forward pass calls the other stages where they are, and distributed autograd leads its backward pass through them.
+    """The first process drives: its forward pass calls the other stages remotely, and distributed autograd runs the backward pass through them.
 
-    One micro-batch after the other, each in an autograd context of its own, so that gradients are added as in one process: its bits.
+    One micro-batch after another, each in its own autograd context, so that gradients are added as in one process: the same bits.
 
     Its further settings are those of `RankStrategy`; `nproc=null` means one for each stage, and `timeout_s` holds for remote calls too.
 
@@ -48,16 +48,16 @@ class RPC(StageStrategy):
         cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._hold(cut_model(model, self.split))
+        self._keep_stages(cut_model(model, self.split))
         _here.stage, _here.gradients = Served(self._stages[self.peers.rank]), Gradients([])
         devices = self.peers.gather(str(self._device))
         self._begin_serving(devices)
         if self.peers.rank > 0:
             return model  # others call this process's stage
-        made: Any = _stage_here  # called there as a class would be
+        made: Any = _stage_here  # called there like a class
         remote = [RemoteModule(f"{_name(rank)}/{device}", made) for rank, device in enumerate(devices) if rank > 0]
         parameters = [rpc.RRef(parameter) for parameter in _here.stage.parameters()] + [rref for module in remote for rref in module.remote_parameters()]
-        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)  # it would rather have an optimizer of torch's own
+        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)  # it expects one of torch's optimizers
         self._gradients: Any = DistributedOptimizer(_gradients_here, parameters)
         return Driver(_here.stage.stage, remote, self._device)
 
@@ -70,7 +70,7 @@ class RPC(StageStrategy):
                     options.set_device_map(_name(rank), {self._device: torch.device(device)})
         seal_calls()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own call
+            warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own call triggers this warning
             rpc.init_rpc(_name(self.peers.rank), rank=self.peers.rank, world_size=self.peers.size, rpc_backend_options=options)
         self._serving = True
 
@@ -79,14 +79,14 @@ class RPC(StageStrategy):
         return range(self._accumulate if self.peers.rank == 0 else 0)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        """As the base, in the first process. The others serve its calls between two meetings: until then they may still be stepping."""
+        """As the base class, in the first process. The others serve its calls between two meetings, until which they may still be stepping."""
         self.peers.gather(None)
         tallies: list[Tally] = []
         for micro in micro_batches:
             self.peers.doing = "calling the other stages"
             with autograd.context() as context:
-                loss, tally = forward(micro)
-                autograd.backward(context, [loss])  # pyright: ignore[reportPrivateImportUsage]
+                loss, first, tally = forward(micro)
+                autograd.backward(context, [loss * first])  # pyright: ignore[reportPrivateImportUsage]
                 self._gradients.step(context)
             tallies.append(tally())
         self.peers.gather(None)
@@ -112,7 +112,7 @@ class RPC(StageStrategy):
 
 @final
 class Served(nn.Module):
-    """A process's stage, as it is called from elsewhere."""
+    """A process's stage, called from another process."""
 
     def __init__(self, stage: nn.Module) -> None:
         super().__init__()
@@ -125,12 +125,12 @@ class Served(nn.Module):
 
 @final
 class Driver(nn.Module):
-    """The whole model, the first stage here and the others called where they are, in order, each with the caller's generators."""
+    """The whole model: the first stage here, the others called remotely in order, each with the caller's generator states."""
 
     def __init__(self, first: nn.Module, others: Sequence[RemoteModule], device: torch.device) -> None:
         super().__init__()
         self._first = first
-        self._others = list(others)  # a plain list: a remote module is nobody's part
+        self._others = list(others)  # a plain list: a remote module is not a submodule
         self._device = device
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -142,7 +142,7 @@ class Driver(nn.Module):
 
 @final
 class Gradients:
-    """What DistributedOptimizer calls in each process where an optimizer would step: adds the gradients of one micro-batch's context to the step's.
+    """Called by DistributedOptimizer in each process in place of an optimizer: adds one micro-batch's gradients to the step's sum.
 
     The optimizers of the config step later, when the gradients of all micro-batches are there, divided by what they count, clipped and checked.
     """
@@ -152,7 +152,7 @@ class Gradients:
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     def step(self) -> None:
-        """Take the gradients that the parameters hold."""
+        """Add the gradients that the parameters hold."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 before = self._sums.get(parameter)
@@ -160,7 +160,7 @@ class Gradients:
                 parameter.grad = None
 
     def give_back(self) -> None:
-        """Make the sums the parameters' gradients; a new step begins."""
+        """Set the sums as the parameters' gradients, and start a new step."""
         for parameter, value in self._sums.items():
             parameter.grad = value
         self._sums = {}
@@ -168,7 +168,7 @@ class Gradients:
 
 @final
 class Here:
-    """What remote calls find in this process."""
+    """The objects that remote calls use in this process."""
 
     stage: Served
     gradients: Gradients
@@ -191,7 +191,7 @@ def _name(rank: int) -> str:
 
 
 def seal_calls() -> None:
-    """Have what torch unpickles of a remote call carry the mark of this run's secret: whoever reaches the port could call anything."""
+    """Authenticate the messages that torch unpickles for remote calls with this run's secret: otherwise whoever reaches the port could call anything."""
     kind: Any = internal._InternalRPCPickler  # pyright: ignore[reportPrivateUsage]
     if hasattr(kind, "sealed"):
         return
@@ -208,7 +208,7 @@ def seal_calls() -> None:
 
 
 def _meeting_place() -> str:
-    """Where the processes tell each other the addresses at which they take calls: the agent's store, where an agent keeps one, else a port of its own."""
+    """Where the processes exchange their RPC addresses: the agent's store if there is an agent, otherwise a separate port."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "env://"
     with socket.socket() as probe:

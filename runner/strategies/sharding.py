@@ -1,4 +1,4 @@
-"""A model and its optimizer in shards (torch's DTensor), and how they become whole again: for checkpoints, digests and averages of weights."""
+"""A model and its optimizer in shards (torch's DTensor), and how to reassemble them for checkpoints, digests and averages of weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFUSED = (torch.optim.Adafactor, torch.optim.Rprop)
 
 
 def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: MixedPrecisionPolicy, output_dtype: torch.dtype | None, reshard: bool) -> None:
-    """Divide a model's parameters among the processes, in place.
+    """Shard a model's parameters over the processes, in place.
 
     Args:
         model: On its device.
@@ -33,9 +33,9 @@ def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: M
     """
     if policy.param_dtype is not None:
         _normalise_in_float32(model)
-    for parameter in model.parameters():  # channels_last ones are not: torch shards them only as they are numbered
+    for parameter in model.parameters():  # channels_last ones are not contiguous: torch shards only contiguous tensors
         parameter.data = parameter.data.contiguous()
-    for name in reversed(units):  # a module's parts before the module
+    for name in reversed(units):  # submodules before their module
         fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     whole = MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype, output_dtype, policy.cast_forward_inputs)
     fully_shard(model, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
@@ -44,16 +44,16 @@ def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: M
         part.set_gradient_divide_factor(1.0)  # the gradient of a step is a sum
     model.register_load_state_dict_pre_hook(_keep_shards)
     if all(parameter.device.type != "meta" for parameter in model.parameters()):
-        _settle(model)
+        _set_root(model)
 
 
-def _settle(model: nn.Module) -> None:
-    """Have torch learn now which module is the whole: left to itself it takes the first that is called, and a recipe may call a part."""
+def _set_root(model: nn.Module) -> None:
+    """Tell torch which module is the root: by default it is the first one called, and a recipe may call a part."""
     fully_shard.state(model)._lazy_init()  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]
 
 
 def _normalise_in_float32(model: nn.Module) -> None:
-    """Have batch norms that keep statistics, which are float32, turn their weights into that first: torch computes with no others."""
+    """Make batch norms that keep (float32) statistics convert their weights to float32 first, as torch requires."""
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.affine and norm.running_mean is not None:  # pyright: ignore[reportPrivateUsage]
             given = dict[str, Any]()
@@ -73,12 +73,12 @@ def _take_back(given: dict[str, Any], norm: nn.Module, inputs: Any, output: Any)
 
 
 def parts(model: nn.Module) -> list[FSDPModule]:
-    """The modules whose weights are gathered by themselves, the model first."""
+    """The modules whose weights are gathered separately, the model first."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def template(model: nn.Module) -> nn.Module:
-    """A copy of an unsharded model without values: its parameters and buffers are on torch's `meta` device."""
+    """A copy of an unsharded model without values: its parameters and buffers are on the `meta` device."""
     empty: dict[int, Any] = {id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad) for one in model.parameters()}
     empty |= {id(one): torch.empty_like(one, device="meta") for one in model.buffers()}
     return copy.deepcopy(model, empty)
@@ -86,17 +86,17 @@ def template(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def fill(copied: nn.Module, model: nn.Module, device: torch.device) -> None:
-    """Give a sharded `template` memory, and the values of the sharded model."""
+    """Allocate a sharded `template`, and copy the sharded model's values."""
     copied.to_empty(device=device)
     for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):
         mine.copy_(theirs)
     for mine, theirs in zip(copied.buffers(), model.buffers(), strict=True):
         mine.copy_(theirs)
-    _settle(copied)
+    _set_root(copied)
 
 
 def whole(value: Any, *, is_main: bool) -> Any:
-    """A state with every sharded tensor put together: on the CPU of rank 0; the others, all of which must call this, get empty ones."""
+    """A state with its sharded tensors reassembled on rank 0's CPU; the other ranks, which must also call it, get empty tensors."""
     if isinstance(value, DTensor):
         gathered = cast(DTensor, value.detach()).full_tensor()
         return gathered.cpu() if is_main else torch.empty(0, dtype=value.dtype)
@@ -108,7 +108,7 @@ def whole(value: Any, *, is_main: bool) -> Any:
 
 
 def take_whole_states(optimizer: Optimizer) -> Optimizer:
-    """Have the optimizer of a sharded model load states that are not in shards.
+    """Make the optimizer of a sharded model load unsharded states.
 
     Raises:
         ConfigError: torch cannot step it on shards.
@@ -121,7 +121,7 @@ def take_whole_states(optimizer: Optimizer) -> Optimizer:
 
 
 def _like(value: Any, other: Any) -> Any:
-    """A whole tensor as the shard of it that this process has of `other`; anything else as it is."""
+    """This process's shard of an unsharded tensor, sharded like `other`; other values unchanged."""
     if not isinstance(other, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor) or value.shape != other.shape:
         return value
     return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""One process on one device, carrying all replicas one after the other."""
+"""One process on one device that runs all replicas one after another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from samewise.runner.strategies.sync_batch_norm import refuse
 
 @final
 class Single(Strategy):
-    """The work of all replicas in this process: what many would compute, to the bit, only more slowly.
+    """All replicas in this process: the same bits as with many processes, only slower.
 
     Args:
         rank_invariant: Says to the fingerprint that how many processes there are does not matter.
         sync_batch_norm: False: batch statistics are each replica's own.
     """
 
-    level = "R2"  # what it computes is what `strategy=elastic` computes on any number of ranks, and both have one fingerprint
+    level = "R2"  # the same computation as `strategy=elastic` on any number of ranks, with the same fingerprint
     unfreezes = True
     compiles = True
 

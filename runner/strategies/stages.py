@@ -1,4 +1,4 @@
-"""A model cut into stages that run one after the other, each in a process of its own: what the strategies `pipeline` and `rpc` share.
+"""A model split into stages, each in its own process, for the strategies `pipeline` and `rpc`.
 
 A stage is a graph over the model's own layers (torch.fx), so it computes what the model computes. Every process has the whole model: what is divided is
 the work and the memory of activations. After a step's backward pass each process hands the gradients of its stage to the others; so the weights are
@@ -30,14 +30,14 @@ DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d,
 
 
 class _Tracer(fx.Tracer):
-    """Leaves whole what is called as a whole because its activations are computed twice."""
+    """Does not trace into modules whose activations are recomputed."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_recomputed(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -> list[nn.Module]:
-    """The model's stages, which share its layers.
+    """Split the model into stages that share its layers.
 
     Args:
         model: Takes tensors by position; its control flow does not depend on values.
@@ -85,7 +85,7 @@ def _require_names(model: nn.Module, split: Sequence[str]) -> None:
 
 
 def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
-    """Each stage takes what the one before it gives, and nothing else."""
+    """Require that each stage takes only what the previous one returns."""
     calls = [node for node in whole.graph.nodes if node.op == "call_module"]
     for number, node in enumerate(calls):
         for taken in node.args:
@@ -116,7 +116,7 @@ def draws(stage: nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a forward pass finds around it: autocast, and where torch's generators stand."""
+    """The state around a forward pass: autocast, and torch's generators."""
 
     device: str
     autocast: bool
@@ -141,20 +141,20 @@ class Surroundings:
 
 @final
 class StageParts:
-    """The stages' parameters and buffers, and how their gradients and values come to every process."""
+    """The stages' parameters and buffers, whose gradients and values every process receives."""
 
     def __init__(self, stages: Sequence[nn.Module], peers: Processes) -> None:
         self._trained = [[parameter for parameter in stage.parameters() if parameter.requires_grad] for stage in stages]
         self._buffers = [list(stage.buffers()) for stage in stages]
         self._peers = peers
 
-    def touched(self) -> list[bool]:
+    def have_gradients(self) -> list[bool]:
         """Which parameters of this process's stage have a gradient."""
         return [parameter.grad is not None for parameter in self._trained[self._peers.rank]]
 
     @torch.no_grad()
     def share(self, touched: Sequence[Sequence[bool]]) -> None:
-        """Make each process's gradients and buffers everyone's. `touched` is what `touched` gave, of all processes."""
+        """Send each process's gradients and buffers to all. `touched` combines the results of `touched` of all processes."""
         for owner, marks in enumerate(touched):
             self._peers.doing = f"sharing the gradients of stage {owner}"
             trained = [parameter for parameter, mark in zip(self._trained[owner], marks, strict=True) if mark]
@@ -171,8 +171,8 @@ class StageParts:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a recipe has asked the network for: its input, and what stood around the call."""
+class ModelCall:
+    """A recipe's call of the model: its input, and the state around it."""
 
     inputs: tuple[Tensor, ...]
     surroundings: Surroundings
@@ -183,18 +183,18 @@ class Asked:
         return tuple((tuple(tensor.shape), tensor.dtype) for tensor in self.inputs)
 
 
-class _Asking(BaseException):
-    """Carries the input out of a recipe that has called the network. No error, so nothing that catches errors may catch it."""
+class _CallCaptured(BaseException):
+    """Ends a recipe at its model call with the input. Not an Exception, so that nothing catches it."""
 
 
 @final
-class Asking(nn.Module):
-    """Stands for the model in a recipe's loss: first to learn what the model is called with, then to give what another process's forward pass has given."""
+class CallCapture(nn.Module):
+    """Stands in for the model in a recipe's loss: first to capture the call's input, then to return another process's output."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._asked: Asked | None = None
+        self._asked: ModelCall | None = None
         self._given: list[Any] = []
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
@@ -205,13 +205,13 @@ class Asking(nn.Module):
             raise ConfigError(Problem("recipe", "calls the model with arguments other than positional tensors, which stages cannot pass on", hint=hint))
         if self._asked is not None:
             raise ConfigError(Problem("recipe", "calls the model twice for a loss, which stages do not support", hint="strategy=elastic"))
-        self._asked = Asked(inputs, Surroundings.now(self._device))
-        raise _Asking
+        self._asked = ModelCall(inputs, Surroundings.now(self._device))
+        raise _CallCaptured
 
-    def capture_call(self, run: Callable[[], Any]) -> Asked:
-        """What the model is called with in `run`, which stops there."""
+    def capture_call(self, run: Callable[[], Any]) -> ModelCall:
+        """The input of the model's call in `run`, which ends there."""
         self._asked = None
-        with suppress(_Asking):
+        with suppress(_CallCaptured):
             run()
         if self._asked is None:
             raise ConfigError(Problem("recipe", "does not call the model for its loss, so its input is unknown", hint="strategy=elastic"))
@@ -219,14 +219,14 @@ class Asking(nn.Module):
         return asked
 
     def run_with_output(self, output: Any, run: Callable[[], Any]) -> Any:
-        """What `run` comes to where the model gives `output`."""
+        """The result of `run` if the model returns `output`."""
         self._given = [output]
         return run()
 
 
 @dataclass(kw_only=True, eq=False)
 class StageStrategy(RankStrategy, abc.ABC):
-    """Each process runs one stage of the model; `nproc=null` means one for each stage. The further settings are those of `RankStrategy`.
+    """Each process runs one stage; `nproc=null` means one process per stage. The other settings are those of `RankStrategy`.
 
     Args:
         split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
@@ -241,11 +241,11 @@ class StageStrategy(RankStrategy, abc.ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.split:
-            raise ConfigError(Problem("split", "names no place to cut the model", list(self.split), "names of submodules", "strategy.split=[layer3]"))
+            raise ConfigError(Problem("split", "does not name a place to cut the model", list(self.split), "names of submodules", "strategy.split=[layer3]"))
 
     def processes(self, device: str, replicas: int) -> int:
-        if replicas > 1:  # each would need processes of its own
-            reason, hint = f"{self._said} cuts the model, not the batch: it carries one replica", "replicas=1, and accumulate=N for micro-batches"
+        if replicas > 1:  # each replica would need its own processes
+            reason, hint = f"{self._strategy_name} cuts the model, not the batch: it carries one replica", "replicas=1, and accumulate=N for micro-batches"
             raise ConfigError(Problem("replicas", reason, replicas, "1", hint))
         return self._require_one_for_each_stage(self.count_processes(device, otherwise=len(self.split) + 1))
 
@@ -255,22 +255,22 @@ class StageStrategy(RankStrategy, abc.ABC):
         self._meet(device, accumulate)
 
     @property
-    def _said(self) -> str:
+    def _strategy_name(self) -> str:
         return f"strategy={type(self).__name__.lower()}"
 
     def _require_one_for_each_stage(self, size: int) -> int:
         stages = len(self.split) + 1
         if size != stages:
-            reason = f"{self._said} with {stages} stages (cut at {', '.join(self.split)}) cannot run in {size} process{'es' * (size > 1)}"
+            reason = f"{self._strategy_name} with {stages} stages (cut at {', '.join(self.split)}) cannot run in {size} process{'es' * (size > 1)}"
             raise ConfigError(Problem("strategy.nproc", reason, size, f"{stages}, or null", "strategy.split needs one name for each process after the first"))
         return size
 
-    def _hold(self, stages: list[nn.Module]) -> None:
-        """Take the model's stages, whose gradients `reduce` hands to all."""
+    def _keep_stages(self, stages: list[nn.Module]) -> None:
+        """Keep the model's stages, whose gradients `reduce` sends to all."""
         assert isinstance(self.peers, Processes)
         self._stages, self._parts = stages, StageParts(stages, self.peers)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, touched = self.gather(tallies, self._parts.touched())
+        everyone, touched = self.gather(tallies, self._parts.have_gradients())
         self._parts.share(touched)
         return add_tallies(everyone)

@@ -1,4 +1,4 @@
-"""Batch norm whose statistics are those of all replicas' samples together: torch.nn.SyncBatchNorm, where a strategy can carry it."""
+"""Batch norm over the samples of all replicas: torch.nn.SyncBatchNorm, for strategies that support it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage] (what torch converts)
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.optim.frozen import hold, is_held
+from samewise.runner.optim.frozen import is_kept_in_eval_mode, keep_in_eval_mode
 
 HINT = (
     "strategy=ddp strategy.sync_batch_norm=true, with a CUDA device for each replica (level R0); or norms that do not use the batch, such as torch.nn.GroupNorm"
@@ -15,7 +15,7 @@ HINT = (
 
 
 def require_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Raise a ConfigError unless the model's batch norms can be exchanged for torch's SyncBatchNorm: there are some, and the device is CUDA."""
+    """Raise a ConfigError unless the model has batch norms that torch's SyncBatchNorm can replace, and the device is CUDA."""
     if device.type != "cuda":
         expected = "a CUDA device for each process"
         raise ConfigError(Problem("strategy.sync_batch_norm", "torch's SyncBatchNorm computes on CUDA devices only", str(device), expected, "device=cuda"))
@@ -24,22 +24,22 @@ def require_batch_norm(model: nn.Module, device: torch.device) -> None:
 
 
 def synchronise(model: nn.Module) -> None:
-    """Exchange the batch norms, in place: parameters, buffers and their names stay, and those that are held stay held."""
-    held = [name for name, module in model.named_modules() if is_held(module)]
+    """Replace the batch norms in place: parameters, buffers and names stay, and frozen norms stay frozen."""
+    held = [name for name, module in model.named_modules() if is_kept_in_eval_mode(module)]
     nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for name in held:
-        hold(model.get_submodule(name))
+        keep_in_eval_mode(model.get_submodule(name))
 
 
 def refuse(asked: bool, strategy: str) -> None:
-    """Raise a ConfigError where it is asked of a strategy that has none: each replica's statistics are its own, which is why any process can carry it."""
+    """Raise a ConfigError if it is set for a strategy without it: there each replica has its own statistics, so any process can run it."""
     if asked:
         message = f"{strategy} gives each replica batch statistics of its own, so that any number of processes computes the same bits"
         raise ConfigError(Problem("sync_batch_norm", message, True, "false", HINT))
 
 
 def require_none(model: nn.Module, strategy: str) -> None:
-    """Raise a ConfigError, naming them, where a model has layers that would exchange statistics among processes behind the strategy's back."""
+    """Raise a ConfigError that names layers which would exchange statistics between processes without the strategy."""
     found = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
     if found:
         message = f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises the same bits on any number of them"

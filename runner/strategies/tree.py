@@ -1,4 +1,4 @@
-"""The sum of gradients over replicas in one fixed binary tree, whoever carries which: neighbours first, then pairs of pairs, as a tournament.
+"""The sum of gradients over replicas in one fixed binary tree, whichever process has them: pairs of neighbours first, then pairs of pairs.
 
 The tree over n replicas splits off the largest power of two below n to the left. A rank carries one subtree and adds it up by a binary counter; the
 ranks' partial sums are then added in the tree's upper levels, so the result depends on the replicas' numbers alone.
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT = 512
-"""Bytes. Some CUDA kernels add in another order where a tensor is not aligned: each gradient lies as it would in memory of its own."""
+"""Bytes. Some CUDA kernels add in another order if a tensor is not aligned, so each gradient is aligned as in separate memory."""
 
 
 def subtrees(replicas: int, ranks: int) -> list[range]:
-    """The replicas of each rank: subtrees of the tree, the largest split first. All have one size where `replicas / ranks` is a power of two."""
+    """The replicas of each rank: subtrees of the tree, made by splitting the largest. Equal in size if `replicas / ranks` is a power of two."""
     assert 1 <= ranks <= replicas
     parts = [range(replicas)]
     while len(parts) < ranks:
@@ -28,7 +28,7 @@ def subtrees(replicas: int, ranks: int) -> list[range]:
 
 
 def additions(parts: Sequence[range]) -> list[tuple[int, int]]:
-    """In which order to add up the parts' sums: (left, right) means `left += right`; the sum of all is then in the first."""
+    """The order in which to add the parts' sums: (left, right) means `left += right`; the total ends up in the first."""
     order: list[tuple[int, int]] = []
     number = {part: place for place, part in enumerate(parts)}
 
@@ -49,13 +49,13 @@ def _halves(node: range) -> list[range]:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor like this one in memory of its own: its own (channels_last too) where it lies without gaps."""
+    """The strides of a dense tensor with this one's layout (such as channels_last); its own if it has no gaps."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A buffer with room for a bucket's gradients, and a view of it for each."""
+    """A flat buffer for a bucket's gradients, and a view for each."""
 
     tensor: Tensor
     views: list[Tensor]
@@ -63,7 +63,7 @@ class Flat:
 
 @final
 class Bucket:
-    """Some parameters of one dtype and the tree sum of their gradients: at most log2(replicas) + 1 flat buffers, whose length is a multiple of `shards`."""
+    """Parameters of one dtype, and the tree sum of their gradients: at most log2(replicas) + 1 flat buffers, whose length is a multiple of `shards`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int) -> None:
         self.parameters = list(parameters)
@@ -78,12 +78,12 @@ class Bucket:
         """Which parameters have had a gradient from a replica carried here, in this step."""
         self.added = 0
         """Replicas added in this step."""
-        self._partial: list[tuple[int, Flat]] = []  # (height of the subtree, its sum), heights falling
+        self._partial: list[tuple[int, Flat]] = []  # (height of the subtree, its sum), in descending order of height
         self._free: list[Flat] = []
         self._given: list[Flat] = []
 
     def add(self) -> None:
-        """Take the parameters' gradients as the next replica's, and clear them."""
+        """Add the parameters' gradients as the next replica's, and clear them."""
         flat = self._buffer()
         given = {number: parameter.grad for number, parameter in enumerate(self.parameters) if parameter.grad is not None}
         copy_all([flat.views[number] for number in given], list(given.values()))
@@ -101,7 +101,7 @@ class Bucket:
         self._climb(flat)
 
     def total(self) -> Flat:
-        """The sum over all replicas added. What is left over is added from the right."""
+        """The sum over all replicas added. The remaining buffers are added from the right."""
         _, flat = self._partial.pop()
         while self._partial:
             flat = self._onto(self._partial.pop()[1], flat)
@@ -109,20 +109,20 @@ class Bucket:
         return flat
 
     def give_back(self, flat: Flat, touched: Sequence[bool]) -> None:
-        """Make the sum the parameters' gradients; those that no replica has touched stay without one. A new step begins."""
+        """Set the sum as the parameters' gradients (none where no replica had one), and start a new step."""
         for parameter, view, wanted in zip(self.parameters, flat.views, touched, strict=True):
             parameter.grad = view if wanted else None
         self.touched = [False] * len(self.parameters)
         self.added = 0
 
     def new_buffer(self) -> Flat:
-        """Zeros, with views that lie as the parameters do: fused optimizers read a parameter and its gradient in the order of memory."""
+        """Zeros with views in the parameters' layouts: fused optimizers read parameters and gradients in memory order."""
         first = self.parameters[0]
         tensor = torch.zeros(self.length, dtype=first.dtype, device=first.device)
         return Flat(tensor, [tensor.as_strided(p.shape, dense_strides(p), start) for start, p in zip(self._offsets, self.parameters, strict=True)])
 
     def _buffer(self) -> Flat:
-        if self.added == 0:  # the gradients that the last step gave back are gone by now
+        if self.added == 0:  # the gradients of the last step are no longer in use
             self._free += self._given
             self._given = []
         return self._free.pop() if self._free else self.new_buffer()
@@ -142,7 +142,7 @@ class Bucket:
 
 
 def buckets(parameters: Sequence[nn.Parameter], *, megabytes: float, shards: int) -> list[Bucket]:
-    """The parameters in buckets of about so many MiB, in the order in which the backward pass reaches them; each of one dtype and device."""
+    """The parameters in buckets of about so many MiB, in the order of the backward pass, one dtype and device per bucket."""
     made, row, size = list[Bucket](), list[nn.Parameter](), 0
     for parameter in reversed(parameters):
         if row and (size >= megabytes * 2**20 or (parameter.dtype, parameter.device) != (row[0].dtype, row[0].device)):
@@ -155,7 +155,7 @@ def buckets(parameters: Sequence[nn.Parameter], *, megabytes: float, shards: int
 
 @final
 class ReplicaBuffers:
-    """Batch norm's running statistics: each replica starts from the step's, and replica 0's are kept."""
+    """Batch norm's running statistics: each replica starts from the step's initial ones, and replica 0's are kept."""
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors = [buffer for _, buffer in model.named_buffers()]
@@ -167,7 +167,7 @@ class ReplicaBuffers:
         if not self._start:
             self._start = self._copies()
         if replica > 0:
-            if not self._kept:  # what replica 0 has left, or the step's start where that is carried elsewhere or had no samples
+            if not self._kept:  # replica 0's buffers, or the step's initial ones if replica 0 is in another process or had no samples
                 self._kept = self._copies()
             self.set(self._start)
 
@@ -179,7 +179,7 @@ class ReplicaBuffers:
 
     @torch.no_grad()
     def set(self, values: Sequence[Tensor]) -> None:
-        """Overwrite them all."""
+        """Overwrite all buffers."""
         copy_all(self.tensors, values)
 
     def _copies(self) -> list[Tensor]:
@@ -189,7 +189,7 @@ class ReplicaBuffers:
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each source to its target, with one operator for all that are of a kind: a model has hundreds of small ones."""
+    """Copy each source to its target, with one operator per kind of tensor: a model has hundreds of small ones."""
     kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         pairs = kinds.setdefault((target.device, target.dtype), ([], []))

@@ -1,4 +1,4 @@
-"""An optimizer whose state is divided among the processes: torch's ZeroRedundancyOptimizer, with checkpoints as those of the optimizer within."""
+"""An optimizer whose state is sharded over the processes: torch's ZeroRedundancyOptimizer, with the checkpoints of the optimizer inside."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from samewise.runner.strategies.layout import Layout
 
 @final
 class DividedOptimizer(Layout):
-    """Each process holds all weights, and the optimizer's state of its share of them."""
+    """Each process holds all weights, and the optimizer state for its share of them."""
 
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """The same optimizer, of which each process keeps and steps a share of the parameters, and hands them to the others. It must not have stepped.
+        """The same optimizer, sharded: each process steps its share of the parameters and sends them to the others. It must not have stepped yet.
 
         Raises:
             ConfigError: its parameters are not all of one dtype, which torch asks for.
@@ -32,14 +32,14 @@ class DividedOptimizer(Layout):
         return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole optimizer's state on rank 0, as the optimizer within would have it; nothing on the others. All ranks must call it."""
+        """The complete state on rank 0, as the optimizer inside would have it; nothing on the other ranks. All ranks must call it."""
         if not isinstance(optimizer, ZeroRedundancyOptimizer):
             return optimizer.state_dict()
         optimizer.consolidate_state_dict(to=0)
         if not self.peers.is_main:
             return {}
         state = optimizer.state_dict()
-        for parameter_state in state["state"].values():  # torch moves all of it to the CPU, and fused kernels want a step's number beside the parameter
+        for parameter_state in state["state"].values():  # torch moves all of it to the CPU, but fused kernels need the step count on the parameter's device
             for name, value in parameter_state.items():
                 if isinstance(value, torch.Tensor):
                     parameter_state[name] = value.cpu()

@@ -1,4 +1,4 @@
-"""Where a sweep's runs stand side by side in the MLflow UI: addresses of its pages. Imports neither torch nor mlflow."""
+"""Addresses of pages in the MLflow UI that compare a sweep's runs. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pages:
     Args:
         compare: The runs side by side: parallel coordinates, scatter, box and contour plots, params and metrics.
         table: The experiment's runs of this sweep: the table, and the charts at a click.
-        opens: The command that serves them; empty where a server does already.
+        opens: The command that serves them; empty if a server does already.
     """
 
     compare: str
@@ -37,11 +37,11 @@ class Pages:
 
 
 def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
-    """The addresses; None where no run is in MLflow yet."""
+    """The addresses; None if no run is in MLflow yet."""
     runs, experiments = list[str](), list[str]()
     for setting in rank_settings(found):
         for one in setting:
-            known = _known(one)
+            known = _mlflow_ids(one)
             if known is not None and len(runs) < _MOST:
                 runs.append(known[0])
                 experiments += [known[1]] if known[1] not in experiments else []
@@ -51,7 +51,7 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     remote = uri.startswith(("http://", "https://"))
     base = uri.rstrip("/") if remote else _LOCAL
     compare = f"{base}/#/compare-runs?runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}&{FOR_TRAINING}"
-    reused = any(one.tries == 0 for one in found)  # trained by itself, or by another sweep, whose tag it has
+    reused = any(one.tries == 0 for one in found)  # trained alone or by another sweep, whose tag it has
     names = ", ".join(f"'{run}'" for run in runs)
     wanted = quote(f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'")
     point = found[0].point
@@ -60,8 +60,8 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     return Pages(compare, table, "" if remote else _ui(uri, folder))
 
 
-def _known(one: PointResult) -> tuple[str, str] | None:
-    """A run's id and its experiment's in MLflow."""
+def _mlflow_ids(one: PointResult) -> tuple[str, str] | None:
+    """The ids of a run and its experiment in MLflow."""
     known = read_mapping(one.point.run.tracking, shapes.TRACKING)
     return (str(known["run_id"]), str(known["experiment_id"])) if known.get("run_id") and known.get("experiment_id") is not None else None
 

@@ -1,4 +1,4 @@
-"""How metrics went during the runs of a sweep, and what they cost, from the runs' journals. Imports neither torch nor mlflow."""
+"""Metrics over the steps of a sweep's runs, and the runs' cost, from their journals. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 400
 
 
 def curve(one: PointResult, metric: str) -> list[tuple[int, float]]:
-    """(step, value) of a metric, in the order of steps; empty where the run never logged it."""
+    """(step, value) of a metric, by step; empty if the run never logged it."""
     path = one.point.run.metrics
     if not path.is_file():
         return []
@@ -26,7 +26,7 @@ def curve(one: PointResult, metric: str) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a sweep has taken.
+    """The time and work that a sweep has taken.
 
     Args:
         training_s: Seconds of training, summed over its finished runs.
@@ -44,7 +44,7 @@ class Cost:
 
 
 def cost(folder: SweepFolder, found: Sequence[PointResult]) -> Cost:
-    """Of all points so far."""
+    """The cost of all points so far."""
     words = [(one, folder.word(one.point.number)) for one in found]
     began = [float(word["began"]) for _, word in words if "began" in word]
     ended = [float(word["ended"]) for _, word in words if "ended" in word]

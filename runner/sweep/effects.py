@@ -1,4 +1,4 @@
-"""What each parameter of a sweep does to the monitored metric, by itself. Imports neither torch nor mlflow."""
+"""The effect of each parameter of a sweep on the monitored metric, taken separately. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samewise.runner.sweep.results import PointResult, Spread, by_setting, spread
+from samewise.runner.sweep.results import PointResult, Spread, group_by_setting, spread
 
 _MOST_LEVELS = 8
 """A parameter with more different values is looked at in ranges."""
@@ -30,11 +30,11 @@ class Level:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a parameter does.
+    """The effect of one parameter.
 
     Args:
         key: The parameter's.
-        share: Of the variance between settings, how much lies between this parameter's levels: eta squared, 0 to 1. NaN where all settings came to the same.
+        share: The share of the variance between settings that lies between this parameter's levels: eta squared, 0 to 1. NaN if all settings gave the same.
         levels: Each with what came of it, in the values' order.
         best: The level with the best mean.
         correlation: Spearman's rank correlation of the value with the metric, -1 to 1; None if the values are not numbers.
@@ -48,11 +48,11 @@ class Effect:
 
 
 def effects(found: Sequence[PointResult]) -> list[Effect]:
-    """Of each parameter that has several values among the settings with a result, the strongest first.
+    """The effect of each parameter that varies among the settings with a result, the strongest first.
 
     Joint effects of parameters are not separated: in a sweep that is not a full grid, a share also includes whatever varies together with the parameter.
     """
-    settled = [(setting[0].point.values, spread(setting).mean) for setting in by_setting(found)]
+    settled = [(setting[0].point.values, spread(setting).mean) for setting in group_by_setting(found)]
     settled = [(values, mean) for values, mean in settled if not math.isnan(mean)]
     mode = found[0].point.mode if found else "max"
     keys = list(dict.fromkeys(key for values, _ in settled for key in values))
@@ -61,7 +61,7 @@ def effects(found: Sequence[PointResult]) -> list[Effect]:
 
 
 def as_number(text: str) -> float | None:
-    """A value as a number; None if it is not one, such as `adam`."""
+    """A value as a number; None if it is not one (such as `adam`)."""
     try:
         return float(text)
     except ValueError:
@@ -70,15 +70,15 @@ def as_number(text: str) -> float | None:
 
 def _effect(key: str, settled: Sequence[tuple[Mapping[str, str], float]], mode: str) -> Effect:
     pairs = [(values[key], mean) for values, mean in settled if key in values]
-    groups = _grouped(pairs)
+    groups = _group_values(pairs)
     levels = [Level(name, Spread.of(means)) for name, means in groups.items()]
     pick = max if mode == "max" else min
     best = pick(levels, key=lambda level: level.spread.mean).name
     return Effect(key, _share(list(groups.values())), levels, best, _correlation(pairs))
 
 
-def _grouped(pairs: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
-    """The metric's values for each of the parameter's; for each of some equally full ranges of it where there are many."""
+def _group_values(pairs: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+    """The metric's values by the parameter's value; if those are many, by equally full ranges."""
     numbers = {text: as_number(text) for text, _ in pairs}
     known = {text: value for text, value in numbers.items() if value is not None}
     order = list(numbers) if len(known) < len(numbers) else sorted(known, key=lambda text: known[text])
@@ -94,7 +94,7 @@ def _grouped(pairs: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
 
 
 def _share(groups: Sequence[Sequence[float]]) -> float:
-    """Eta squared: the sum of squares between groups as a part of the whole. NaN where no group has a second value: then it would be 1 whatever they are."""
+    """Eta squared: the sum of squares between groups divided by the total. NaN if no group has two values, where it would always be 1."""
     if all(len(group) < 2 for group in groups):
         return math.nan
     everything = [value for group in groups for value in group]
@@ -116,7 +116,7 @@ def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
 
 
 def pareto(found: Sequence[PointResult], objectives: Mapping[str, str]) -> list[PointResult]:
-    """The points that no other beats in all objectives (each with min or max), by the metrics at their best step."""
+    """The points that are not dominated in the objectives (each min or max), by the metrics at their best step."""
     signs = {name: -1.0 if mode == "max" else 1.0 for name, mode in objectives.items()}
     placed = [(one, [signs[name] * one.best.get(name, math.nan) for name in objectives]) for one in found]
     placed = [(one, place) for one, place in placed if not any(map(math.isnan, place))]

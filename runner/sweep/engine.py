@@ -1,4 +1,4 @@
-"""Runs a sweep: asks what to try, starts it, watches it, reports the result. It can be interrupted at any moment, and resumes where it was."""
+"""Runs a sweep: asks the sweeper for settings, starts jobs, watches them, reports results. It can be interrupted at any time and resumes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
 
 MOST_TRIES = 3
-"""How often a job is started that ends without a word (killed for memory, a machine that died), in one go."""
+"""How often a job that ends without a reason (killed for memory, a dead machine) is started per call."""
 
 
 @dataclass
 class Sweep:
-    """What runs: points are started in their order, as many at a time as the launcher has room for. Its sweeper and its launcher are open."""
+    """A running sweep: points are started in order, as many at a time as the launcher allows. Its sweeper and launcher are open."""
 
     folder: SweepFolder
     space: Space
@@ -51,7 +51,7 @@ class Sweep:
     _stopping: int = 0
 
     def prepare(self) -> int:
-        """Compose and check the points that are known and not yet written down, and find out which are still to do.
+        """Compose and check the points that are known but not written yet, and find those still to do.
 
         Returns:
             How many are to do now, those included that the sweeper will be asked for.
@@ -69,19 +69,19 @@ class Sweep:
             self._points = self.folder.points()[: len(settings) * self._seeds]
         else:
             self._points = known
-            some = len(known) % self._seeds  # a crash has left a setting without the rest of its seeds
+            some = len(known) % self._seeds  # after a crash, a setting may lack some of its seeds
             if some:
                 self._add([Setting(known[-1].setting, known[-1].values)], known, some=some)
         self._pruned = {point.setting for point in self._points if self.folder.word(point.number).get("pruned")}
         firsts = set(same_runs(self._points).values())
         standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
         for point in self._points:
-            now = self._settled(point_result(self.folder, point, standing.get(point.number)))
+            now = self._prune_with_setting(point_result(self.folder, point, standing.get(point.number)))
             if now.state is State.failed and self.retry_failed:
                 self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None)
             elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
                 if now.state in ENDED:
-                    self.watcher.found(now)
+                    self.watcher.show_found(now)
                 else:
                     self._running[point.number] = (point, self._job(point))
                 continue
@@ -91,7 +91,7 @@ class Sweep:
         return len(self._todo) + max(0, to_ask)
 
     def submit(self) -> int:
-        """Hand everything over to a detached launcher; the number of jobs."""
+        """Submit everything to a detached launcher; return the number of jobs."""
         jobs = [self._job(point) for point in self._todo]
         self._todo.clear()
         if jobs:
@@ -99,13 +99,13 @@ class Sweep:
         return len(jobs)
 
     def run(self) -> None:
-        """Start and watch until nothing is left to do.
+        """Start and watch jobs until nothing is left to do.
 
         Raises:
             Interrupted: asked to stop; jobs that ran have saved.
         """
         with on_signals((signal.SIGINT, signal.SIGTERM), self._ask_stop):
-            self._tell_ended()
+            self._report_ended()
             while True:
                 self._fill()
                 if not self._running:
@@ -117,7 +117,7 @@ class Sweep:
             raise Interrupted(Problem(self.folder.id, "stopped; the running jobs have saved", hint="run the same command again to resume"))
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
-        """Start nothing more; have the running jobs save and stop; on a second call, end them."""
+        """Start no more jobs, and ask the running ones to save and stop; on a second call, end them."""
         self.watcher.say("stopping: running jobs will finish their step and save; press Ctrl-C again to stop them immediately")
         self._stopping += 1
         self.launcher.cancel(list(self._running), kill=self._stopping > 1)
@@ -138,7 +138,7 @@ class Sweep:
             self.launcher.submit(jobs)
 
     def _next(self, room: int | None) -> list[Point]:
-        """Up to `room` points to start now. One that is the same experiment as one that runs waits for it, and then has its result."""
+        """Up to `room` points to start now. A point that is the same experiment as a running one waits for its result."""
         busy, found = {point.folder for point, _ in self._running.values()}, list[Point]()
         for point in list(self._todo):
             if room is not None and len(found) >= room:
@@ -150,7 +150,7 @@ class Sweep:
         return found
 
     def _ask(self) -> bool:
-        """Have the sweeper name one more setting. False if there is none for now."""
+        """Ask the sweeper for one more setting. False if there is none now."""
         setting = None if self.sweeper.listed else self.sweeper.ask()
         if setting is None:
             return False
@@ -166,7 +166,7 @@ class Sweep:
         return True
 
     def _add(self, settings: Sequence[Setting], known: Sequence[Point], *, some: int = 0) -> list[Point]:
-        """Compose, check and write down the points of further settings, of the first of which `some` are known already."""
+        """Compose, check and write the points of more settings; of the first setting, `some` exist already."""
         made = compose_points(settings, self.space, self.folder, self.composer, first=len(known) - some)[some:]
         require_sound(made, self.project, elsewhere=self.launcher.detached)
         for caution in cautions(made, self._cautions):
@@ -187,7 +187,7 @@ class Sweep:
         return max(1, len(self.space.seeds))
 
     def _collect(self) -> None:
-        """Take note of the jobs that have ended."""
+        """Record the jobs that have ended."""
         seen = self.launcher.look(list(self._running))
         for number, known in seen.items():
             if known.standing is not Standing.gone:
@@ -195,36 +195,36 @@ class Sweep:
             point, _ = self._running.pop(number)
             if "ended" not in self.folder.word(number) and known.reason:
                 self.folder.note(number, reason=known.reason)
-            now = self._settled(point_result(self.folder, point, known))
+            now = self._prune_with_setting(point_result(self.folder, point, known))
             silent = now.state is State.interrupted and "ended" not in self.folder.word(number)
             if silent and not self.launcher.detached and not self._stopping and self._starts[number] < MOST_TRIES:
-                self.watcher.again(now)
+                self.watcher.show_restart(now)
                 self._todo.appendleft(point)
                 continue
-            self.watcher.ended(now)
+            self.watcher.show_ended(now)
             if now.state is State.pruned:
                 self._drop_seeds(point)
-        self._tell_ended()
+        self._report_ended()
 
     def _drop_seeds(self, pruned: Point) -> None:
-        """What is unpromising with one seed is not tried with the others."""
+        """Skip the other seeds of a setting that was pruned with one."""
         if pruned.setting in self._pruned:
             return
         self._pruned.add(pruned.setting)
         for point in [point for point in self._todo if point.setting == pruned.setting]:
             self._todo.remove(point)
-            self.watcher.ended(self._settled(point_result(self.folder, point)))
+            self.watcher.show_ended(self._prune_with_setting(point_result(self.folder, point)))
         self.launcher.cancel([number for number, (point, _) in self._running.items() if point.setting == pruned.setting])
 
-    def _settled(self, now: PointResult) -> PointResult:
-        """A point that would go on counts as pruned where its setting is."""
+    def _prune_with_setting(self, now: PointResult) -> PointResult:
+        """Count a point that could resume as pruned if its setting was."""
         if now.state in ENDED or now.point.setting not in self._pruned:
             return now
         self.folder.note(now.point.number, pruned="as it was with another seed")
         return point_result(self.folder, now.point)
 
-    def _tell_ended(self) -> None:
-        """Report settings of which every seed has ended to the sweeper. Interrupted points resume when the sweep does, and are reported then."""
+    def _report_ended(self) -> None:
+        """Report settings of which all seeds have ended to the sweeper. Interrupted points resume with the sweep, and are reported then."""
         if self.sweeper.listed:
             return
         by_setting = dict[int, list[Point]]()
@@ -262,7 +262,7 @@ def _together(ends: Sequence[PointResult]) -> Result:
 
 
 def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
-    """Raise a ConfigError where a sweeper that has to be asked is to be handed over whole."""
+    """Raise a ConfigError if a sweeper that chooses settings one by one is to be submitted as a whole."""
     if launcher.detached and not sweeper.listed:
         hint = "add --wait: this process then asks the sweeper, submits one job at a time, and must stay running"
         words = "chooses points by earlier results, so the sweep cannot be submitted all at once"

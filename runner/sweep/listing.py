@@ -1,4 +1,4 @@
-"""The runs in a run root, each with its name, state, progress and monitored metric, as far as files that are small tell. Imports neither torch nor mlflow."""
+"""Lists the runs of a run root with name, state, progress and monitored metric, from small files only. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from samewise.runner.sweep.results import State, latest
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A run as it is listed.
+class ListedRun:
+    """A run in the list.
 
     Args:
         name: Of the experiment.
-        run: The name of its folder: the start of its fingerprint, and which of them it is where it was trained anew.
+        run: The name of its folder: the start of its fingerprint, and its number if it was trained again.
         label: What was overridden.
         state: Where it stands.
         step: Optimizer steps done.
-        steps: Of how many; 0 where that is not known.
-        monitor: The metric that says what is best.
-        value: The best so far; NaN where there is none.
+        steps: The total; 0 if unknown.
+        monitor: The metric that determines the best step.
+        value: The best so far; NaN if there is none.
         also: The best so far by each other monitored metric.
-        metrics: All of them, at the best step, or the last where it has not ended.
-        seconds: Spent training, where it has ended.
+        metrics: All metrics, at the best step, or the last ones if it has not ended.
+        seconds: The time spent training, if it has ended.
         changed: When its folder was last written to, in seconds since the epoch.
         reason: Why it failed.
         folder: Its own.
@@ -63,23 +63,23 @@ class Listed:
     folder: str
 
     def facts(self) -> dict[str, Any]:
-        """In plain values, for programs: NaN as null."""
+        """As plain values, for programs; NaN becomes null."""
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in {**asdict(self), "state": self.state.value}.items()}
 
     def get(self, key: str) -> Any:
-        """What `--sort` and `--where` name: a field, or a metric; None where the run has none."""
-        return self.facts()[key] if key in Listed.__dataclass_fields__ else self.metrics.get(key)
+        """The value of `--sort` and `--where`: a field, or a metric; None if the run lacks it."""
+        return self.facts()[key] if key in ListedRun.__dataclass_fields__ else self.metrics.get(key)
 
 
-def list_runs(run_root: Path) -> list[Listed]:
-    """All runs of a folder, the one changed last at the end; a ConfigError where there is none. Damaged files are told as far as they go, with a warning."""
+def list_runs(run_root: Path) -> list[ListedRun]:
+    """All runs of a folder, the last changed at the end; a ConfigError if it does not exist. Damaged files give a warning and partial entries."""
     require_root(run_root)
     return sorted((read_run(folder) for folder in saved.below(run_root)), key=lambda one: one.changed)
 
 
-def read_run(folder: RunFolder) -> Listed:
-    """One run."""
-    monitor, also, label = _told_by_config(folder)
+def read_run(folder: RunFolder) -> ListedRun:
+    """Read one run."""
+    monitor, also, label = _read_config(folder)
     summary = read_mapping(folder.summary, shapes.SUMMARY)
     steps = int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0)
     failure = read_mapping(folder.failure)
@@ -96,17 +96,17 @@ def read_run(folder: RunFolder) -> Listed:
         monitor = summary["metrics"]["monitor"]
         ended: dict[str, Any] = {"state": State.finished, "step": summary["steps"], "steps": steps, "seconds": summary["timings"]["training_s"], "reason": ""}
         others = {name: one[name] for name, one in (summary["metrics"].get("also") or {}).items()}
-        return Listed(**common, **ended, monitor=monitor, also=others, metrics=metrics, value=metrics.get(monitor, math.nan))
+        return ListedRun(**common, **ended, monitor=monitor, also=others, metrics=metrics, value=metrics.get(monitor, math.nan))
     step, metrics = latest(folder, monitor)
     state = State.running if locks.holder(folder.lock) is not None else State.failed if failure else State.interrupted
     reason = re.sub(r"^\w+Error: ", "", str(failure.get("error") or "")).partition("\n")[0] if state is State.failed else ""
     others, value = {name: metrics[name] for name in also if name in metrics}, metrics.get(monitor, math.nan)
     going: dict[str, Any] = {"state": state, "step": step, "steps": steps, "seconds": math.nan, "reason": reason}
-    return Listed(**common, **going, monitor=monitor, also=others, metrics=metrics, value=value)
+    return ListedRun(**common, **going, monitor=monitor, also=others, metrics=metrics, value=value)
 
 
-def _told_by_config(folder: RunFolder) -> tuple[str, list[str], str]:
-    """(monitored metric, the others, label), from the text: composing a config takes a hundred times as long."""
+def _read_config(folder: RunFolder) -> tuple[str, list[str], str]:
+    """(monitored metric, the others, label), from the text: composing the config would take a hundred times as long."""
     try:
         text = read_text(folder.config) or ""
         found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
@@ -127,11 +127,11 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def matching(runs: Iterable[Listed], conditions: Sequence[str]) -> list[Listed]:
-    """Those for which every condition holds: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`.
+def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
+    """The runs that meet all conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`.
 
     Raises:
-        ConfigError: a condition cannot be read, names what no run has, or compares it with what it can never be.
+        ConfigError: a condition cannot be parsed, names a value that no run has, or compares it with an impossible one.
     """
     found = everything = list(runs)
     for condition in conditions:
@@ -155,8 +155,8 @@ def _holds(value: Any, sign: str, text: str) -> bool:
     return _COMPARED[sign](str(value), text)
 
 
-def in_order(runs: Sequence[Listed], key: str) -> list[Listed]:
-    """By a field or metric, the largest first (`-KEY`: the smallest); those without it last. A ConfigError where no run has it."""
+def sort_runs(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
+    """Sort by a field or metric, the largest first (`-KEY`: the smallest first); runs without it last. A ConfigError if no run has it."""
     name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
     values = _values("--sort", name, runs)
     known = [one for one in runs if values[one.folder] is not None]
@@ -165,9 +165,9 @@ def in_order(runs: Sequence[Listed], key: str) -> list[Listed]:
     return [*ordered, *(one for one in runs if values[one.folder] is None)]
 
 
-def _values(option: str, key: str, runs: Sequence[Listed]) -> dict[str, Any]:
-    """Each run's value of a column, a metric or else a setting, by its folder; None where it has none."""
-    known = [*Listed.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
+def _values(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any]:
+    """Each run's value of a field, metric or setting, by folder; None if it has none."""
+    known = [*ListedRun.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
     if key in known:
         return {one.folder: one.get(key) for one in runs}
     values = {one.folder: at(_config(one), key) for one in runs}
@@ -178,8 +178,8 @@ def _values(option: str, key: str, runs: Sequence[Listed]) -> dict[str, Any]:
     return {folder: str(value).lower() if isinstance(value, bool) else value for folder, value in values.items()}
 
 
-def _config(one: Listed) -> Mapping[str, Any]:
-    """A run's settings, without their types, which would take a hundred times as long; empty where there is no sound file."""
+def _config(one: ListedRun) -> Mapping[str, Any]:
+    """A run's settings, untyped, since types would take a hundred times as long; empty without an intact file."""
     file = RunFolder(Path(one.folder)).config
     try:
         require_modest(text := read_text(file) or "", str(file), interpolations="none")
@@ -190,7 +190,7 @@ def _config(one: Listed) -> Mapping[str, Any]:
 
 
 def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:
-    """Refuse a state that is none, and a comparison of numbers with what is none."""
+    """Refuse an unknown state, and a numeric comparison with a value that is not a number."""
     if key == "state" and sign in ("=", "!=") and text not in State.__members__:
         raise ConfigError(Problem("--where", "no such state", condition, f"one of: {', '.join(State)}", nearest(text, State)))
     if sign != "~" and any(isinstance(value, int | float) for value in values):
@@ -200,16 +200,16 @@ def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, t
             raise ConfigError(Problem("--where", "compares a number with text", condition, "NAME=NUMBER, NAME>NUMBER, ...")) from None
 
 
-def varying(runs: Sequence[Listed]) -> dict[str, dict[str, Any]]:
-    """What decides the result and is not the same in all runs: by folder, the values by path of the config."""
+def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
+    """The settings that affect the result and differ between runs: by folder, the values by path of the config."""
     known = {one.folder: dict(flat(identity(saved.config_in(RunFolder(Path(one.folder)).config).whole))) for one in runs}
     paths = dict.fromkeys(path for config in known.values() for path in config)
     kept = [path for path in paths if len({repr(config.get(path, "-")) for config in known.values()}) > 1]
     return {folder: {path: config.get(path, "-") for path in kept} for folder, config in known.items()}
 
 
-def delete(runs: Sequence[Listed]) -> None:
-    """Delete runs' folders, with their checkpoints. What MLflow has of them stays.
+def delete(runs: Sequence[ListedRun]) -> None:
+    """Delete runs' folders with their checkpoints. Their records in MLflow stay.
 
     Raises:
         ConfigError: one of them is being written; then none is deleted.
@@ -218,7 +218,7 @@ def delete(runs: Sequence[Listed]) -> None:
         for one in runs:
             try:
                 held.enter_context(locks.hold(RunFolder(Path(one.folder)).lock, sign=False))
-            except locks.Held as holder:
+            except locks.LockHeld as holder:
                 raise ConfigError(Problem(one.folder, f"is being written by {holder}", hint="stop it first; nothing has been deleted")) from None
         for one in runs:
             shutil.rmtree(one.folder)
@@ -226,8 +226,8 @@ def delete(runs: Sequence[Listed]) -> None:
                 parent.rmdir()
 
 
-def size_of(one: Listed) -> int:
-    """Bytes in a run's folder; links count as nothing."""
+def size_of(one: ListedRun) -> int:
+    """The size of a run's folder in bytes; links count as 0."""
     return sum(path.lstat().st_size for path in Path(one.folder).rglob("*") if path.is_file() and not path.is_symlink())
 
 

@@ -1,4 +1,4 @@
-"""A sweep as one HTML page that needs nothing else, and as CSV. Imports neither torch nor mlflow."""
+"""A sweep as a self-contained HTML page, and as CSV. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -33,40 +33,41 @@ svg { max-width: 100%; height: auto; } .failed { color: #b00020; } .pruned, .int
 def page(
     folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Effect], spent: Cost, pages: Pages | None, objectives: Mapping[str, str] | None = None
 ) -> str:
-    """The page; `pages` are those in the MLflow UI."""
+    """The page; `pages` are those of the MLflow UI."""
     several = any(one.point.seed is not None for one in found)
     monitor = found[0].point.monitor
     parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", table(setting_rows(found))]
     if objectives and len(objectives) > 1:
-        parts += ["<h2>Objectives: what no other point beats in all</h2>", _drawn(objectives_plot, found, objectives), table(front_rows(found, objectives))]
+        heading = "<h2>Objectives: what no other point beats in all</h2>"
+        parts += [heading, _draw(objectives_plot, found, objectives), table(front_rows(found, objectives))]
     if effects:
         parts += [
             "<h2>Effect of each parameter</h2>",
-            _drawn(effects_plot, found, effects),
+            _draw(effects_plot, found, effects),
             table(effect_rows(effects)),
             "<p class=note>The share is eta squared: the part of the variance between settings that lies between the parameter's values, one parameter at a "
             "time. Black: the mean over all settings with the value, and its 95 % interval.</p>",
         ]
     if several:
-        parts += ["<h2>Spread over seeds</h2>", _drawn(seeds_plot, found)]
+        parts += ["<h2>Spread over seeds</h2>", _draw(seeds_plot, found)]
     for metric in dict.fromkeys([monitor, "train/loss"]):
-        if plot := _drawn(curves_plot, found, metric):
+        if plot := _draw(curves_plot, found, metric):
             parts += [f"<h2>{html.escape(metric)} by step</h2>", plot]
     parts += ["<h2>Every point</h2>", table(point_rows(found), state=True)]
     return document(folder.id, parts)
 
 
 def document(title: str, parts: Sequence[str]) -> str:
-    """A page that needs nothing else, without passwords and tokens. `parts` are HTML."""
+    """A self-contained page without passwords and tokens. `parts` are HTML."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     return redact("\n".join(["<!doctype html>", f'<html lang="en"><head>{head}</head>', "<body>", *parts, "</body></html>", ""]))
 
 
-def _drawn(plot: Callable[..., str], *given: Any) -> str:
-    """A plot, empty where it cannot be drawn: a warning says why, and the tables are there all the same."""
+def _draw(plot: Callable[..., str], *given: Any) -> str:
+    """A plot; if it fails, empty with a warning, since the tables do not depend on it."""
     try:
         return plot(*given)
-    except Exception as error:  # whatever the results are, and matplotlib makes of them
+    except Exception as error:  # any error of matplotlib, or in the results
         reason = f"cannot be drawn: {type(error).__name__}: {first_line(error)}"
         print(f"warning: {Problem(plot.__name__.replace('_', ' '), reason, hint=raised_at(error))}", file=sys.stderr)
         return ""
@@ -83,7 +84,7 @@ def _head(folder: SweepFolder, found: Sequence[PointResult], spent: Cost, pages:
 
 
 def table(rows: Sequence[Row], *, state: bool = False) -> str:
-    """Rows as HTML; with `state`, those of runs that have not finished stand out."""
+    """Rows as HTML; with `state`, those of unfinished runs are highlighted."""
     names = columns(rows)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     lines = list[str]()
@@ -95,7 +96,7 @@ def table(rows: Sequence[Row], *, state: bool = False) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV, in which nothing is a formula of a spreadsheet's, without passwords and tokens."""
+    """Rows as CSV without passwords, tokens and cells that a spreadsheet would take for formulas."""
     out = io.StringIO()
     writer = csv.DictWriter(out, columns(rows), lineterminator="\n")
     writer.writerow({name: plain_cell(name) for name in columns(rows)})

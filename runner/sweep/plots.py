@@ -1,4 +1,4 @@
-"""Plots of a sweep as SVG, the same bits for the same results. matplotlib is imported where one is drawn, and without its global state."""
+"""Plots of a sweep as SVG, reproducible to the bit. matplotlib is imported when a plot is drawn, and its global state is not used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samewise.runner.errors import truncate
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, as_number, pareto
-from samewise.runner.sweep.results import PointResult, Spread, State, by_setting, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, Spread, State, group_by_setting, rank_settings, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _GREY = "#c8c8c8"
 
 
 def effects_plot(found: Sequence[PointResult], effects: Sequence[Effect]) -> str:
-    """The metric of each setting against each parameter, and the mean of each value with its 95 % interval; the strongest parameter first."""
+    """The metric of each setting against each parameter, with each value's mean and 95 % interval; the strongest parameter first."""
     figure = _figure(4.2 * min(3, len(effects)), 3.4 * math.ceil(len(effects) / 3))
     for number, effect in enumerate(effects):
         axes = figure.add_subplot(math.ceil(len(effects) / 3), min(3, len(effects)), number + 1)
@@ -33,7 +33,7 @@ def effects_plot(found: Sequence[PointResult], effects: Sequence[Effect]) -> str
 
 
 def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
-    settings = [(setting[0].point.values.get(effect.key), spread(setting).mean) for setting in by_setting(found)]
+    settings = [(setting[0].point.values.get(effect.key), spread(setting).mean) for setting in group_by_setting(found)]
     known = [(value, mean) for value, mean in settings if value is not None and not math.isnan(mean)]
     numbers = [as_number(value) for value, _ in known]
     scale = [value for value in numbers if value is not None]
@@ -45,7 +45,7 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
             axes.set_xscale("log")
     else:
         axes.scatter([names.index(value) for value, _ in known], [mean for _, mean in known], s=18, color=_COLOURS[0], alpha=0.6)
-        axes.set_xticks(range(len(names)), [_shortened(name) for name in names])
+        axes.set_xticks(range(len(names)), [_shorten(name) for name in names])
     if all(as_number(name) is not None for name in names) or not numeric:
         places = [float(name) for name in names] if numeric else list(range(len(names)))
         means = [level.spread.mean for level in effect.levels]
@@ -57,13 +57,13 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
 
 
 def _margins(total: Spread, metric: str) -> tuple[float, float]:
-    """How far the interval reaches below and above the mean; nowhere, where there is none."""
+    """The distances from the mean to the interval's ends; 0 without an interval."""
     low, high = total.interval(metric)
     return (0.0, 0.0) if math.isnan(low) else (total.mean - low, high - total.mean)
 
 
 def seeds_plot(found: Sequence[PointResult]) -> str:
-    """The metric of every seed of the best settings, and each setting's mean with its 95 % interval."""
+    """The metric of every seed of the best settings, with each setting's mean and 95 % interval."""
     settings = [setting for setting in rank_settings(found) if spread(setting).count][: 2 * _SHOWN]
     figure = _figure(7.5, 1.2 + 0.34 * len(settings))
     axes = figure.add_subplot()
@@ -73,14 +73,14 @@ def seeds_plot(found: Sequence[PointResult]) -> str:
         axes.scatter(values, [place] * len(values), s=20, color=_COLOURS[0], alpha=0.6)
         below, above = _margins(total, setting[0].point.monitor)
         axes.errorbar([total.mean], [place], xerr=[[below], [above]], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
-    axes.set_yticks(range(len(settings)), [_shortened(label(setting[0].point.values), 60) for setting in settings])
+    axes.set_yticks(range(len(settings)), [_shorten(label(setting[0].point.values), 60) for setting in settings])
     axes.invert_yaxis()
     axes.set_xlabel(f"{_literal(found[0].point.monitor)}: seeds, mean, 95 % interval of the mean", fontsize=8)
     return _svg(figure)
 
 
 def curves_plot(found: Sequence[PointResult], metric: str) -> str:
-    """A metric over the steps of every run, a colour for each of the best settings; empty where no run has logged it."""
+    """A metric over the steps of every run, coloured for the best settings; empty if no run has logged it."""
     figure = _figure(7.5, 4.2)
     axes = figure.add_subplot()
     drawn = False
@@ -92,7 +92,7 @@ def curves_plot(found: Sequence[PointResult], metric: str) -> str:
             if not line:
                 continue
             drawn = True
-            name = _shortened(label(setting[0].point.values), 50) if number == 0 and place < _SHOWN else None
+            name = _shorten(label(setting[0].point.values), 50) if number == 0 and place < _SHOWN else None
             axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.2, alpha=0.8, label=name, marker="." if len(line) < 15 else None)
     if not drawn:
         return ""
@@ -105,7 +105,7 @@ def curves_plot(found: Sequence[PointResult], metric: str) -> str:
 
 
 def objectives_plot(found: Sequence[PointResult], objectives: Mapping[str, str]) -> str:
-    """The first two objectives of every point, with those that no other beats."""
+    """The first two objectives of every point; points that are not dominated are marked."""
     first, second = list(objectives)[:2]
     figure = _figure(5.5, 4.2)
     axes = figure.add_subplot()
@@ -137,10 +137,10 @@ def _svg(figure: Figure) -> str:
     return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
 
 
-def _shortened(text: str, most: int = 24) -> str:
+def _shorten(text: str, most: int = 24) -> str:
     return _literal(truncate(text, most, ending="…"))
 
 
 def _literal(text: str) -> str:
-    """A name in which no dollar begins a formula. The labels of a logarithmic axis are formulas."""
+    """Escape dollars, which would start a formula. The labels of a logarithmic axis are formulas."""
     return text.replace("$", r"\$")

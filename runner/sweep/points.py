@@ -1,4 +1,4 @@
-"""The points of a sweep, composed and checked: all of them, before any starts. What many points share is composed once."""
+"""Composes and checks all points of a sweep before any starts. What points share is composed once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samewise.runner.config import other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
 from samewise.runner.config.fingerprint import fingerprint_of
-from samewise.runner.config.loader import choices_in, chooses_several, config_loader, groups, root_config, without_hydra
+from samewise.runner.config.loader import choices_in, chooses_several, config_loader, groups, remove_hydra, root_config
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.tree import flat, plain
@@ -31,7 +31,7 @@ from samewise.runner.sweepers.space import Space
 
 
 class Composer:
-    """Composes points whose command lines are alike: the files of each choice of groups are read and merged once."""
+    """Composes points with similar command lines: the files of each choice of groups are read and merged once."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -41,7 +41,7 @@ class Composer:
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str], list[other_choice.Change]]] = {}
 
     def compose(self, given: Sequence[str]) -> Composed:
-        """As `compose.compose`, with what is wrong as its `problems`; interpolations are not looked at."""
+        """As `compose.compose`, with errors in its `problems`; interpolations are not checked."""
         given = self._project.with_experiment(given)
         try:
             read = self._parser.parse_overrides(given)
@@ -51,7 +51,7 @@ class Composer:
             rest = [override for override in read if override not in of_groups]
             ConfigLoaderImpl._apply_overrides_to_config(rest, cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls at this point)
         except faults.FAILURES:
-            return compose(given, project=self._project, strict=False)  # tells what is wrong
+            return compose(given, project=self._project, strict=False)  # finds what is wrong
         cautions = other_choice.settle(cfg, changed, given, self._project)
         problems = [problem for some in settle(cfg, given) for problem in some]
         return Composed(cfg, dict(choices), tuple(given), self._project, tuple(problems), label_of(given), cautions=tuple(cautions))
@@ -62,23 +62,23 @@ class Composer:
             if chooses_several(cfg) and (problems := compose(chosen, project=self._project, strict=False).problems):
                 raise ConfigError(*problems)
             choices = choices_in(cfg)
-            cfg = without_hydra(cfg)
+            cfg = remove_hydra(cfg)
             require_modest_references(cfg)
             self._bases[chosen] = cfg, choices, other_choice.changes(self._loader, chosen, choices.get("experiment"))
         return self._bases[chosen]
 
 
 def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | None = None, with_code: bool = True) -> tuple[str, Composed]:
-    """The sweep's id, and the config that its points share: the experiment's name and a hash of what varies about what.
+    """The sweep's id, and the config that its points share: the experiment's name and a hash of the base config and what varies.
 
     Args:
         space: What varies.
-        composer: Composes; where no choice of a group varies, the points then have little left to compose.
+        composer: Composes the points; if no choice of a group varies, little is left to compose for each.
         sweeper: The sweeper's config; the shared one if not given.
         with_code: Whether other code of the user's makes it another sweep.
 
     Raises:
-        ConfigError: what the points share is wrong by itself.
+        ConfigError: the part that all points share is wrong.
     """
     shared = composer.compose(space.fixed)
     problems = shared.problems or tuple(faults.unresolvable(shared.cfg))
@@ -88,7 +88,7 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
     told = {
         "shared": shared.fingerprint if with_code else fingerprint_of(shared.whole),
         "varied": sorted([part.key, part.text] for part in space.parts if not isinstance(part, str)),
-        "sweeper": {key: value for key, value in asked.items() if key != "trials"},  # more of them is the same sweep, longer
+        "sweeper": {key: value for key, value in asked.items() if key != "trials"},  # more points are the same sweep, extended
         "name": shared.name,
     }
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
@@ -98,7 +98,7 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
 
 @dataclass(frozen=True)
 class ComposedPoint:
-    """A point that has been composed.
+    """A composed point.
 
     Args:
         point: What is written down of it.
@@ -112,16 +112,16 @@ class ComposedPoint:
 
 
 def compose_points(settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int) -> list[ComposedPoint]:
-    """The points of some settings, each with every seed, in order."""
+    """The points of some settings with every seed, in order."""
     made = list[ComposedPoint]()
     for setting in settings:
         for seed in space.seeds or (None,):
             overrides = space.at({**setting.values, **({"seed": seed} if seed is not None else {})})
-            made.append(_made(first + len(made), setting, seed, overrides, folder, composer.compose(overrides)))
+            made.append(_make_point(first + len(made), setting, seed, overrides, folder, composer.compose(overrides)))
     return made
 
 
-def _made(number: int, setting: Setting, seed: str | None, overrides: Sequence[str], folder: SweepFolder, composed: Composed) -> ComposedPoint:
+def _make_point(number: int, setting: Setting, seed: str | None, overrides: Sequence[str], folder: SweepFolder, composed: Composed) -> ComposedPoint:
     whole = composed.whole
     if not composed.problems and any(isinstance(value, str) and "${" in value for _, value in flat(whole)):
         composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
@@ -132,11 +132,11 @@ def _made(number: int, setting: Setting, seed: str | None, overrides: Sequence[s
     point = Point(
         number, setting.number, seed, values, list(overrides), composed.name, identity, str(run), evaluate["monitor"], evaluate["mode"], _needs(whole)
     )
-    return ComposedPoint(point, composed, {**whole, "tracking": _tagged(whole["tracking"], composed.name, point, folder)})
+    return ComposedPoint(point, composed, {**whole, "tracking": _add_tags(whole["tracking"], composed.name, point, folder)})
 
 
 def _needs(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """What its job needs of a machine."""
+    """The resources that its job needs."""
     strategy: Any = whole["strategy"] if isinstance(whole["strategy"], dict) else {}
     processes = int(strategy.get("nproc") or (1 if strategy.get("rank_invariant") else whole["replicas"]))
     return {
@@ -149,29 +149,29 @@ def _needs(whole: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spread(strategy: Mapping[str, Any]) -> str | None:
-    """How a run's processes lie on several machines, as in `launchers.base.Job`."""
+    """The distribution of a run's processes over several machines, as in `launchers.base.Job`."""
     if "nproc" not in strategy:
         return None
     return "each" if strategy["nproc"] or strategy.get("rank_invariant") else "whole"
 
 
-def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepFolder) -> dict[str, Any]:
-    """With the names by which the run is found in MLflow; they change no result."""
+def _add_tags(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepFolder) -> dict[str, Any]:
+    """Add the tags by which the run is found in MLflow; they do not change the result."""
     tags = {**tracking["tags"], "sweep": folder.id, "sweep.point": str(point.number), "sweep.setting": str(point.setting)}
     return {**tracking, "run_name": tracking["run_name"] or f"{point.label} ({name})", "tags": tags}
 
 
 def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
-    """Keep each point's resolved config, so that what is edited later changes nothing."""
+    """Write each point's resolved config, so that later edits do not affect it."""
     for made in points:
         saved = dump_plain(made.whole, made.composed.choices, made.composed.label)
-        if redact(saved) != saved:  # it is needed as it is, by the job
+        if redact(saved) != saved:  # the job needs it unchanged
             folder.path.chmod(0o700)
         folder.config(made.point.number).write_text(saved, encoding="utf-8")
 
 
 def same_runs(points: Sequence[Point]) -> dict[str, int]:
-    """For each run's folder the first point that has it."""
+    """The first point of each run folder."""
     first = dict[str, int]()
     for point in points:
         first.setdefault(str(Path(point.folder)), point.number)

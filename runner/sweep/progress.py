@@ -1,4 +1,4 @@
-"""Shows a person how a sweep goes: a line for each running job, and one for each that has ended. On standard error; only lines if that is not a terminal."""
+"""Shows a sweep's progress: a line for each running job, and one for each that has ended, on standard error; without a terminal only the latter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STYLES = {State.finished: "green", State.failed: "bold red", State.pruned: "yel
 
 
 class Watcher:
-    """Draws while a sweep runs."""
+    """Displays a running sweep."""
 
     def __init__(self, folder: SweepFolder, *, total: int | None, console: PlainConsole | None = None) -> None:
         self._folder, self.total = folder, total
@@ -42,19 +42,19 @@ class Watcher:
             self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """One line, for good."""
+        """Print a line that stays."""
         self._console.print(Text(text, style=style))
 
-    def found(self, now: PointResult) -> None:
-        """A point that needs nothing more: it has ended before, or is at work already."""
+    def show_found(self, now: PointResult) -> None:
+        """A point needs nothing more: it has ended, or is already running."""
         self._counts[now.state] += 1
 
-    def again(self, now: PointResult) -> None:
-        """A job that died is started again."""
+    def show_restart(self, now: PointResult) -> None:
+        """A job that died is restarted."""
         self.say(f"{self._head(now.point)}  {now.reason}; restarting it from its last checkpoint", "yellow")
 
-    def ended(self, now: PointResult) -> None:
-        """A job has ended: said at once."""
+    def show_ended(self, now: PointResult) -> None:
+        """A job has ended; printed at once."""
         self._counts[now.state] += 1
         parts = [self._head(now.point), now.state.value]
         if now.state is State.finished:
@@ -66,7 +66,7 @@ class Watcher:
         self.say("  ".join(parts), _STYLES.get(now.state, ""))
 
     def show(self, running: Sequence[Point], *, waiting: int) -> None:
-        """Draw the running jobs, at most once a second; nothing where there is no terminal."""
+        """Draw the running jobs, at most once a second; only on a terminal."""
         now = time.monotonic()
         if self._live is None or now - self._drawn < _EVERY_S:
             return

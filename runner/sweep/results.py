@@ -1,4 +1,4 @@
-"""What has become of each point of a sweep, read from its run's folder and from the word that its job has left. Imports neither torch nor mlflow."""
+"""The result of each point of a sweep, from its run's folder and its job's record. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samewise.runner.config.project import Project
-from samewise.runner.errors import INTERRUPTED, ConfigError, without_heading
+from samewise.runner.errors import INTERRUPTED, ConfigError, strip_heading
 from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import open_to_read, read_mapping
@@ -23,7 +23,7 @@ from samewise.runner.tracking import journal
 
 
 class State(enum.StrEnum):
-    """Where a point stands."""
+    """The state of a point."""
 
     waiting = enum.auto()
     running = enum.auto()
@@ -39,12 +39,12 @@ ENDED = (State.finished, State.pruned, State.failed)
 
 @dataclass(frozen=True)
 class PointResult:
-    """A point and what has become of it.
+    """A point and its result.
 
     Args:
         point: Which.
         state: Where it stands.
-        reason: Why, where that is not plain: the error's first line, "killed by SIGKILL".
+        reason: The reason, if it is not obvious: the error's first line, "killed by SIGKILL".
         best: Metrics at the step that was best by `evaluate.monitor`.
         final: Metrics of the last evaluation.
         steps: Optimizer steps taken.
@@ -67,12 +67,12 @@ class PointResult:
 
     @property
     def value(self) -> float:
-        """The monitored metric at its best; NaN where there is none."""
+        """The monitored metric at its best; NaN if there is none."""
         return float(self.best.get(self.point.monitor, self.final.get(self.point.monitor, math.nan)))
 
 
 def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) -> PointResult:
-    """What has become of a point, with what its launcher knows of it where that was asked."""
+    """The result of a point, with its launcher's information if that was asked."""
     word = folder.word(point.number)
     tries = int(word.get("tries", 0))
     tracked = read_mapping(point.run.tracking, shapes.TRACKING).get("run_id")
@@ -98,13 +98,13 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
 
 
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
-    """Of all points, in order."""
+    """The results of all points, in order."""
     known = seen or {}
     return [point_result(folder, point, known.get(point.number)) for point in folder.points()]
 
 
 def current_results(folder: SweepFolder, project: Project, *, trusted: bool = True) -> list[PointResult]:
-    """Of all points, in order, with what the sweep's launcher knows of its jobs; a launcher that someone else has named is not asked."""
+    """The results of all points, in order, with the launcher's information about jobs; a launcher named by someone else is not asked."""
     if folder.facts["launcher"]["_target_"] != LOCAL:
         if not trusted:
             print(f"warning: {folder.path} {trust.NOT_YOURS}. Its launcher is not asked for the state of its jobs; --trust allows it", file=sys.stderr)
@@ -115,18 +115,18 @@ def current_results(folder: SweepFolder, project: Project, *, trusted: bool = Tr
     found = point_results(folder)
     if folder.holder() is not None:
         return found
-    return [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]  # its jobs have ended with it
+    return [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]  # its jobs ended with it
 
 
 LOCAL = "samewise.runner.launchers.local.Local"
 
 
 def open_launcher(folder: SweepFolder, project: Project) -> Launcher:
-    """The launcher of a sweep that the user trusts; it knows of jobs that another process has submitted only where it is detached.
+    """The launcher of a trusted sweep; only a detached one knows jobs that another process has submitted.
 
     Args:
         folder: The sweep's.
-        project: The user's, whose packages the launcher may be from: what the folder says of packages is not believed.
+        project: The user's, whose packages may contain the launcher: packages that the folder names are not trusted.
     """
     from samewise.runner.config.instantiate import instantiate
 
@@ -146,7 +146,7 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
     if "ended" in word:
         code = word.get("exit_code")
         how = seen.reason if seen is not None and code == INTERRUPTED else ""
-        why = "; ".join(filter(None, [how, without_heading(said).partition("\n")[0].partition("; hint: ")[0]]))
+        why = "; ".join(filter(None, [how, strip_heading(said).partition("\n")[0].partition("; hint: ")[0]]))
         return (State.interrupted if code == INTERRUPTED else State.failed), why or reason or f"exit code {code}"
     if seen is not None and seen.failed:
         return State.failed, reason
@@ -156,7 +156,7 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
 
 
 def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
-    """The last step that a run has logged, and its last evaluation; from the last `window` bytes of its journal."""
+    """The last logged step of a run and its last evaluation, from the last `window` bytes of its journal."""
     try:
         handle = open_to_read(run.metrics)
         if handle is None:
@@ -182,7 +182,7 @@ def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int,
 
 @dataclass(frozen=True)
 class Spread:
-    """One metric over the seeds of a setting.
+    """A metric over the seeds of a setting.
 
     Args:
         count: How many runs.
@@ -198,7 +198,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Of the values that are numbers."""
+        """Computed from the values that are numbers."""
         known = [value for value in values if not math.isnan(value)]
         if len(known) < 2:
             return cls(len(known), known[0] if known else math.nan)
@@ -206,7 +206,7 @@ class Spread:
         return cls(len(known), statistics.fmean(known), deviation, _student(len(known) - 1) * deviation / math.sqrt(len(known)))
 
     def interval(self, metric: str) -> tuple[float, float]:
-        """The mean's 95 % confidence interval; of a share no further than 0 and 1, between which its mean lies. NaN for one run."""
+        """The mean's 95 % confidence interval; limited to 0 and 1 for a share. NaN for one run."""
         low, high = self.mean - self.margin, self.mean + self.margin
         return (max(low, 0.0), min(high, 1.0)) if _SHARE.search(metric) and 0.0 <= self.mean <= 1.0 else (low, high)
 
@@ -216,14 +216,14 @@ _SHARE = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|map)$")
 
 
 def _student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """The 97.5 % quantile of Student's t distribution."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, freedom))
 
 
-def by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """The results of each setting, over its seeds, in order."""
+def group_by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
+    """The results by setting, over its seeds, in order."""
     settings = dict[int, list[PointResult]]()
     for one in found:
         settings.setdefault(one.point.setting, []).append(one)
@@ -231,13 +231,13 @@ def by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
 
 
 def spread(of_setting: Sequence[PointResult]) -> Spread:
-    """The monitored metric of a setting, over its finished seeds."""
+    """The monitored metric of a setting over its finished seeds."""
     return Spread.of(one.value for one in of_setting if one.state is State.finished)
 
 
 def rank_settings(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """Settings, the best mean first; then those with a seed whose result is NaN, and those without any result last."""
-    settings = by_setting(found)
+    """Sort settings by mean, the best first; then those with a seed whose result is NaN, then those without a result."""
+    settings = group_by_setting(found)
     sign = -1.0 if settings and settings[0][0].point.mode == "max" else 1.0
 
     def place(one: Sequence[PointResult]) -> tuple[bool, bool, float]:

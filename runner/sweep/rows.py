@@ -1,4 +1,4 @@
-"""A sweep as rows, each a mapping of columns to cells: what the terminal, the page and the CSV show. Imports neither torch nor mlflow."""
+"""A sweep as rows, mappings from columns to cells, for terminal, page and CSV. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
-    """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval. `exact`: all digits and columns."""
+    """The settings, the best first: the monitored metric's mean over seeds, its deviation and confidence interval. `exact`: all digits and columns."""
     show = exactly if exact else number
     several = exact or any(one.point.seed is not None for one in found)
     rows = list[Row]()
@@ -37,7 +37,7 @@ def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[R
 
 
 def point_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
-    """Every point; if `exact` with all digits, and all metrics at its best step (best/...) and at its end (final/...)."""
+    """Every point; with `exact` all digits, and all metrics at its best step (best/...) and at its end (final/...)."""
     show = exactly if exact else number
     rows = list[Row]()
     for one in found:
@@ -68,13 +68,13 @@ def effect_rows(effects: Sequence[Effect]) -> list[Row]:
 
 
 def effect_facts(effect: Effect) -> dict[str, str]:
-    """A parameter, and how much it decides."""
+    """A parameter and the size of its effect."""
     share = "" if math.isnan(effect.share) else f"{effect.share:.0%}"
     return {"parameter": effect.key.lstrip("+~"), "share": share, "rank correlation": "" if effect.correlation is None else f"{effect.correlation:+.2f}"}
 
 
 def front_rows(found: Sequence[PointResult], objectives: Mapping[str, str]) -> list[Row]:
-    """The points that no other beats in all objectives."""
+    """The points that are not dominated in the objectives."""
     return [{"point": one.point.label, **{name: number(one.best[name]) for name in objectives}} for one in pareto(found, objectives)]
 
 
@@ -84,23 +84,23 @@ def columns(rows: Iterable[Row]) -> list[str]:
 
 
 def count_points(found: Iterable[PointResult]) -> str:
-    """How many stand where: `3 finished, 1 failed`."""
+    """The number of points in each state: `3 finished, 1 failed`."""
     return ", ".join(f"{count} {state}" for state, count in Counter(one.state.value for one in found).items())
 
 
 def cost_in_words(spent: Cost) -> str:
-    """What the sweep has taken."""
+    """The sweep's cost."""
     lost = f", {clock(spent.lost_s)} on runs that failed" if spent.lost_s >= 1 else ""
     return f"{clock(spent.training_s)} of training, {spent.steps} steps, {spent.tries} jobs started, {clock(spent.span_s)} in all{lost}"
 
 
 def number(value: float) -> str:
-    """Four digits; nothing for NaN."""
+    """Four digits; empty for NaN."""
     return "" if math.isnan(value) else f"{value:.4g}"
 
 
 def exactly(value: float) -> str:
-    """All digits; nothing for NaN."""
+    """All digits; empty for NaN."""
     return "" if math.isnan(value) else repr(value)
 
 

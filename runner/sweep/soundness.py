@@ -1,4 +1,4 @@
-"""What is wrong with any point of a sweep, found before one starts. What many points share is looked at once."""
+"""Checks every point of a sweep before one starts. What points share is checked once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samewise.runner.sweep.points import ComposedPoint
 
 
 def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> None:
-    """Raise everything that is wrong with any of the points, as a ConfigError: each thing once, with how many points have it.
+    """Raise all problems of the points as a ConfigError: each once, with the number of points that have it.
 
     Args:
         points: Which.
@@ -30,23 +30,23 @@ def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewher
     found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
     seen, seen_here = dict[str, list[Problem]](), dict[str, list[Problem]]()
     for made in points:
-        of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, find)]
+        of_components = [*components.required_are_there(made.whole), *_find_once(seen, made.whole, find)]
         for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
         what = {"machine": [made.whole[key] for key in ("device", "run_root", "strategy")]}
-        for problem in _once(seen_here, what, lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere)):
+        for problem in _find_once(seen_here, what, lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere)):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     if not found and not elsewhere:
         for made in points:
             what = {"processes": [made.whole[key] for key in ("strategy", "device", "replicas", "accumulate")]}
-            for problem in _once(seen_here, what, lambda _, made=made: _misfits(made.composed, project)):
+            for problem in _find_once(seen_here, what, lambda _, made=made: _misfits(made.composed, project)):
                 found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     if found:
-        raise ConfigError(*(_counted(each, len(points)) for each in found.values()))
+        raise ConfigError(*(_count_points(each, len(points)) for each in found.values()))
 
 
 def cautions(points: Sequence[ComposedPoint], told: set[tuple[str, str]]) -> list[Problem]:
-    """What was left out of the points' configs and what stays, each thing once, with how many points have it.
+    """Settings left out of the points' configs, and those kept; each once, with the number of points.
 
     Args:
         points: Which.
@@ -56,13 +56,13 @@ def cautions(points: Sequence[ComposedPoint], told: set[tuple[str, str]]) -> lis
     for made in points:
         for caution in made.composed.cautions:
             found.setdefault((caution.path, caution.message), []).append((made.point, caution))
-    new = [_counted(each, len(points)) for key, each in found.items() if key not in told]
+    new = [_count_points(each, len(points)) for key, each in found.items() if key not in told]
     told |= found.keys()
     return new
 
 
 def _misfits(composed: Composed, project: Project) -> list[Problem]:
-    from samewise.runner.training.trial import require_processes
+    from samewise.runner.training.dry_run import require_processes
 
     try:
         require_processes(composed, project)
@@ -71,8 +71,8 @@ def _misfits(composed: Composed, project: Project) -> list[Problem]:
     return []
 
 
-def _once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Callable[[Mapping[str, Any]], list[Problem]]) -> list[Problem]:
-    """What `find` says of the parts of a config, each different part looked at once."""
+def _find_once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Callable[[Mapping[str, Any]], list[Problem]]) -> list[Problem]:
+    """The results of `find` for the parts of a config, each distinct part checked once."""
     found = list[Problem]()
     for key, part in whole.items():
         text = f"{key} {json.dumps(part, sort_keys=True, default=str)}"
@@ -82,7 +82,7 @@ def _once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Callab
     return found
 
 
-def _counted(each: Sequence[tuple[Point, Problem]], points: int) -> Problem:
+def _count_points(each: Sequence[tuple[Point, Problem]], points: int) -> Problem:
     (first, problem), count = each[0], len({point.number for point, _ in each})
     where = "every point" if count == points else f"{count} of {points} points, first {first.label}"
     return problem if points == 1 else dataclasses.replace(problem, message=f"{problem.message} (in {where})")

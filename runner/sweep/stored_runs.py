@@ -1,4 +1,4 @@
-"""The runs of an MLflow store, listed as those of a run root are."""
+"""Lists the runs of an MLflow store as those of a run root are listed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.errors import Problem
-from samewise.runner.sweep.listing import Listed
+from samewise.runner.sweep.listing import ListedRun
 from samewise.runner.sweep.results import State
-from samewise.runner.tracking.address import check_uri, require_there, without_password
+from samewise.runner.tracking.address import check_uri, remove_password, require_there
 from samewise.runner.tracking.best import PREFIX
 from samewise.runner.tracking.sender import quiet_mlflow
 
@@ -31,8 +31,8 @@ _LEFT_OUT = ("system/", "speed/", "train/", PREFIX)
 _PAGE = 200
 
 
-def list_stored(uri: str) -> tuple[list[Listed], dict[str, dict[str, str]]]:
-    """All of samewise's runs in a store, the one that was changed last at the end; nothing is written.
+def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, str]]]:
+    """All of samewise's runs in a store, the last changed at the end; writes nothing.
 
     Args:
         uri: The store's, which the user has named: MLflow's tokens are sent there.
@@ -41,17 +41,17 @@ def list_stored(uri: str) -> tuple[list[Listed], dict[str, dict[str, str]]]:
         The runs; and what decides the result and is not the same in all of them: by folder, the values by path of the config.
 
     Raises:
-        ConfigError: it is no address of a store, or the store does not answer.
+        ConfigError: it is not the address of a store, or the store does not answer.
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
     with quiet_mlflow():
-        from samewise.runner.tracking.answers import asking
+        from samewise.runner.tracking.answers import open_reader
 
-        with asking(checked, lambda reason: Problem("--uri", f"MLflow cannot read it: {reason}", without_password(uri), "an MLflow store")) as client:
+        with open_reader(checked, lambda reason: Problem("--uri", f"MLflow cannot read it: {reason}", remove_password(uri), "an MLflow store")) as client:
             found = list(_runs(client))
             mine = [one for one in found if "samewise.fingerprint" in one.data.tags]
-            listed = [_listed(client, one) for one in mine]
+            listed = [_list_run(client, one) for one in mine]
     if len(mine) < len(found):
         print(f"{len(found) - len(mine)} runs in the store are not samewise's, and are left out", file=sys.stderr)
     return sorted(listed, key=lambda one: one.changed), _varying(dict(zip((one.folder for one in listed), (one.data.params for one in mine), strict=True)))
@@ -66,13 +66,13 @@ def _runs(client: MlflowClient) -> Iterator[Run]:
             token = page.token or ""
 
 
-def _listed(client: MlflowClient, run: Run) -> Listed:
+def _list_run(client: MlflowClient, run: Run) -> ListedRun:
     tags, params, told = run.data.tags, run.data.params, run.info
     folder = Path(tags.get("samewise.folder") or told.run_id)
     name, fingerprint = folder.parent.name or str(told.run_name), tags["samewise.fingerprint"][:12]
     monitor, label = params.get("evaluate.monitor", ""), str(told.run_name or "")
     metrics, best, step = _metrics(client, run, monitor, mode=params.get("evaluate.mode", "max"))
-    return Listed(
+    return ListedRun(
         name=name,
         run=fingerprint,
         label=label.removesuffix(f" ({name})") if label.endswith(f" ({name})") else "",
@@ -91,7 +91,7 @@ def _listed(client: MlflowClient, run: Run) -> Listed:
 
 
 def _metrics(client: MlflowClient, run: Run, monitor: str, *, mode: str) -> tuple[dict[str, float], float, int]:
-    """The metrics of evaluations at the best step, the best value, and the last step that was evaluated."""
+    """The evaluation metrics at the best step, the best value, and the last evaluated step."""
     names = [name for name in run.data.metrics if not name.startswith(_LEFT_OUT)]
     values = {name: {one.step: one.value for one in client.get_metric_history(run.info.run_id, name)} for name in names}
     monitored = {step: value for step, value in values.get(monitor, {}).items() if not math.isnan(value)}

@@ -1,4 +1,4 @@
-"""A sweep on the terminal."""
+"""Prints a sweep on the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 30
 
 
 def as_plain_values(one: PointResult) -> dict[str, Any]:
-    """A result in plain values, for programs."""
+    """A result as plain values, for programs."""
     return {
         "number": one.point.number,
         "setting": one.point.setting,
@@ -43,7 +43,7 @@ def as_plain_values(one: PointResult) -> dict[str, Any]:
 
 
 def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: str = "") -> None:
-    """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval; and the command that says `more`."""
+    """Print the settings, the best first: the monitored metric's mean over seeds, its deviation and confidence interval; and the command that shows `more`."""
     console = _console()
     console.print(f"{folder.id}: {count_points(found)}")
     if not found:
@@ -60,7 +60,7 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
 
 
 def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:
-    """Where its runs stand side by side in the MLflow UI; nothing where they are not in MLflow."""
+    """Print addresses of the MLflow UI that compare the runs; nothing if they are not in MLflow."""
     known = pages(folder, found)
     if known is None:
         return
@@ -70,7 +70,7 @@ def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:
 
 
 def print_effects(effects: Sequence[Effect]) -> None:
-    """What each parameter does, the strongest first."""
+    """Print the effect of each parameter, the strongest first."""
     if not effects:
         return
     rows = list[Row]()
@@ -84,7 +84,7 @@ def print_effects(effects: Sequence[Effect]) -> None:
 
 
 def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None) -> None:
-    """Every point and where it stands."""
+    """Print every point with its state."""
     console = _console()
     console.print(f"{folder.id}: {count_points(found)}".rstrip(" :"))
     if held:
@@ -108,7 +108,7 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
 
 
 def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
-    """Rows as a table; the columns named in `right` are aligned there."""
+    """Print rows as a table; the columns in `right` are right-aligned."""
     _console().print(_table(rows, right=right))
 
 
@@ -123,6 +123,6 @@ def _table(rows: Sequence[Row], *, right: Sequence[str] = ()) -> Table:
 
 
 def _console() -> PlainConsole:
-    """Standard output; a pipe or a file is as wide as a table needs."""
+    """Standard output; for a pipe or a file, as wide as the table."""
     console = PlainConsole(highlight=False, soft_wrap=True)
     return console if console.is_terminal else PlainConsole(highlight=False, soft_wrap=True, width=400)

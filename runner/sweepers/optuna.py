@@ -1,4 +1,4 @@
-"""Settings chosen by Optuna 5 from what came of earlier ones: asked one by one as there is room, told as they end, kept in a journal in the sweep's folder.
+"""Settings chosen by Optuna 5 from earlier results: one at a time when there is room; the study is a journal in the sweep's folder.
 
 A setting's number is its trial's. The study may be left at any moment: a trial that was asked for and never written down as a point is the first that is given
 out again, and one that was written down and not told is told when the sweep goes on.
@@ -32,7 +32,7 @@ _REPEATS = "samewise.repeats"
 
 @final
 class Optuna(Sweeper):
-    """Asks Optuna.
+    """Asks Optuna for settings.
 
     Args:
         sampler: tpe (Bergstra et al., NeurIPS 2011), gp (Gaussian processes), cmaes (Hansen and Ostermeier 2001), nsgaii (Deb et al. 2002), or random.
@@ -76,7 +76,7 @@ class Optuna(Sweeper):
         self._orphans = deque[int]()
 
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
-        """Nothing is written yet: another process may be running the sweep."""
+        """Writes nothing: another process may be running the sweep."""
         space.require_dimensions()
         if self._name == "cmaes" and sum(one.interval is not None for one in space.dimensions) < 2:
             raise ConfigError(Problem("sweeper", "CMA-ES needs at least two intervals", expected="key=interval(LOWEST,HIGHEST)", hint="sweeper=tpe"))
@@ -84,7 +84,7 @@ class Optuna(Sweeper):
         self._objectives = dict(sorted((self._objectives or {monitor: mode}).items()))
 
     def settings(self) -> Iterable[Setting]:
-        return [Setting(trial.number, {}) for trial in self._asked()]
+        return [Setting(trial.number, {}) for trial in self._own_trials()]
 
     def count(self) -> int | None:
         return self._trials
@@ -95,13 +95,13 @@ class Optuna(Sweeper):
             number = self._orphans.popleft()
             study.sampler = self._sampler(number)
             trial = optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)  # pyright: ignore[reportPrivateUsage]
-        elif len(self._asked()) < self._trials:
+        elif len(self._own_trials()) < self._trials:
             study.sampler = self._sampler(len(study.get_trials(deepcopy=False)))
             trial = study.ask()
         else:
             return None
-        values = {one.key: _suggested(trial, one) for one in self._space.dimensions}
-        optuna_study.make_durable(self._folder.path)  # before the point is: a point always has its trial
+        values = {one.key: _suggest(trial, one) for one in self._space.dimensions}
+        optuna_study.make_durable(self._folder.path)  # before the point is written: a point always has its trial
         return Setting(trial.number, values)
 
     def tell(self, setting: Setting, result: Result) -> None:
@@ -116,7 +116,7 @@ class Optuna(Sweeper):
             self._study.tell(trial.number, state=optuna.trial.TrialState.PRUNED if result.state == "pruned" else optuna.trial.TrialState.FAIL)
 
     def variables(self, setting: Setting, seed: int) -> Mapping[str, str]:
-        """The first seed's run reports, where trials are pruned."""
+        """If trials are pruned, the first seed's run reports."""
         if self._pruner is None or seed:
             return {}
         (metric,) = self._objectives
@@ -132,11 +132,11 @@ class Optuna(Sweeper):
 
     @functools.cached_property
     def _study(self) -> optuna.Study:
-        """Opened when first needed, by the one process that runs the sweep."""
+        """Opened on first use, by the process that runs the sweep."""
         if self._name == "gp":
             import torch
 
-            torch.set_num_threads(1)  # the cores are the jobs'
+            torch.set_num_threads(1)  # leave the cores to the jobs
         pruner = optuna_study.pruner(self._pruner, self._pruner_options)
         study = optuna_study.open_study(self._folder.path, self._objectives, sampler=self._sampler(0), pruner=pruner)
         written = {point.setting for point in self._folder.points()}
@@ -144,16 +144,16 @@ class Optuna(Sweeper):
         self._orphans.extend(one.number for one in trials if one.state is optuna.trial.TrialState.RUNNING and one.number not in written)
         return study
 
-    def _asked(self) -> list[FrozenTrial]:
+    def _own_trials(self) -> list[FrozenTrial]:
         return [one for one in self._study.get_trials(deepcopy=False) if _REPEATS not in one.user_attrs]
 
     def _sampler(self, number: int) -> Any:
-        """A new one for each trial, keyed by its number: one that went on after a restart with its first draws would try the first settings again."""
+        """A new sampler per trial, keyed by its number: one that started over after a restart would repeat the first settings."""
         digest = hashlib.blake2b(f"{self._seed}/{number}".encode(), digest_size=4).digest()
         return optuna_study.sampler(self._name, self._sampler_options, seed=int.from_bytes(digest, "big"))
 
     def _values(self, result: Result) -> list[float] | None:
-        """The objectives' values; None where one is not a number."""
+        """The objectives' values; None if one is not a number."""
         missing = [name for name in self._objectives if name not in result.metrics]
         if missing:
             raise ConfigError(
@@ -168,8 +168,8 @@ class Optuna(Sweeper):
             self._study.add_trial(repeat)
 
 
-def _suggested(trial: optuna.Trial, dimension: Dimension) -> str:
-    """A trial's value for a dimension, as an override writes it; the one it has, where it has one already."""
+def _suggest(trial: optuna.Trial, dimension: Dimension) -> str:
+    """A trial's value for a dimension, in override syntax; an existing value is kept."""
     interval = dimension.interval
     if interval is None:
         return str(trial.suggest_categorical(dimension.key, list(dimension.values)))

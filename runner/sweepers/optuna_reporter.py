@@ -1,4 +1,4 @@
-"""In a job's process: tells Optuna's study how the run goes at each evaluation, and ends it where the pruner says so."""
+"""Runs in a job: reports each evaluation to Optuna's study, and ends the run if the pruner decides so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samewise.runner.sweepers.optuna_study import optuna
 
 @final
 class Reporter(Callback):
-    """Only the main process reports. A run that is pruned stops as one that is interrupted: it saves, and can be resumed to its full length.
+    """Reports from the main process. A pruned run stops like an interrupted one: it saves, and can be resumed to its full length.
 
     Args:
         folder: The sweep's.
@@ -37,7 +37,7 @@ class Reporter(Callback):
 
     def on_start(self, run: RunView) -> None:
         if run.is_main:
-            self._trial = self._attached()
+            self._trial = self._attach()
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if self._trial is None or self._pruned:
@@ -49,7 +49,7 @@ class Reporter(Callback):
             if number not in self._trial.storage.get_trial(self._trial._trial_id).intermediate_values:  # pyright: ignore[reportPrivateUsage]
                 self._trial.report(metrics[self._metric], number)
             unpromising = self._trial.should_prune()
-        except OSError as error:  # the disk is full, but training need not end for that
+        except OSError as error:  # a full disk is no reason to end the training
             print(f"warning: an evaluation was not reported to the sweep: {error}", file=sys.stderr)
             return
         if unpromising and not run.is_over and not run.is_stopping:
@@ -57,7 +57,7 @@ class Reporter(Callback):
             run.interrupt(f"the sweep's pruner ({self._pruned})")
 
     def on_end(self, run: RunView) -> None:
-        """Leave word that the run was pruned, where it has stopped for that reason."""
+        """Record that the run was pruned, if that is why it stopped."""
         if not self._pruned or run.is_over or not run.is_saved:
             return
         write_json(RunFolder(run.folder).tags, {"sweep.pruned": self._pruned})
@@ -65,16 +65,16 @@ class Reporter(Callback):
         if point is not None:
             self._folder.note(point.number, pruned=self._pruned)
 
-    def _attached(self) -> optuna.Trial:
+    def _attach(self) -> optuna.Trial:
         study = optuna.load_study(
             study_name=self._folder.id,
             storage=optuna_study.storage(self._folder.path),
-            sampler=optuna.samplers.RandomSampler(),  # nothing is drawn here
+            sampler=optuna.samplers.RandomSampler(),  # the reporter never samples
             pruner=optuna_study.pruner(self._pruner, self._pruner_options),
         )
         return optuna.Trial(study, study.get_trials(deepcopy=False)[self._number]._trial_id)  # pyright: ignore[reportPrivateUsage]  (Optuna's way to attach to a trial)
 
 
 def _evaluations(run: RunView) -> int:
-    """How many evaluations the run has behind it, from where it stands: the same after a resume."""
+    """The number of evaluations that the run has done, computed from its position: the same after a resume."""
     return math.ceil(run.step / run.evaluation_interval) if run.evaluation_interval else 1

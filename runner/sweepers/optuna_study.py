@@ -1,4 +1,4 @@
-"""Optuna's study of a sweep: its file, its samplers and pruners by name. Used by the process that runs the sweep and by jobs that report to it."""
+"""A sweep's Optuna study: its file, and samplers and pruners by name. Used by the sweep's process and by jobs that report to it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's journal file, written under a lock that goes with the process that holds it, however that ends.
+    """Optuna's journal file, under a lock that ends with the process that holds it.
 
     Optuna's own lock has others wait for half a minute.
     """
@@ -49,7 +49,7 @@ class _Journal(JournalFileBackend):
         self._path = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append whole lines, after cutting off a last one that a process has left unfinished. What has to be durable, `make_durable` makes so."""
+        """Append whole lines, after removing an unfinished last one. `make_durable` makes them durable."""
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         with locks.hold(self._path, wait=True, sign=False), open(self._path, "ab+") as handle:
             cut_torn_line(handle.fileno())
@@ -57,32 +57,32 @@ class _Journal(JournalFileBackend):
 
 
 def storage(folder: Path) -> JournalStorage:
-    """The study's file in a sweep's folder."""
+    """The study's storage in a sweep's folder."""
     return JournalStorage(_Journal(folder / FILE))
 
 
 def make_durable(folder: Path) -> None:
-    """Have the study's file survive a machine that goes down, as far as it is written, whoever wrote it."""
+    """Make what has been written to the study's file durable, whoever wrote it."""
     with open(folder / FILE, "rb") as handle:
         os.fsync(handle)
 
 
 def sampler(name: str, options: Mapping[str, Any], *, seed: int) -> BaseSampler:
-    """A sampler by its name in `SAMPLERS`.
+    """The sampler with this name in `SAMPLERS`.
 
     Raises:
-        ConfigError: no such choice, or it takes no such options.
+        ConfigError: the choice, or one of its options, does not exist.
     """
-    return _made(SAMPLERS, name, "sampler", {"seed": seed, **options})
+    return _make(SAMPLERS, name, "sampler", {"seed": seed, **options})
 
 
 def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
-    """A pruner by its name in `PRUNERS`; None: one that never stops a trial.
+    """The pruner with this name in `PRUNERS`; None never stops a trial.
 
     Raises:
-        ConfigError: no such choice, or it takes no such options.
+        ConfigError: the choice, or one of its options, does not exist.
     """
-    return NopPruner() if name is None else _made(PRUNERS, name, "pruner", options)
+    return NopPruner() if name is None else _make(PRUNERS, name, "pruner", options)
 
 
 def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
@@ -96,7 +96,7 @@ def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSamp
     return study
 
 
-def _made(classes: Mapping[str, type[Any]], name: str, path: str, options: Mapping[str, Any]) -> Any:
+def _make(classes: Mapping[str, type[Any]], name: str, path: str, options: Mapping[str, Any]) -> Any:
     if name not in classes:
         raise ConfigError(Problem(path, "no such choice", name, f"one of: {', '.join(classes)}", nearest(name, classes)))
     known = inspect.signature(classes[name]).parameters

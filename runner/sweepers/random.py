@@ -1,4 +1,4 @@
-"""Settings drawn at random, or spread evenly at random."""
+"""Settings drawn at random, or evenly spread at random."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from samewise.runner.sweepers.base import Setting, Sweeper
 from samewise.runner.sweepers.space import Dimension, Space
 
 
-class _Drawn(Sweeper, abc.ABC):
-    """So many settings, each a function of the seed and its number: more trials later begin with the same ones."""
+class _RandomSweeper(Sweeper, abc.ABC):
+    """So many settings, each a function of the seed and its number: with more trials, the first settings stay the same."""
 
     def __init__(self, *, trials: int = 20, seed: int = 0) -> None:
         if trials < 1:
@@ -34,20 +34,20 @@ class _Drawn(Sweeper, abc.ABC):
 
     @abc.abstractmethod
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
-        """For each trial a number in [0, 1) for each dimension."""
+        """A number in [0, 1) for each dimension, per trial."""
 
 
 @final
-class Random(_Drawn):
-    """Each value drawn by itself: from a list with equal chances, from an interval uniformly on its scale (Bergstra and Bengio, JMLR 13, 2012)."""
+class Random(_RandomSweeper):
+    """Draws each value independently: uniformly from a list, or from an interval on its scale (Bergstra and Bengio, JMLR 13, 2012)."""
 
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
         return [[_share(self._seed, number, one.key) for one in dimensions] for number in range(self._trials)]
 
 
 @final
-class Sobol(_Drawn):
-    """The points of a scrambled Sobol sequence, which leave smaller gaps than draws at random (Owen 1998; SciPy's `qmc.Sobol`)."""
+class Sobol(_RandomSweeper):
+    """The points of a scrambled Sobol sequence, which leave smaller gaps than random draws (Owen 1998; SciPy's `qmc.Sobol`)."""
 
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
         from scipy.stats import qmc
@@ -59,6 +59,6 @@ class Sobol(_Drawn):
 
 
 def _share(seed: int, number: int, key: str) -> float:
-    """A number in [0, 1), a function of its arguments."""
+    """A number in [0, 1) that is a function of the arguments."""
     digest = hashlib.blake2b(f"{seed}/{number}/{key}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53

@@ -1,4 +1,4 @@
-"""What a sweep varies, in Hydra's own words: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
+"""What a sweep varies, in Hydra's syntax: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
 
 `int(interval(1,9))` has whole numbers only.
 """
@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from samewise.runner.config.loader import config_loader
-from samewise.runner.config.override_text import take_out_split, unreadable
+from samewise.runner.config.override_text import remove_split_overrides, unreadable
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 
@@ -30,7 +30,7 @@ MOST = 100_000
 
 @dataclass(frozen=True)
 class Interval:
-    """All numbers from `low` to `high`: whole ones only, on a logarithmic scale, where it says so."""
+    """The numbers from `low` to `high`, optionally integers only or on a logarithmic scale."""
 
     low: float
     high: float
@@ -38,7 +38,7 @@ class Interval:
     whole: bool = False
 
     def at(self, share: float) -> str:
-        """The number at `share` (0 to 1, 1 left out) of the way, as an override writes it."""
+        """The number at `share` in [0, 1) of the interval, in override syntax."""
         if self.whole and not self.log:
             return str(int(self.low) + min(int(share * (self.high - self.low + 1)), int(self.high - self.low)))
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
@@ -49,13 +49,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One key and what it may be.
+    """A key and its possible values.
 
     Args:
         key: As before the `=`: `optimizer.lr`, `+optimizer.nesterov`, `experiment`.
         text: As after it.
-        values: What it may be, each as an override writes it; none where there is an interval.
-        interval: Any number within; None where there are values.
+        values: Its possible values in override syntax; none if there is an interval.
+        interval: Any number within; None if there are values.
     """
 
     key: str
@@ -64,21 +64,21 @@ class Dimension:
     interval: Interval | None = None
 
     def at(self, share: float) -> str:
-        """The value at `share` (0 to 1, 1 left out) of the way."""
+        """The value at `share` in [0, 1)."""
         return self.interval.at(share) if self.interval else self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     @property
     def name(self) -> str:
-        """The key without `+` and `~`."""
+        """The key without `+` or `~`."""
         return self.key.lstrip("+~")
 
 
 @dataclass(frozen=True)
 class Space:
-    """A command line with several values.
+    """The overrides of a sweep.
 
     Args:
-        parts: Its overrides in their order: text where there is one value, else a dimension.
+        parts: Its overrides in order: text if there is one value, otherwise a dimension.
     """
 
     parts: tuple[str | Dimension, ...]
@@ -90,26 +90,26 @@ class Space:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """The seeds to repeat each setting with; none where the seed does not vary."""
+        """The seeds with which each setting is repeated; none if the seed does not vary."""
         return next((part.values for part in self.parts if isinstance(part, Dimension) and part.key == SEED), ())
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """The overrides that have one value."""
+        """The overrides with a single value."""
         return tuple(part for part in self.parts if isinstance(part, str))
 
     def require_dimensions(self) -> None:
-        """Raise ConfigError where nothing but the seed varies, which leaves a sweeper nothing to choose."""
+        """Raise ConfigError if only the seed varies, which leaves a sweeper nothing to choose."""
         if not self.dimensions:
-            raise ConfigError(Problem("sweeper", "nothing but the seed varies", expected="keys with several values, or an interval", hint="sweeper=grid"))
+            raise ConfigError(Problem("sweeper", "only the seed varies", expected="keys with several values, or an interval", hint="sweeper=grid"))
 
     def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        """The overrides of one point, in the command line's order; what `values` does not name is left out."""
+        """The overrides of one point, in the command line's order, without keys that `values` lacks."""
         chosen = [part if isinstance(part, str) else f"{part.key}={values[part.key]}" for part in self.parts if isinstance(part, str) or part.key in values]
         return tuple(chosen)
 
     def grid(self) -> Iterator[dict[str, str]]:
-        """Every combination, the last dimension changing fastest.
+        """All combinations, the last dimension changing fastest.
 
         Raises:
             ConfigError: a dimension is an interval, which cannot be listed.
@@ -128,14 +128,14 @@ class Space:
 
 
 def read_space(given: Sequence[str], *, project: Project) -> Space:
-    """The space that a command line spans.
+    """Parse the overrides of a sweep.
 
     Raises:
         ConfigError: an override cannot be read, or has no values.
     """
     parser = OverridesParser.create(config_loader=config_loader(project))
     parts = list[str | Dimension]()
-    given, problems = take_out_split(given, parser)
+    given, problems = remove_split_overrides(given, parser)
     for text in given:
         try:
             (override,) = parser.parse_overrides([text])
@@ -161,7 +161,7 @@ def _part(override: Override, text: str) -> str | Dimension:
     if isinstance(value, RangeSweep) and value.step and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MOST:
         raise ConfigError(Problem(key, "has too many values", after, f"at most {MOST}"))
     before = random.getstate()
-    random.seed(text)  # `shuffle(...)`: the same command, the same order
+    random.seed(text)  # `shuffle(...)`: the same command gives the same order
     try:
         values = tuple(dict.fromkeys(override.sweep_string_iterator()))
     finally:

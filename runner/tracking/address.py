@@ -1,4 +1,4 @@
-"""Tracking addresses: what a `tracking.uri` means, found out without importing mlflow."""
+"""Tracking addresses: interprets a `tracking.uri` without importing mlflow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MAKE_ONE = "samewise train experiment=resnet18_digits"
 _REMOTE = ("http", "https")
 REFUSED = "the server refuses access"
 _SHOWN = 300
-"""Letters of what MLflow says."""
+"""Maximum length of an MLflow message."""
 _EXAMPLES = "sqlite:///runs/mlflow.db, http://HOST:5000 or postgresql+psycopg2://USER@HOST/DATABASE"
 
 
 def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
-    """What is wrong with a tracking URI, or None. Nothing is opened or made."""
+    """What is wrong with a tracking URI, or None. Opens and creates nothing."""
     scheme, separator, _ = uri.partition("://")
     dialect, _, driver = scheme.partition("+")
     if re.match(r"(?:file://)?[^/@]*:[^/@]*@", uri):
@@ -43,26 +43,26 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
         if dialect == "postgresql" and not driver:
             reason = "name the driver: the driver that a bare postgresql:// uses depends on SQLAlchemy's version"
             expected = "postgresql+psycopg2://..."
-            return Problem(path, reason, without_password(uri), expected)
+            return Problem(path, reason, remove_password(uri), expected)
         if importlib.util.find_spec(module) is None:
-            return Problem(path, f"the database driver '{module}' is not installed", without_password(uri), _EXAMPLES, f"pip install {_package(module)}")
+            return Problem(path, f"the database driver '{module}' is not installed", remove_password(uri), _EXAMPLES, f"pip install {_package(module)}")
         return None
     if scheme in _REMOTE:
         try:
             named = urlsplit(uri).hostname
             _ = urlsplit(uri).port
-        except ValueError as error:  # brackets or a port that are none
-            return Problem(path, f"is not a valid address: {error}", without_password(uri), "http://HOST:5000")
+        except ValueError as error:  # invalid brackets or port
+            return Problem(path, f"is not a valid address: {error}", remove_password(uri), "http://HOST:5000")
         if not named:
             return Problem(path, "the server's name is missing", uri, "http://HOST:5000")
         return None
     if scheme == "databricks":
         return None
-    return Problem(path, f"'{scheme}' is not a tracking address", without_password(uri), _EXAMPLES, nearest(dialect, ["sqlite", "http", "https", *_SQL]))
+    return Problem(path, f"'{scheme}' is not a tracking address", remove_password(uri), _EXAMPLES, nearest(dialect, ["sqlite", "http", "https", *_SQL]))
 
 
 def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
-    """The URI as any process, in any folder, may use it: an SQLite file's path made absolute.
+    """The URI as any process in any folder can use it, with an absolute path for an SQLite file.
 
     Raises:
         ConfigError: MLflow does not accept it as a tracking URI.
@@ -78,7 +78,7 @@ def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
 
 
 def require_there(uri: str, *, path: str) -> None:
-    """Raise a ConfigError for a store that does not exist, or a server that does not answer: MLflow would make the one, and try the other for minutes."""
+    """Raise a ConfigError if a store does not exist or a server does not answer: MLflow would create the store, and retry the server for minutes."""
     file = sqlite_file(uri)
     if file is not None and not (file.is_file() and file.stat().st_size):
         raise ConfigError(Problem(path, "there is no MLflow store here yet", str(file), "a store made by a training run", _MAKE_ONE))
@@ -86,15 +86,15 @@ def require_there(uri: str, *, path: str) -> None:
         return
     try:
         urllib.request.urlopen(uri, timeout=10).close()
-    except urllib.error.HTTPError:  # something answers; a browser may log in
+    except urllib.error.HTTPError:  # a server answers; a browser may log in
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise ConfigError(Problem(path, f"the server does not answer: {reason}", without_password(uri), "the address of an MLflow server")) from None
+        raise ConfigError(Problem(path, f"the server does not answer: {reason}", remove_password(uri), "the address of an MLflow server")) from None
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The file of an SQLite URI; None for any other, and where it names none."""
+    """The file of an SQLite URI; None for other URIs, or if there is no file."""
     scheme, _, rest = uri.partition("://")
     if scheme.partition("+")[0] != "sqlite":
         return None
@@ -102,13 +102,13 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(name) if name not in ("", ":memory:") else None
 
 
-def without_password(uri: str) -> str:
+def remove_password(uri: str) -> str:
     """The URI as it may be shown and stored."""
     return re.sub(r"^([^/]*://[^/@:]*:)[^/@]+@", r"\1***@", uri)
 
 
-def in_words(said: str) -> str:
-    """What MLflow's client says of a failure, on one line; where a server asks who one is, what to do."""
+def describe_failure(said: str) -> str:
+    """An error of MLflow's client on one line, with what to do if the server requires authentication."""
     refused = re.search(r"failed with error code (401|403)\b", said)
     if refused is None:
         return truncate(" ".join(said.split()), _SHOWN)

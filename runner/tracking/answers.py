@@ -1,9 +1,9 @@
-"""What is taken from a tracking server: no more than there is room for, and from no other than the one that was named, whatever it sends. Imports mlflow.
+"""Limits on responses of tracking servers: in size, and to the host that was named. Imports mlflow.
 
 requests reads an answer whole into memory, and urllib3 a header or the length of a chunk, however long they are; MLflow asks for as many pages as
 a server says there are, and writes as much of an artifact as comes. So each answer's bytes are counted where they leave the socket, and again
 when they have been decompressed. It may also send elsewhere: by a redirection, by an address to download from, by a run whose artifacts are on another
-host, which MLflow then tells this user's token. Databricks' own client and the clients of clouds do not come by here.
+host, to which MLflow would send this user's token. Databricks' own client and the clients of clouds do not come by here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mlflow.utils import request_utils
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, in_short, limit_from
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, limit_from, summarise_error
 from samewise.runner.tracking import store_places
-from samewise.runner.tracking.address import in_words
+from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.store_places import LONGEST_S
 
 ANSWER = ("SAMEWISE_MAX_ANSWER_BYTES", 64 << 20)
@@ -41,11 +41,11 @@ _HEADERS = 1 << 20
 
 
 class NotTaken(Exception):
-    """A server sends more than is taken, or no answer at all."""
+    """A server's response is too large, or not a response at all."""
 
 
 class _Taken:
-    """What one command has taken so far, and why it took no more."""
+    """The size of a command's responses so far, and why a response was refused."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -53,7 +53,7 @@ class _Taken:
         self.refused: NotTaken | None = None
 
     def refuse(self, why: str) -> NotTaken:
-        """The error to raise, which is remembered: libraries on the way up wrap it, or leave it out of what they say."""
+        """Make the error to raise, and record it: libraries in between wrap it or drop its message."""
         self.refused = NotTaken(why)
         return self.refused
 
@@ -64,13 +64,13 @@ _named = set[str]()
 _command: list[_Taken] = []
 
 
-def _taken() -> _Taken:
-    """The current command's; outside of one, as in the sender, answers are not added up."""
+def _current_total() -> _Taken:
+    """The current command's total; outside a command, as in the sender, responses are not added up."""
     return _command[-1] if _command else _Taken()
 
 
 class _Counted(io.RawIOBase):
-    """The bytes of one answer, as they come from the socket."""
+    """Counts the bytes of one response as they arrive."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -96,7 +96,7 @@ class _Counted(io.RawIOBase):
         super().close()
 
     def decoded(self, pieces: Iterator[bytes], *, of_json: bool) -> Generator[bytes]:
-        """The answer's body as the client is given it. With `of_json`, it has to be a mapping: MLflow takes an empty body for "done"."""
+        """The response's body as the client receives it. With `of_json` it has to be a mapping: MLflow takes an empty body for "done"."""
         head = b""
         for piece in pieces:
             self._decoded += len(piece)
@@ -104,14 +104,14 @@ class _Counted(io.RawIOBase):
             head = head or piece.lstrip()[:1]
             yield piece
         if of_json and head != b"{":
-            raise _taken().refuse("it reports success, but not in the form that an MLflow server uses: something else may be answering in its place")
+            raise _current_total().refuse("it reports success, but not in the form that an MLflow server uses: something else may be answering in its place")
 
     def be_a_download(self) -> None:
-        """The rest goes to a file, and not into memory."""
+        """Allow more: the rest is written to a file, not kept in memory."""
         self._download = True
 
     def _check(self, count: int, more: int) -> None:
-        taken = _taken()
+        taken = _current_total()
         if self._download:
             taken.downloads += more
             most = limit_from(*DOWNLOAD)
@@ -146,10 +146,10 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
         return manager
 
     def send(self, request: Any, stream: bool = False, timeout: Any = None, verify: Any = True, cert: Any = None, proxies: Any = None) -> Any:
-        _require_named(request, is_sent_on=getattr(_here, "is_sent_on", False))
+        _require_named_host(request, is_sent_on=getattr(_here, "is_sent_on", False))
         _here.is_sent_on = False
         response = super().send(request, stream, timeout, verify, cert, proxies)
-        _here.is_sent_on = response.is_redirect  # what this thread asks next is where it leads
+        _here.is_sent_on = response.is_redirect  # the next request of this thread follows the redirect
         counted: _Counted = _here.counted
         if stream and response.ok:
             counted.be_a_download()
@@ -162,8 +162,8 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
         return response
 
 
-def _require_named(request: Any, *, is_sent_on: bool) -> None:
-    """Refuse to ask, or to tell a token to, a host that the user has not named. What is uploaded without a token may go where the server has it.
+def _require_named_host(request: Any, *, is_sent_on: bool) -> None:
+    """Refuse requests, and tokens, to a host that the user has not named. Uploads without a token may go where the server says.
 
     What MLflow itself asks goes to the server that its client was made for: in a notebook that may be one of the user's, beside samewise's.
     """
@@ -173,7 +173,7 @@ def _require_named(request: Any, *, is_sent_on: bool) -> None:
     more = {one.strip().lower() for one in os.environ.get(HOSTS, "").split(",")}
     is_named = _named & {"*", host, host.removesuffix(":443") + ":80"} or host in more
     if not is_named and not (request.method == "PUT" and "Authorization" not in request.headers):
-        raise _taken().refuse(f"it redirects to {host}, which is not the server that was named; if that is intended, set {HOSTS}={host}")
+        raise _current_total().refuse(f"it redirects to {host}, which is not the server that was named; if that is intended, set {HOSTS}={host}")
 
 
 def _host(address: str) -> str:
@@ -182,12 +182,12 @@ def _host(address: str) -> str:
 
 
 def allow(address: str) -> None:
-    """Let a server send to the host of an address, which the user has named or trusts; to any, of an address without one (`databricks`)."""
+    """Allow requests to the host of an address that the user has named or trusts; to any host, if it names none (`databricks`)."""
     _named.add(_host(address.replace("mlflow-artifacts:", "http:", 1)) if urlsplit(address).hostname else "*")
 
 
 def _count(manager: Any) -> None:
-    """Have the connections of a manager of urllib3's count what they are answered."""
+    """Make the connections of a urllib3 manager count their responses."""
 
     def counting(pool: Any) -> Any:
         connection = type(pool.ConnectionCls.__name__, (pool.ConnectionCls,), {"response_class": _Answer})
@@ -197,13 +197,13 @@ def _count(manager: Any) -> None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client of a store, whose answers are limited."""
+    """A client of a store whose responses are limited."""
     for of in (ANSWER, DOWNLOAD):
         limit_from(*of)
     for address in (uri, os.environ.get("MLFLOW_REGISTRY_URI", "")):
         if address.startswith(("http://", "https://", "databricks")):
             allow(address)
-    os.environ.setdefault("MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD", "false")  # from an address of the server's choice; it sends the file itself, too
+    os.environ.setdefault("MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD", "false")  # from an address chosen by the server; it may also send the file itself
     if request_utils.TCPKeepAliveHTTPAdapter is not _Adapter:
         request_utils.TCPKeepAliveHTTPAdapter = _Adapter
         request_utils._cached_get_request_session.cache_clear()  # pyright: ignore[reportPrivateUsage]
@@ -211,8 +211,8 @@ def connect(uri: str) -> MlflowClient:
 
 
 @contextlib.contextmanager
-def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
-    """A client to read a store with, for one command: what a server sends may be anything. `told` makes the problem of what went wrong.
+def open_reader(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
+    """A client that reads a store for one command, whatever a server sends. `told` makes the problem from an error.
 
     Raises:
         ConfigError: whatever went wrong inside, but for what samewise itself has found.
@@ -224,11 +224,11 @@ def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
 
     def taken_out(store: Any, *_: Any) -> None:
         if isinstance(store, sqlite3.Connection):
-            store_places.bound(store, until=until, largest=limit_from(*ANSWER), over=lambda: taken.refuse(words))
+            store_places.limit_queries(store, until=until, largest=limit_from(*ANSWER), over=lambda: taken.refuse(words))
 
     def put_back(store: Any, *_: Any) -> None:
         if isinstance(store, sqlite3.Connection):
-            store_places.unbound(store)
+            store_places.unlimit_queries(store)
 
     event.listen(Engine, "checkout", taken_out)
     event.listen(Engine, "checkin", put_back)
@@ -240,7 +240,8 @@ def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
         if isinstance(error, MemoryError):
             taken.refuse(f"its database takes more than {store_places.HEAP:,} bytes of memory")
         known = isinstance(error, MlflowException | OSError)
-        reason = str(taken.refused) if taken.refused else in_words(str(error)) if known else f"its answer cannot be understood: {in_short(error)}"
+        strange = f"its answer cannot be understood: {summarise_error(error)}"
+        reason = str(taken.refused) if taken.refused else describe_failure(str(error)) if known else strange
         raise ConfigError(told(reason)) from None
     finally:
         event.remove(Engine, "checkout", taken_out)

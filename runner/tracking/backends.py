@@ -1,4 +1,4 @@
-"""Where a run is reported besides its own folder: MLflow, TensorBoard, Weights & Biases. Each copies the folder's journal by itself. Imports none of them."""
+"""The interface of trackers: MLflow, TensorBoard, Weights & Biases. Each copies the run folder's journal separately. Imports none of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TITLES = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & 
 
 @dataclass
 class Sent:
-    """What a backend was sent so far. `status`: the change of the run's, in words. `moved` is when it last got anything (`time.monotonic`)."""
+    """What a backend has been sent. `status`: the change of the run's status, in words. `moved`: when it last received anything (`time.monotonic`)."""
 
     metrics: int = 0
     refused: int = 0
@@ -25,35 +25,35 @@ class Sent:
 
 
 class RunGone(Exception):
-    """The copy was deleted; the next pass makes a new one and sends everything."""
+    """The copy was deleted; the next pass creates a new one and sends everything."""
 
 
 class Backend(Protocol):
-    """A copy of one run. To be used by one process at a time, the holder of `RunFolder.sending`."""
+    """A copy of one run, used only by the process that holds `RunFolder.sending`."""
 
     sent: Sent
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Send everything that is there and has not been sent.
+        """Send everything that has not been sent.
 
         Args:
             alive: Whether the trainer is at work; if not, the copy is ended as the journal says.
 
         Raises:
             RunGone: the copy was deleted.
-            Exception: whatever cannot be reached or written; a later call continues where this one stopped.
+            Exception: an error of the backend; a later call continues where this one stopped.
         """
         ...
 
 
 def backends_of(settings: Mapping[str, Any]) -> list[str]:
-    """The backends of a run's `tracking`: none where it is off, MLflow where an older config does not say."""
+    """The backends in a run's `tracking`: none if it is off, MLflow if an older config does not say."""
     named = settings.get("report_to")
     return [] if not settings["enabled"] else ["mlflow"] if named is None else list(named)
 
 
 def problems(names: Sequence[str], *, path: str = "tracking.report_to") -> list[Problem]:
-    """What is wrong with a choice of backends: names that are not known, packages that are not installed."""
+    """What is wrong with a choice of backends: unknown names, and packages that are not installed."""
     found = [Problem(path, "is not a tracking backend", name, f"any of: {', '.join(TITLES)}", nearest(name, TITLES)) for name in names if name not in TITLES]
     found += [
         Problem(path, f"{TITLES[name]} needs the package {name}, which is not installed", name, hint=f"pip install 'samewise[{name}]'")

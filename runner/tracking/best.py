@@ -1,4 +1,4 @@
-"""`best/METRIC`, which MLflow is given beside each value of the monitored metric: the best so far, NaN before the first evaluation.
+"""`best/METRIC`, logged to MLflow with each value of the monitored metric: the best so far, NaN before the first evaluation.
 
 MLflow's table and compare page know a metric's last value only, and the compare page colours by the metric that a run had first: so this one is
 logged before any other. It also stands first wherever MLflow sorts metrics by name.
@@ -21,7 +21,7 @@ class Best:
         self._monitor, self._is_min = monitor, mode == "min"
 
     def take(self, metrics: Mapping[str, float]) -> bool:
-        """Note what was logged, in its order. Returns whether the monitored metric is among it."""
+        """Update with logged metrics, in order. Returns whether the monitored metric is among them."""
         value = metrics.get(self._monitor)
         if value is None:
             return False

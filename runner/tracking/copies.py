@@ -1,4 +1,4 @@
-"""A run's copies in its backends: opened, and brought up to the run's folder until they are whole. A backend is imported where it is chosen."""
+"""A run's copies in its backends: opened, and synchronised until complete. Only the chosen backends are imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_WAIT_S = 5.0
 
 
 def open_backend(name: str, folder: RunFolder, settings: Mapping[str, Any]) -> Backend:
-    """The run's copy in one backend."""
+    """Open the run's copy in one backend."""
     if name == "tensorboard":
         from samewise.runner.tracking.tensorboard import TensorBoard
 
@@ -31,7 +31,7 @@ def open_backend(name: str, folder: RunFolder, settings: Mapping[str, Any]) -> B
 
 
 class Copy:
-    """One backend's copy of a run, tried again until it is whole. What a backend does is no other's trouble."""
+    """A run's copy in one backend, retried until it is complete. Errors of a backend do not affect the others."""
 
     def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
         self._name, self._folder, self._settings = name, folder, settings
@@ -42,11 +42,11 @@ class Copy:
 
     @property
     def moved(self) -> float:
-        """When it last got anything (`time.monotonic`)."""
+        """When it last received anything (`time.monotonic`)."""
         return self._backend.sent.moved if self._backend is not None else 0.0
 
     def bring_up(self, *, ended: bool) -> None:
-        """Send what is new. A failure is written to the log once."""
+        """Send what is new. Repeated failures are logged once."""
         if self.is_complete:
             return
         try:
@@ -60,7 +60,7 @@ class Copy:
         except RunGone as error:
             _LOG.warning("%s", error)
             self.wait = 0.0
-        except Exception as error:  # whatever it is, the journal still holds what was not sent, and the next pass sends it
+        except Exception as error:  # any error: the journal has what was not sent, and the next pass sends it
             if (said := f"{type(error).__name__}: {error}"[:2000]) != self.trouble:
                 _LOG.warning("cannot send to %s%s %s", TITLES[self._name], TROUBLE, said)
             self.wait = min(_LONGEST_WAIT_S, max(0.25, 2 * self.wait) if self.trouble else 0.25)

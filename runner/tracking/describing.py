@@ -1,4 +1,4 @@
-"""What is said of a run besides its metrics: params, tags, a note and the data sets, from the run's folder."""
+"""Describes a run besides its metrics: params, tags, a note and the data sets, from the run's folder."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def key(name: str) -> str:
-    """`name` as MLflow takes it for a metric, param or tag: letters, digits and `_-. /:`, no path tricks, at most 250 characters."""
+    """`name` as a valid MLflow name of a metric, param or tag: letters, digits and `_-. /:`, no path tricks, at most 250 characters."""
     parts = [part for part in re.sub(r"[^\w\-. /:]", "_", name).split("/") if part not in ("", ".", "..")]
-    return _fitting("/".join(parts) or "_", _KEY_LENGTH)
+    return _fit("/".join(parts) or "_", _KEY_LENGTH)
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
-    """The resolved config, flat: `optimizer.lr` to `"0.1"`."""
-    return {key(name): _fitting(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)}
+    """The flattened resolved config: `optimizer.lr` to `"0.1"`."""
+    return {key(name): _fit(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)}
 
 
 def choices(text: str) -> dict[str, str]:
-    """What was chosen in each config group, from the first line of `config.yaml`: `choices.model` to `"resnet18"`."""
+    """The choice of each config group, from the first line of `config.yaml`: `choices.model` to `"resnet18"`."""
     return params({"choices": header.read(text)[0]})
 
 
 def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], *, own: Mapping[str, Any]) -> dict[str, str]:
-    """The run's tags: what it is, what holds for it, where it ran, and the user's `own`."""
+    """The run's tags: what it is, its level, where it ran, and the user's `own`."""
     fingerprint = str(environment.get("fingerprint") or folder.path.name)
     reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
     git = cast(Mapping[str, Any], environment.get("git") or {})
@@ -61,31 +61,31 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
     }
     facts = {name: value for name, value in environment.items() if name not in ("data", "decides", "git", "fingerprint", "level")}
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
-    found |= {key(f"env.{name}"): _fitting(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
+    found |= {key(f"env.{name}"): _fit(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
     found |= {key(str(name)): value for name, value in own.items()}
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
 def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[DatasetInput]:
-    """Each split as an MLflow dataset input: name, digest, source, and its counts as profile."""
+    """Each split as an MLflow dataset input: name, digest, source, and counts as profile."""
     splits = cast(Mapping[str, Any], environment.get("data") or {})
-    return [_input(str(split), facts, config) for split, facts in splits.items() if isinstance(facts, Mapping)]
+    return [_dataset_input(str(split), facts, config) for split, facts in splits.items() if isinstance(facts, Mapping)]
 
 
 def pictures(folder: RunFolder) -> Iterator[tuple[str, Path]]:
-    """The PNG files among the artifacts: name there, without its ending, and path. Links are left out."""
+    """The PNG files among the artifacts: name without extension, and path. Links are left out."""
     for path in sorted(folder.artifacts.rglob("*.png")):
         if not path.is_symlink():
             yield path.relative_to(folder.artifacts).with_suffix("").as_posix(), path
 
 
 def run_name(folder: RunFolder) -> str:
-    """What was overridden, and the experiment's name; where nothing was, the name and the fingerprint."""
+    """The overrides and the experiment's name; without overrides, the name and the fingerprint."""
     name, label = folder.path.absolute().parent.name, header.read(read_text(folder.config) or "")[1]
     return f"{label} ({name})" if label else f"{name}-{folder.path.name}"
 
 
-def _input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> DatasetInput:
+def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> DatasetInput:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     dataset = cast(Mapping[str, Any], config.get("dataset") or {})
@@ -93,7 +93,7 @@ def _input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> D
     known = {"name", "digest", "fingerprint", "source", "schema", "size"}
     profile = {"num_rows": facts.get("size"), **{name: value for name, value in facts.items() if name not in known}}
     made = Dataset(
-        name=_fitting(str(facts.get("name") or split), 500),
+        name=_fit(str(facts.get("name") or split), 500),
         digest=str(facts.get("digest") or facts.get("fingerprint") or "")[:36] or "unknown",
         source_type="local",
         source=json.dumps({"uri": str(source)}),
@@ -117,10 +117,10 @@ def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str
 
 
 def _result(folder: RunFolder) -> str:
-    """What a finished run came to, in words."""
+    """A finished run's result in words."""
     try:
         metrics = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}
-    except DamagedFile:  # its metrics are sent all the same
+    except DamagedFile:  # the metrics are still sent
         metrics = {}
     monitor, final, best = str(metrics.get("monitor")), metrics.get("final") or {}, metrics.get("best") or {}
     if not {monitor, "step"} <= best.keys():
@@ -133,8 +133,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _fitting(text: str, length: int) -> str:
-    """`text`, or as much of it as fits, with a digest of the whole that tells two long ones apart."""
+def _fit(text: str, length: int) -> str:
+    """`text`, shortened to fit if necessary, with a digest of the whole that distinguishes long texts."""
     if len(text) <= length:
         return text
     return f"{text[: length - 9]}_{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"

@@ -1,4 +1,4 @@
-"""The page that `samewise ui` opens: the runs of the experiment file that was trained last, the best first, with the columns in which they differ.
+"""The page that `samewise ui` opens: runs of the experiment file trained last, the best first, with the columns in which they differ.
 
 MLflow keeps a view of an experiment's runs as a tag of it (`mlflow.sharedViewState.KEY`), which `viewStateShareKey=KEY` in an address opens;
 `workflowType` chooses the sidebar for training over that for language models. So it stands in the source of MLflow 3.17's pages. Speaks HTTP to
@@ -29,7 +29,7 @@ _SECONDS = 30.0
 
 
 def prepare(base: str) -> str:
-    """Arrange the pages of all experiments with runs of samewise, and give the address of that with the latest run.
+    """Set up the pages of all experiments with samewise runs, and return the address of the one with the latest run.
 
     Returns:
         The list of experiments where none has such runs, or the server answers otherwise than expected: then MLflow's pages are as they come.
@@ -54,9 +54,9 @@ def _query(experiment: str) -> dict[str, Any]:
 
 
 def _arrange(base: str, experiment: Mapping[str, Any], found: Sequence[Part]) -> None:
-    """Say what kind of experiment it is, how to read its page and what is best, and what each page shows. What a user has set stays."""
+    """Set an experiment's description, how to read its page, its best run, and each page's view. What a user has set stays."""
     has = {tag["key"]: str(tag["value"]) for tag in experiment.get("tags", [])}
-    given = {f"{_VIEW}{part.key}": _packed(view(part)) for part in found}
+    given = {f"{_VIEW}{part.key}": _pack(view(part)) for part in found}
     if _KIND not in has:
         given[_KIND] = "custom_model_development"
     if _NOTE not in has or _sha256(has[_NOTE]) == has.get(_OURS) or has[_NOTE].startswith(_EARLIER):
@@ -71,8 +71,8 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _packed(state: Mapping[str, Any]) -> str:
-    """As MLflow's *Share* packs it: in some stores a tag has at most 5000 characters."""
+def _pack(state: Mapping[str, Any]) -> str:
+    """Packed as by MLflow's *Share*, since a tag in some stores has at most 5000 characters."""
     return f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
 
 

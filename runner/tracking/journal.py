@@ -1,4 +1,4 @@
-"""The journal: what was logged, one JSON line a call, appended and never rewritten. It is the truth; MLflow gets a copy. Imports neither torch nor mlflow.
+"""The journal of what was logged: one JSON line per call, append-only. The source of truth; MLflow gets a copy. Imports neither torch nor mlflow.
 
 A line is `{"step": 12, "time_ms": 1700000000000, "metrics": {"train/loss": 0.5}}`, or `{"status": "RUNNING", "time_ms": ...}` when a process begins to log
 and when it ends. Numbers are Python's own spelling, so floats come back exactly and NaN and the infinities have names.
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samewise.runner.records import shapes
-from samewise.runner.records.files import cut_torn_line, misfit, open_to_read, parse_json, read_lines
+from samewise.runner.records.files import cut_torn_line, describe_misfit, open_to_read, parse_json, read_lines
 
 _LOG = logging.getLogger("samewise.tracking")
 _HELD_BYTES = 32 << 20
 _EVERY_S = 0.1
-"""From one write to the next, where lines come faster: a call of the system for each would be a tenth of the step of a small network."""
+"""The interval between writes if lines come faster: a system call for each would be a tenth of a small network's step."""
 _RETRY_S = 0.5
 
 
@@ -32,8 +32,8 @@ class Entry:
 
     Args:
         time_ms: When it was logged, in milliseconds since 1970.
-        step: The optimizer step, or -1 in a line that tells a status.
-        metrics: The values by name; empty in a line that tells a status.
+        step: The optimizer step, or -1 in a line with a status.
+        metrics: The values by name; empty in a line with a status.
         status: RUNNING, FINISHED, FAILED or KILLED, or None in a line of metrics.
     """
 
@@ -44,10 +44,10 @@ class Entry:
 
 
 class Journal:
-    """Appends metrics to a file, those of a tenth of a second together. `log` costs a few microseconds and never raises for the disk's sake.
+    """Appends metrics to a file in batches of a tenth of a second. `log` takes a few microseconds and never raises disk errors.
 
     After a restart from a checkpoint, steps are logged again that the journal already holds: a (key, step) that is there is not written a second time,
-    so it keeps its first timestamp, and whoever reads the journal meets each point once.
+    so it keeps its first timestamp, and readers of the journal see each point once.
 
     Args:
         path: The file; it is made if it is not there, and a torn last line is cut off.
@@ -68,14 +68,14 @@ class Journal:
         self._lost = 0
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Append the values of one step, except those that the journal has."""
+        """Append the values of one step, except those already in the journal."""
         known = self._known.get(step)
         if known:
             metrics = {key: value for key, value in metrics.items() if key not in known}
         if not metrics:
             return
         keys = tuple(metrics)
-        if step > self._last:  # past all that was known; only the step in progress needs remembering
+        if step > self._last:  # beyond all known steps, only the current step needs to be remembered
             self._known, self._last = {step: keys}, step
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)
@@ -86,12 +86,12 @@ class Journal:
             self._write_held()
 
     def status(self, status: str) -> None:
-        """Append that a process begins to log (RUNNING), or how it ended."""
+        """Append that a process starts to log (RUNNING), or how it ended."""
         self._hold(f'{{"status": "{status}", "time_ms": {time.time_ns() // 1_000_000}}}\n'.encode())
         self._write_held()
 
     def sync(self) -> bool:
-        """Make durable what was logged. False: some of it is still in memory, because the disk is full."""
+        """Make the logged values durable. False: some are still in memory, because the disk is full."""
         self._write_held()
         try:
             os.fsync(self._file)
@@ -101,7 +101,7 @@ class Journal:
         return not self._held
 
     def close(self) -> None:
-        """Write what is still held, if the disk takes it, and close the file."""
+        """Write what is still in memory, if the disk accepts it, and close the file."""
         if not self.sync():
             _LOG.warning("%s: the disk is full; %d lines of metrics are lost", self.path, b"".join(self._held).count(b"\n") + self._lost)
         os.close(self._file)
@@ -114,8 +114,8 @@ class Journal:
         self._held_bytes += len(line)
 
     def _write_held(self) -> None:
-        """Write what is held; a disk that fills takes a part of it, and the rest follows when there is room."""
-        left, self._held, self._held_bytes = b"".join(self._held), [], 0  # an interruption may lose lines, which a resumed run logs again, but doubles none
+        """Write what is in memory; a full disk may take part of it, and the rest follows when there is room."""
+        left, self._held, self._held_bytes = b"".join(self._held), [], 0  # an interruption may lose lines, which a resumed run logs again, but duplicates none
         try:
             while left:
                 left = left[os.write(self._file, left) :]
@@ -132,7 +132,7 @@ class Journal:
 
 
 def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iterator[tuple[Entry, int]]:
-    """The entries of a journal and the offset behind each, in bytes. A last line without its end is left for later; lines that are not entries are skipped.
+    """The entries of a journal, each with the offset after it in bytes. An incomplete last line is left for later; invalid lines are skipped.
 
     Args:
         path: The journal; one that is not there is empty.
@@ -155,17 +155,17 @@ def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iter
 
 
 def logged_values(path: Path) -> dict[tuple[int, str], float]:
-    """What a journal holds, by step and name."""
+    """The values in a journal, by step and name."""
     return {(entry.step, name): value for entry, _ in read_entries(path) for name, value in entry.metrics.items()}
 
 
 def parse_line(line: bytes) -> Entry | None:
-    """A line; None where it is not an entry."""
+    """Parse a line; None if it is not an entry."""
     try:
         value = parse_json(line)
     except ValueError:
         return None
-    if misfit(value, shapes.JOURNAL_LINE):
+    if describe_misfit(value, shapes.JOURNAL_LINE):
         return None
     if "status" in value:
         return Entry(value["time_ms"], -1, {}, value["status"])
@@ -174,13 +174,13 @@ def parse_line(line: bytes) -> Entry | None:
 
 @functools.lru_cache(256)
 def _line(keys: tuple[str, ...]) -> str:
-    """A line without its numbers: a step logs the same names again and again, and this is all that can be made of them beforehand."""
+    """A template for a line: since steps log the same names repeatedly, everything but the numbers is formatted once."""
     values = ", ".join([json.dumps(key).replace("%", "%%") + ": %s" for key in keys])
     return '{"step": %d, "time_ms": %d, "metrics": {' + values + "}}\n"
 
 
 def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], int]:
-    """Which keys the journal holds at `from_step` and later, and the last such step (-1 without any)."""
+    """The keys in the journal by step, from `from_step` on, and the last such step (-1 if there is none)."""
     known: dict[int, tuple[str, ...]] = {}
     for entry, _ in read_entries(path):
         if entry.status is None and entry.step >= from_step:

@@ -1,6 +1,6 @@
-"""The trainer's end of the line to its sender: a process that it starts, or one forked by a process that a sweep shares. Imports neither torch nor mlflow.
+"""The trainer's connection to its sender: a child process, or one forked by a process that a sweep shares. Imports neither torch nor mlflow.
 
-On the line goes the sender's settings, one line of JSON, then nothing until the trainer says that it is at its end.
+The trainer sends its settings as one line of JSON, then nothing until it is about to end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from samewise.runner.tracking.address import in_words
+from samewise.runner.tracking.address import describe_failure
 
 _LOG = logging.getLogger("samewise.tracking")
 SHARED = "SAMEWISE_SENDERS"
@@ -28,11 +28,11 @@ LOG = "sender.log"
 TROUBLE = ", retrying:"
 _TAIL = 8192
 _LAST_S = 10.0
-"""From the last word of a sender to its end, at most."""
+"""The longest time from a sender's last message to its end."""
 
 
 def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
-    """Start a sender. It takes some milliseconds; the sender starts up while training goes on. None, with a warning: it cannot be started."""
+    """Start a sender, which takes milliseconds; it starts up during training. None, with a warning, if it cannot be started."""
     told = json.dumps(settings).encode() + b"\n"
     shared = os.environ.get(SHARED)
     if shared:
@@ -46,18 +46,18 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
 
 
 def last_trouble(folder: Path, *, since: int = 0) -> str:
-    """Why the sender of a run could not send, as its log ends (from byte `since` on), in words to put behind a sentence; nothing where it does not say."""
+    """Why a run's sender could not send, from the end of its log (after byte `since`), to be appended to a sentence; empty if unknown."""
     try:
         with open(folder / LOG, "rb") as log:
             log.seek(max(since, os.fstat(log.fileno()).st_size - _TAIL))
             _, found, told = log.read().decode(errors="replace").rpartition(TROUBLE)
     except OSError:
         return ""
-    return f": {in_words(told.split(chr(10))[0])}" if found else ""
+    return f": {describe_failure(told.split(chr(10))[0])}" if found else ""
 
 
 def log_size(folder: Path) -> int:
-    """How long the sender's log is, in bytes."""
+    """The size of the sender's log in bytes."""
     try:
         return (folder / LOG).stat().st_size
     except OSError:
@@ -65,7 +65,7 @@ def log_size(folder: Path) -> int:
 
 
 def _start_one(folder: Path, told: bytes) -> Link:
-    """A process of this one's. It has a session of its own, so that Ctrl-C in the terminal does not reach it."""
+    """Start a child process. It has its own session, so that Ctrl-C in the terminal does not reach it."""
     command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
     mine, its = socket.socketpair()
     with its, open(folder / LOG, "ab") as log:
@@ -75,7 +75,7 @@ def _start_one(folder: Path, told: bytes) -> Link:
 
 
 def _ask_for_one(address: str, folder: Path, told: bytes) -> Link:
-    """A process that is another's child."""
+    """Ask the shared process for a sender."""
     asking = socket.socket(socket.AF_UNIX)
     try:
         asking.settimeout(5)
@@ -89,30 +89,30 @@ def _ask_for_one(address: str, folder: Path, told: bytes) -> Link:
 
 @final
 class Link:
-    """A sender that was started, at the other end of a socket. Its exit code comes as a line; the end of the file without one: it was killed."""
+    """A running sender at the other end of a socket. It sends its exit code as a line; end of file without one means that it was killed."""
 
     def __init__(self, end: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._socket, self._process = end, process
         self._heard: bytes | None = None
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended."""
         return self._listen(0) is not None
 
     def tell_end(self) -> bool:
-        """Tell it that the trainer is at its end. False: nobody hears."""
+        """Tell it that the trainer is about to end. False if it no longer listens."""
         try:
-            self._socket.sendall(b"end\n")  # not the end of the file, which loader workers made by fork keep from it
+            self._socket.sendall(b"end\n")  # not by end of file, since forked loader workers hold the socket open
         except OSError:
             return False
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end. False: not everything was sent, or it takes longer than that."""
+        """Wait for it to end. False if not everything was sent, or it takes longer."""
         return self._listen(seconds) == b"0"
 
     def _listen(self, seconds: float) -> bytes | None:
-        """Its exit code as it wrote it; empty: it has ended without one; None: it has not ended."""
+        """Its exit code; empty if it has ended without one, None if it has not ended."""
         if self._heard is None:
             self._socket.settimeout(seconds)
             try:
@@ -128,7 +128,7 @@ class Link:
 
 
 def environment() -> dict[str, str]:
-    """A sender's: where samewise is imported from, and one thread."""
+    """A sender's environment variables: the same samewise, and one thread."""
     import samewise
 
     home = os.path.dirname(os.path.dirname(os.path.abspath(samewise.__file__)))
@@ -142,7 +142,7 @@ def environment() -> dict[str, str]:
 
 
 def wait_for(link: Link, seconds: float) -> bool:
-    """`Link.wait`, which Ctrl-C ends."""
+    """`Link.wait`, stopped by Ctrl-C."""
     began = time.monotonic()
     try:
         return link.wait(seconds)

@@ -1,4 +1,4 @@
-"""A finished run's best checkpoint, or its export, as an MLflow model, which `mlflow models serve` serves. Imports mlflow; torch where an example is made.
+"""Logs a finished run's best checkpoint, or its export, as an MLflow model for `mlflow models serve`. Imports mlflow; torch to make an example.
 
 A checkpoint's folder holds what `samewise predict` needs of a run, as data: no pickled object, no code. `samewise.runner.serving` loads it.
 """
@@ -38,8 +38,8 @@ _RATE = 8000
 
 
 def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: str, config: Mapping[str, Any], step: int) -> str:
-    """Log the model; its id. What an earlier try left off is gone on with."""
-    name = _as_name(folder.path.absolute().parent.name)
+    """Log the model; return its id. An interrupted earlier attempt is continued."""
+    name = _model_name(folder.path.absolute().parent.name)
     found = client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}' AND name = '{name}'", max_results=1)
     model = found[0] if found else client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
     if str(model.status) != "READY":
@@ -52,7 +52,7 @@ def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: 
 
 
 def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Callable[..., None]) -> str:
-    """Log one more model of a run, such as an export.
+    """Log another model of a run, such as an export.
 
     Args:
         client: Of the store that has the run.
@@ -68,7 +68,7 @@ def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Ca
         Exception: whatever the client raises when the store cannot be reached.
     """
     experiment = client.get_run(run_id).info.experiment_id
-    model = client.create_logged_model(experiment, name=_as_name(name), source_run_id=run_id)
+    model = client.create_logged_model(experiment, name=_model_name(name), source_run_id=run_id)
     try:
         with tempfile.TemporaryDirectory(prefix="samewise-model-") as place:
             write(path=Path(place) / "model", model_id=model.model_id)
@@ -82,25 +82,25 @@ def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Ca
     return model.model_id
 
 
-def _as_name(name: str) -> str:
+def _model_name(name: str) -> str:
     return re.sub(r"[/:.%\"']", "_", name)  # MLflow's own rule
 
 
 def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:
-    """Make a logged model the next version, which is returned, of a registered one: created where there is none of this name; a second time, nothing."""
+    """Make a logged model the next version, which is returned, of a registered model, created if necessary; only once for each model."""
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    mlflow.set_tracking_uri(client.tracking_uri)  # where the registry's store looks for the model; this process is ours
+    mlflow.set_tracking_uri(client.tracking_uri)  # where the registry's store looks for the model
     source = f"models:/{model_id}"
     known = [one for one in client.search_model_versions(f"name = '{name}'") if one.source == source]
     return str((known[0] if known else client.create_model_version(name, source, run_id, model_id=model_id)).version)
 
 
 def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id: str, run_id: str) -> None:
-    """The model's folder: MLmodel, the signature, an example, requirements, and the run."""
+    """Write the model's folder: MLmodel, the signature, an example, requirements, and the run."""
     from mlflow.models import Model, ModelSignature
     from mlflow.pyfunc import save_model
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
@@ -126,7 +126,7 @@ def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id
 
 
 def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
-    """The files of the best checkpoint, or else the newest, and none beside them: a second name for their bytes, or a copy where the disk cannot.
+    """Link the files of the best checkpoint (else the newest), and no others, into a folder; copy them if the disk has no links.
 
     Raises:
         ConfigError: there is none; one of its files is a link, or no regular file; or it is elsewhere in a folder that this user has neither made nor trusts.
@@ -147,8 +147,8 @@ def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
 
 
 def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
-    """A file of the kind that the run's recipe reads, made up: a grey picture, or half a second of silence; None where it reads neither."""
-    if not trust.is_signed(folder.config):  # else its recipe is a stranger's word
+    """A file of the kind that the run's recipe reads: a grey picture, or half a second of silence; None for other kinds."""
+    if not trust.is_signed(folder.config):  # otherwise its recipe may be a stranger's
         return None
     import pandas
 

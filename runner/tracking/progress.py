@@ -1,4 +1,4 @@
-"""How far the copy in MLflow has come: `tracking.json`. Only the process that holds `RunFolder.sending` writes it."""
+"""The progress of the copy in MLflow: `tracking.json`. Written only by the process that holds `RunFolder.sending`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOG = logging.getLogger("samewise.tracking")
 
 @dataclass
 class TrackingState:
-    """What of a run MLflow has.
+    """How much of a run MLflow has.
 
     Args:
         store: The store's URI, absolute and without password.
@@ -49,21 +49,21 @@ class TrackingState:
     others: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def at(self, store: str) -> TrackingState:
-        """The progress in `store`: this one, one that was left off there, or none."""
+        """The progress in `store`: this one, an earlier one, or none."""
         if store == self.store:
             return self
         others = {**self.others, **({self.store: {**asdict(self), "others": {}}} if self.run_id else {})}
-        return _made({**others.pop(store, {}), "store": store, "others": others})
+        return _make_state({**others.pop(store, {}), "store": store, "others": others})
 
-    def emptied(self) -> TrackingState:
-        """None at all in this store."""
+    def empty_copy(self) -> TrackingState:
+        """An empty progress in this store."""
         return TrackingState(store=self.store, others=self.others)
 
 
 def load(folder: RunFolder) -> TrackingState:
-    """The progress that was saved, or none at all. A damaged file counts as none, and is set aside: it may have the MLflow run's id."""
+    """Load the saved progress, or an empty one. A damaged file counts as empty and is set aside, since it may contain the MLflow run's id."""
     try:
-        return _made(read_json(folder.tracking, shapes.TRACKING) or {})
+        return _make_state(read_json(folder.tracking, shapes.TRACKING) or {})
     except DamagedFile as error:
         kept = set_aside(folder.tracking, "damaged").name
         _LOG.warning("%s; everything is sent to a new MLflow run; the old file is kept as %s", replace(error.problems[0], hint=""), kept)
@@ -71,19 +71,19 @@ def load(folder: RunFolder) -> TrackingState:
 
 
 def is_behind(folder: RunFolder) -> bool:
-    """Whether the journal holds what has not been sent, how the run ended included."""
+    """Whether the journal has something that was not sent, including how the run ended."""
     known = read_mapping(folder.tracking, shapes.TRACKING)
     unsent = folder.metrics.exists() and (known.get("sent") or {}).get(folder.metrics.name, 0) < folder.metrics.stat().st_size
     return unsent or (known.get("ended") in ("FINISHED", "FAILED", "KILLED") and known.get("status") != known["ended"])
 
 
-def _made(value: dict[str, Any]) -> TrackingState:
+def _make_state(value: dict[str, Any]) -> TrackingState:
     known = {one.name for one in fields(TrackingState)}
     return TrackingState(**{name: entry for name, entry in value.items() if name in known})
 
 
 def save(folder: RunFolder, progress: TrackingState) -> None:
-    """Write the progress, durably. A full disk does not stop the sender: what is sent twice is stored once."""
+    """Save the progress durably. Errors of a full disk are ignored: what is sent twice is stored once."""
     try:
         write_json(folder.tracking, asdict(progress))
     except TrainingError as error:

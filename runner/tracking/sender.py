@@ -1,4 +1,4 @@
-"""The sender: a process beside the trainer that copies the run's folder to MLflow and other backends, outlives the trainer by as long as it takes, and exits.
+"""The sender: a process that copies the run's folder to MLflow and other backends, and outlives the trainer until everything is sent.
 
     python -m samewise.runner.tracking.sender RUNFOLDER --trainer PID
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.locks import hold
-from samewise.runner.secrets import plain_output
+from samewise.runner.secrets import filter_output
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.copies import Copy
 
@@ -33,7 +33,7 @@ _NICE = 10
 
 
 class Lifeline:
-    """Tells whether the trainer has ended. An ordered end is told on standard input; any end is seen by the process itself.
+    """Detects whether the trainer has ended: by a message on standard input, or by the end of its process.
 
     Args:
         trainer: Its process. Where this system has no descriptors of processes, it must be the one that started this one.
@@ -48,11 +48,11 @@ class Lifeline:
                 self._watched.append(os.pidfd_open(trainer))
             except ProcessLookupError:
                 self._ended = True
-            except OSError:  # not in this kernel, or not in this container
+            except OSError:  # not supported by this kernel or container
                 pass
 
-    def ended(self, wait_s: float) -> bool:
-        """Whether the trainer has ended, after waiting for that up to `wait_s` seconds."""
+    def has_ended(self, wait_s: float) -> bool:
+        """Whether the trainer has ended, after waiting up to `wait_s` seconds for it."""
         if self._ended:
             time.sleep(wait_s)
         else:
@@ -62,7 +62,7 @@ class Lifeline:
 
 
 def read_line() -> bytes:
-    """A line of standard input, and not a byte more. Raises EOFError when that ended before."""
+    """Read one line of standard input and not a byte more. Raises EOFError if it ends first."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -73,14 +73,14 @@ def read_line() -> bytes:
 
 
 def prepare_environment() -> None:
-    """Settings of mlflow, made before it is imported: no retries, since the sender tries again by itself; no thread of its own, no telemetry."""
+    """Set mlflow's environment variables before it is imported: no retries, since the sender retries itself; no threads, no telemetry."""
     for name, value in {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it logs a traceback for each request that fails
+        "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it logs a traceback for each failed request
         "GIT_PYTHON_REFRESH": "quiet",
     }.items():
         os.environ.setdefault(name, value)
@@ -88,7 +88,7 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet_mlflow() -> Generator[None]:
-    """That environment; a notebook's own afterwards."""
+    """Within it, that environment; afterwards the previous one, such as a notebook's."""
     before = set(os.environ)
     prepare_environment()
     try:
@@ -99,7 +99,7 @@ def quiet_mlflow() -> Generator[None]:
 
 
 def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int, *, since: float) -> int:
-    """Send until the trainer has ended and everything has been sent, or nothing has got through for `flush_timeout_s` since.
+    """Send until the trainer has ended and everything is sent, or nothing has succeeded for `flush_timeout_s` since.
 
     Args:
         folder: The run's.
@@ -114,9 +114,9 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
     sampler = _sampler(folder, trainer) if settings["log_system"] else None
     copies = [Copy(name, folder, settings) for name in backends_of(settings)]
     wait = 0.0
-    ended_at = since if lifeline.ended(0.0) else None
+    ended_at = since if lifeline.has_ended(0.0) else None
     while True:
-        ended = lifeline.ended(wait)
+        ended = lifeline.has_ended(wait)
         if ended and ended_at is None:
             ended_at = time.monotonic()
         if sampler is not None and not ended:
@@ -137,16 +137,16 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
         from samewise.runner.tracking.system import Sampler
 
         return Sampler(folder, trainer)
-    except Exception as error:  # measuring is a courtesy; the trainer may be gone already
+    except Exception as error:  # measurements are optional; the trainer may be gone already
         _LOG.info("no system metrics: %s", error)
         return None
 
 
-@plain_output()
+@filter_output()
 def be(folder: RunFolder, trainer: int) -> int:
-    """Be the sender of a run, whose settings come on standard input, to whose other end the exit code is written, if that reads. Returns it."""
+    """Run as a run's sender, with settings from standard input; the exit code is written to its other end, if that reads. Returns it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # a scheduler that stops a job tells all its processes; this one ends after the trainer
+        signal.signal(number, signal.SIG_IGN)  # a scheduler that stops a job signals all its processes; this one ends after the trainer
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
@@ -166,7 +166,7 @@ def be(folder: RunFolder, trainer: int) -> int:
 
 
 def main() -> int:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="samewise-sender")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trainer", type=int, required=True)

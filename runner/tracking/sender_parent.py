@@ -1,4 +1,4 @@
-"""A process that has imported mlflow, and forks a sender for each run that asks for one: the jobs of a sweep share the seconds that the import takes.
+"""A process that has imported mlflow and forks a sender for each run that asks, so that the jobs of a sweep share the seconds of the import.
 
     python -m samewise.runner.tracking.sender_parent SOCKET
 
@@ -33,14 +33,14 @@ _PRELOAD = ("samewise.runner.tracking.sending", "samewise.runner.tracking.store"
 
 
 class SenderParent:
-    """Such a process, seen from the launcher.
+    """The launcher's handle of such a process.
 
     Args:
-        log: Where it says what goes wrong in itself.
+        log: The file for its own errors.
     """
 
     def __init__(self, log: Path) -> None:
-        folder = tempfile.mkdtemp(prefix="samewise-")  # for this user alone; its path is short, because sockets have short names
+        folder = tempfile.mkdtemp(prefix="samewise-")  # only for this user; the path is short, because names of sockets are limited
         self.address = str(Path(folder) / "senders")
         command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender_parent", self.address]
         with open(log, "ab") as said:
@@ -52,19 +52,19 @@ class SenderParent:
         self._process.stdout.readline()  # the socket is there
 
     def close(self) -> None:
-        """Have it end. Its senders go on."""
+        """Let it end. Its senders continue."""
         close_input(self._process)
 
 
 def main(address: str) -> int:
-    """Be the parent."""
+    """Run as the parent."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(128)
-    print("ready", flush=True)  # who connects now waits until mlflow is imported, beside its own beginning
+    print("ready", flush=True)  # connections now wait until mlflow is imported
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the senders
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the senders are not waited for
     sender.prepare_environment()
     for name in _PRELOAD:
         importlib.import_module(name)
@@ -77,7 +77,7 @@ def main(address: str) -> int:
                 listener.close()
                 _be(connection)
             connection.close()
-        elif 0 in ready:  # however the launcher has ended
+        elif 0 in ready:  # however the launcher ended
             with contextlib.suppress(OSError):
                 os.unlink(address)
                 os.rmdir(os.path.dirname(address))
@@ -97,7 +97,7 @@ def _be(connection: socket.socket) -> NoReturn:
         for end in (1, 2):
             os.dup2(log, end)
         code = sender.be(folder, asked["trainer"])
-    except EOFError:  # the run was killed before it had said which it is
+    except EOFError:  # the run was killed before it sent its folder
         pass
     except BaseException as error:
         print(f"error:\n  {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Bring MLflow up to what the run's folder holds. A pass may be broken off anywhere and made again: what is sent twice is stored once. Imports mlflow."""
+"""Updates MLflow to the content of a run's folder. A pass may be interrupted and repeated: what is sent twice is stored once. Imports mlflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_file, redact_values
 from samewise.runner.tracking import best, describing, journal, progress
-from samewise.runner.tracking.address import without_password
+from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.backends import RunGone, Sent
 from samewise.runner.tracking.store import experiment_id
 
@@ -33,11 +33,11 @@ _FILES_EVERY_S = 5.0
 _STILL_BEING_WRITTEN_S = 2.0
 _INTENT = "samewise.intent"
 _LATE_S = 1.0
-"""How long a request that nobody waits for any more is given to arrive."""
+"""How long to wait for the arrival of a request that was abandoned."""
 
 
 class Sending:
-    """Sends one run, as `tracking` with an absolute `uri` says. To be used by one process at a time, the holder of `RunFolder.sending`."""
+    """Sends one run as configured by `tracking`, with an absolute `uri`. Used only by the process that holds `RunFolder.sending`."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any], client: MlflowClient) -> None:
         self.folder = folder
@@ -50,24 +50,24 @@ class Sending:
         self._files_at = 0.0
         self._left_out = set[Path]()
         self._best: list[best.Best] | None = None
-        self.progress = progress.load(folder).at(without_password(settings["uri"]))
+        self.progress = progress.load(folder).at(remove_password(settings["uri"]))
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Send everything that is there and has not been sent.
+        """Send everything that has not been sent.
 
         Args:
-            alive: Whether the trainer is at work; if not, the run's status becomes what the journal says, or KILLED.
+            alive: Whether the trainer is running; if not, the run's status becomes the journal's, or KILLED.
 
         Raises:
             RunGone: the MLflow run was deleted. The next pass makes another.
-            Exception: whatever the client raises when the store cannot be reached; a later pass continues where this one stopped.
+            Exception: an error of the client if the store cannot be reached; a later pass continues where this one stopped.
         """
         self._ensure_run()
         if alive and self.progress.status != "RUNNING":
-            self._may_be_late = True  # until there is an answer: without one, the server may carry it out at any time
+            self._may_be_late = True  # until there is a response: without one, the server may execute it at any time
             self.client.update_run(self._run_id, status="RUNNING")
             self._may_be_late = False
-            self._moved(status="RUNNING")
+            self._note_progress(status="RUNNING")
         self._describe()
         self._send_journal(self.folder.metrics)
         self._send_journal(self.folder.system)
@@ -85,8 +85,8 @@ class Sending:
         assert self.progress.run_id is not None
         return self.progress.run_id
 
-    def _moved(self, **changes: Any) -> None:
-        """Note that something has arrived."""
+    def _note_progress(self, **changes: Any) -> None:
+        """Record that something was received."""
         for name, value in changes.items():
             setattr(self.progress, name, value)
         progress.save(self.folder, self.progress)
@@ -96,14 +96,14 @@ class Sending:
 
     def _ensure_run(self) -> None:
         if self.progress.run_id is not None:
-            if not self._seen:  # a request that was on its way for long may have set another status since
-                self._moved(status=self._require_run().info.status)
+            if not self._seen:  # a delayed request may have set another status since
+                self._note_progress(status=self._require_run().info.status)
                 self._may_be_late = self.progress.status == "RUNNING"
             return
         experiment = experiment_id(self.client, self.settings["experiment"], self.settings)
         run = None
         if self.progress.intent is None:
-            self._moved(experiment_id=experiment, intent=uuid.uuid4().hex)
+            self._note_progress(experiment_id=experiment, intent=uuid.uuid4().hex)
         else:
             found = self.client.search_runs([experiment], f"tags.`{_INTENT}` = '{self.progress.intent}'", max_results=1)
             run = found[0] if found else None
@@ -112,21 +112,21 @@ class Sending:
             name = self.settings.get("run_name") or describing.run_name(self.folder)
             run = self.client.create_run(experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name)
         self._seen = True
-        self._moved(run_id=run.info.run_id, status=run.info.status)  # RUNNING, without a request for it that could come late
+        self._note_progress(run_id=run.info.run_id, status=run.info.status)  # RUNNING, without a request that could arrive late
 
     def _require_run(self) -> Run:
-        """The MLflow run. Raises `RunGone` when it was deleted."""
+        """The MLflow run. Raises `RunGone` if it was deleted."""
         try:
             run = self.client.get_run(self._run_id)
             gone = run.info.lifecycle_stage == "deleted"
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            self.client.search_experiments(max_results=1)  # raises where it is not an MLflow server that said so
+            self.client.search_experiments(max_results=1)  # raises unless an MLflow server responded
             run, gone = None, True
         if gone or run is None:
             lost = self._run_id
-            self.progress = self.progress.emptied()
+            self.progress = self.progress.empty_copy()
             progress.save(self.folder, self.progress)
             raise RunGone(f"the MLflow run {lost} was deleted; creating a new one and sending everything to it")
         self._seen = True
@@ -138,16 +138,16 @@ class Sending:
             return
         before = self.progress.status
         self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
-        if self._may_be_late:  # another sender's "RUNNING", or one of this one's without an answer, would take its place
+        if self._may_be_late:  # another sender's "RUNNING", or an unanswered one of this sender, would overwrite it
             time.sleep(_LATE_S)
         self.progress.status = self._require_run().info.status
         if self.progress.status != status:
             raise RuntimeError(f"the run is shown as {self.progress.status}, though it was set to {status}: a late request has changed it")
-        self._moved(status=status)
+        self._note_progress(status=status)
         self.sent.status = f"{before} to {status}"
 
     def _send_model(self) -> None:
-        """Log the best checkpoint as a model, once, when all else has been sent; and register it."""
+        """Log the best checkpoint as a model, once everything else is sent, and register it."""
         if self.progress.model is None:
             from samewise.runner.tracking import logged_model
 
@@ -155,13 +155,13 @@ class Sending:
             steps = int((read_json(self.folder.summary, shapes.SUMMARY) or {}).get("steps", 0))
             experiment = str(self.progress.experiment_id or self._require_run().info.experiment_id)
             model = logged_model.log(self.client, self.folder, run_id=self._run_id, experiment_id=experiment, config=config, step=steps)
-            self._moved(model=model)
+            self._note_progress(model=model)
         name = self.settings.get("register_model")
         if name and name not in self.progress.registered:
             from samewise.runner.tracking import logged_model
 
             version = logged_model.register(self.client, str(name), model_id=str(self.progress.model), run_id=self._run_id)
-            self._moved(registered={**self.progress.registered, str(name): version})
+            self._note_progress(registered={**self.progress.registered, str(name): version})
 
     # -- params, tags, inputs
 
@@ -188,7 +188,7 @@ class Sending:
         datasets = describing.inputs(redact_values(config), redact_values(environment))
         if datasets:
             self.client.log_inputs(self._run_id, datasets)
-        self._moved(described=digest)
+        self._note_progress(described=digest)
 
     # -- metrics
 
@@ -202,7 +202,7 @@ class Sending:
         metrics: list[Metric] = []
         ended, last = self.progress.ended, self.progress.last_ms
 
-        monitored = self._monitored(offset) if path == self.folder.metrics else []
+        monitored = self._best_values(offset) if path == self.folder.metrics else []
         if monitored and not offset:
             started = next((entry.time_ms for entry, _ in journal.read_entries(path)), 0)
             metrics.extend(Metric(one.name, one.value, started, 0) for one in monitored)
@@ -212,7 +212,7 @@ class Sending:
                 self._log("metrics", metrics[start : start + _BATCH])
             metrics.clear()
             if offset != self.progress.sent.get(path.name, 0):
-                self._moved(sent={**self.progress.sent, path.name: offset}, ended=ended, last_ms=last)
+                self._note_progress(sent={**self.progress.sent, path.name: offset}, ended=ended, last_ms=last)
 
         for entry, behind in journal.read_entries(path, offset=offset, end=size):
             ended = entry.status or ended
@@ -224,8 +224,8 @@ class Sending:
                 flush()
         flush()
 
-    def _monitored(self, offset: int) -> list[best.Best]:
-        """The best values of the monitored metrics up to a place of the journal, `evaluate.monitor`'s first; none where the config names no metric."""
+    def _best_values(self, offset: int) -> list[best.Best]:
+        """The best values of the monitored metrics up to an offset of the journal, that of `evaluate.monitor` first; none if the config names none."""
         if self._best is None and (config := read_text(self.folder.config)):
             evaluate = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(config))).get("evaluate") or {}
             if evaluate.get("monitor"):
@@ -237,7 +237,7 @@ class Sending:
         return self._best or []
 
     def _log(self, kind: str, batch: list[Any]) -> None:
-        """Send metrics, params or tags; of a batch that the store refuses, all but what it refuses, so that one bad entry holds up nothing else."""
+        """Send metrics, params or tags; if the store refuses a batch, its entries one by one, so that one bad entry does not block the others."""
         try:
             log: Any = self.client.log_batch
             log(self._run_id, **{kind: batch})
@@ -256,7 +256,7 @@ class Sending:
     # -- files
 
     def _send_files(self, *, complete: bool) -> Exception | None:
-        """Upload what is new or changed. A failure is given back, not raised: metrics and status do not wait for it."""
+        """Upload new and changed files. Failures are returned, not raised: metrics and status do not wait for them."""
         now = time.monotonic()
         if not complete and now < self._files_at:
             return None
@@ -285,7 +285,7 @@ class Sending:
         return [(name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)]
 
     def _is_mine(self, path: Path, inside: Path) -> bool:
-        """Whether it is a file of this folder: a link could lead to any file of the user's."""
+        """Whether the file is inside this folder: a link could lead to any file of the user's."""
         mine = not path.is_symlink() and path.resolve().is_relative_to(inside)
         if not mine and path not in self._left_out:
             self._left_out.add(path)
@@ -302,4 +302,4 @@ class Sending:
         else:
             self.client.log_artifact(self._run_id, str(path), Path(name).parent.as_posix() if "/" in name else None)
         self.sent.files += 1
-        self._moved(files={**self.progress.files, name: state})
+        self._note_progress(files={**self.progress.files, name: state})

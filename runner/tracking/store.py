@@ -1,4 +1,4 @@
-"""The MLflow store: an SQLite file is made once, whole, however many processes start on it. Imports mlflow."""
+"""The MLflow store: an SQLite file is created once and atomically, however many processes start with it. Imports mlflow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG = logging.getLogger("samewise.tracking")
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of the store, which is made, or brought to this MLflow's schema, where it is an SQLite file and that is needed."""
+    """A client of the store; an SQLite file is created, or migrated to this MLflow's schema, if needed."""
     file = sqlite_file(uri)
     if file is None:
         return connect(uri)
@@ -38,7 +38,7 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:
-    """The MLflow experiment of that name: created if it does not exist, restored if it was deleted."""
+    """The id of the MLflow experiment with that name, created or restored if necessary."""
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
@@ -55,7 +55,7 @@ def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) 
 
 
 def artifact_location(uri: str, chosen: str | None) -> str | None:
-    """Where a new experiment keeps its artifacts; None: where the server says."""
+    """The artifact location of a new experiment; None if the server decides."""
     file = sqlite_file(uri)
     if chosen is not None or file is None:
         return chosen
@@ -63,7 +63,7 @@ def artifact_location(uri: str, chosen: str | None) -> str | None:
 
 
 def _create(file: Path) -> None:
-    """Make the store under another name and rename it, so that nobody ever sees a part of it."""
+    """Create the store under another name and rename it, so that no process sees an incomplete one."""
     if file.exists() and file.stat().st_size:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _create(file: Path) -> None:
         if file.exists() and file.stat().st_size:
             return
         temporary = file.with_name(f".{file.name}.new")
-        temporary.unlink(missing_ok=True)  # left by a process that was killed here
+        temporary.unlink(missing_ok=True)  # left by a process that was killed at this point
         uri = f"sqlite:///{temporary.absolute()}"
         store = SqlAlchemyStore(uri, str(artifact_location(f"sqlite:///{file.absolute()}", None)))
         store.engine.dispose()
@@ -79,7 +79,7 @@ def _create(file: Path) -> None:
 
 
 def _migrate(file: Path, uri: str) -> None:
-    """Bring an older MLflow's store to this one's schema, after copying it."""
+    """Migrate an older MLflow's store to this one's schema, after making a copy."""
     with hold(_lock(file), wait=True):
         backup = file.with_name(f"{file.name}.before-upgrade")
         if not backup.exists():

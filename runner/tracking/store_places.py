@@ -1,4 +1,4 @@
-"""What an SQLite store has MLflow's server do beyond the store's own folder: a stranger who has made it has chosen the places. Reads it without mlflow."""
+"""Finds what an SQLite store would make MLflow's server access outside the store's folder, since a stranger may have made the store. Does not use mlflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from samewise.runner.errors import ConfigError, Problem, TrainingError, first_few, first_line
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import LARGEST, read_text, write_atomically
-from samewise.runner.tracking.address import sqlite_file, without_password
+from samewise.runner.tracking.address import remove_password, sqlite_file
 
 LONGEST_S = 300.0
 """How long a store is waited for."""
@@ -37,8 +37,8 @@ _OF_MLFLOW = (
 """The triggers that MLflow 3.17 makes, on one line each."""
 
 
-def bound(store: sqlite3.Connection, *, until: float, largest: int = LARGEST, over: Callable[[], object] = lambda: None) -> None:
-    """Have a database that a stranger may have made end: a view can be a query without end, which fills the memory and the disk.
+def limit_queries(store: sqlite3.Connection, *, until: float, largest: int = LARGEST, over: Callable[[], object] = lambda: None) -> None:
+    """Limit the queries of a database that a stranger may have made: a view can be endless, and fill memory and disk.
 
     Its queries end `until` then, by the monotonic clock, after `over` is called. No value has more than `largest` bytes; SQLite in this process takes
     `HEAP` bytes and no disk.
@@ -49,14 +49,14 @@ def bound(store: sqlite3.Connection, *, until: float, largest: int = LARGEST, ov
     store.set_progress_handler(lambda: int(time.monotonic() > until and (over(), True)[1]), 100_000)
 
 
-def unbound(store: sqlite3.Connection) -> None:
-    """Undo that for a connection which is kept for others."""
+def unlimit_queries(store: sqlite3.Connection) -> None:
+    """Remove these limits from a connection that others will use."""
     store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2**31 - 1)
     store.set_progress_handler(None, 0)
 
 
 def require(uri: str, *, trust: bool) -> None:
-    """Refuse a store that has MLflow show or call what lies outside of its own folder, until it is trusted.
+    """Refuse a store that makes MLflow show or call things outside its folder, unless it is trusted.
 
     The store changes with every run, so what is signed, and asked for once, is a list of these places beside it. A trigger or a view can change
     what the store says once it has been looked at, so those that MLflow does not make are on the list too.
@@ -82,7 +82,7 @@ def require(uri: str, *, trust: bool) -> None:
     if not outside or (signatures.is_signed(listed) and read_text(listed) == text):
         return
     if trust:
-        with contextlib.suppress(TrainingError):  # a folder that cannot be written: it is trusted this time
+        with contextlib.suppress(TrainingError):  # the folder cannot be written: trusted this time only
             write_atomically(listed, text)
             signatures.sign(listed)
         return
@@ -91,29 +91,29 @@ def require(uri: str, *, trust: bool) -> None:
 
 
 def _outside(file: Path) -> list[str]:
-    """Places that are not in the store's folder, and what could change them, in order."""
+    """Places outside the store's folder, and triggers that could change them, in order."""
     home = file.absolute().parent.resolve()
     with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as store:
-        bound(store, until=time.monotonic() + LONGEST_S)
-        store.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")  # one that is not text would end the reading
+        limit_queries(store, until=time.monotonic() + LONGEST_S)
+        store.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")  # a value that is not text would stop the reading
         runs = {place for one in _RUNS for place in _places(store, one, home)}
         others = {place for one in _OTHERS for place in _places(store, one, home)}
         made = store.execute("SELECT type || ' ' || name, sql FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchall()
     below = {place for place in runs if ".." not in place and any(place.startswith(f"{root}/") for root in others)}
     foreign = {str(name) for name, sql in made if " ".join(str(sql).split()) not in _OF_MLFLOW}
-    return sorted(without_password(one).replace("\n", "\\n") for one in (others | runs) - below | foreign)
+    return sorted(remove_password(one).replace("\n", "\\n") for one in (others | runs) - below | foreign)
 
 
 def _places(store: sqlite3.Connection, where: tuple[str, str, str], home: Path) -> set[str]:
     table, column, condition = where
-    if (column,) not in store.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall():  # a store of another MLflow, or an empty one
+    if (column,) not in store.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall():  # a store of another MLflow version, or an empty one
         return set()
     found = store.execute(f"SELECT DISTINCT {column} FROM {table} {condition}")
     return {place for (named,) in found if named and (place := _if_outside(str(named), home))}
 
 
 def _if_outside(named: str, home: Path) -> str:
-    """A place that is not in the folder `home`, nor where the server of this command keeps files; "" for any other."""
+    """The place if it is neither in the folder `home` nor where this command's server keeps files; otherwise ""."""
     try:
         parts = urlsplit(named)
     except ValueError:

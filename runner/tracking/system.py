@@ -1,4 +1,4 @@
-"""CPU, memory and GPU use of the trainer, measured from the sender, in a journal of their own (`system.jsonl`)."""
+"""CPU, memory and GPU use of the trainer, measured by the sender, in a separate journal (`system.jsonl`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEGABYTE = 1e6
 
 
 class Sampler:
-    """Measures every ten seconds. Steps count the samples, over restarts too."""
+    """Takes a sample every ten seconds. The step is the sample's number, continued over restarts."""
 
     def __init__(self, folder: RunFolder, pid: int) -> None:
         self._step = 1 + max((entry.step for entry, _ in journal.read_entries(folder.system)), default=-1)
@@ -29,12 +29,12 @@ class Sampler:
         self._gpus = Gpus()
         self._next = time.monotonic()
         psutil.cpu_percent()
-        self._trainer.cpu_percent()  # both count from here
+        self._trainer.cpu_percent()  # initial values, from which both are counted
 
     def sample(self) -> None:
-        """Write down a sample, if it is time."""
+        """Record a sample if it is due."""
         now = time.monotonic()
-        if now < self._next + 1.0:  # the first one after a second, so that a short run has one too
+        if now < self._next + 1.0:  # the first sample after a second, so that short runs have one
             return
         self._next = now + _EVERY_S - 1.0
         try:
@@ -66,7 +66,7 @@ class Sampler:
 
 
 class Gpus:
-    """The NVIDIA devices, asked without making a CUDA context; none where there is no driver."""
+    """The NVIDIA devices, queried without a CUDA context; none if there is no driver."""
 
     def __init__(self) -> None:
         self._devices: dict[int, Any] = {}
@@ -77,7 +77,7 @@ class Gpus:
                     self._devices[number] = pynvml.nvmlDeviceGetHandleByIndex(number)
 
     def measure(self) -> dict[str, float]:
-        """By device: use in per cent, memory in MB, power in W; what a device does not report is left out."""
+        """By device: use in per cent, memory in MB, power in W, as far as the device reports them."""
         values: dict[str, float] = {}
         for number, handle in self._devices.items():
             with contextlib.suppress(pynvml.NVMLError):
@@ -92,7 +92,7 @@ class Gpus:
 
 
 def _visible(count: int) -> list[int]:
-    """The devices that the trainer may use, where CUDA_VISIBLE_DEVICES names them by number; else all."""
+    """The devices that the trainer may use if CUDA_VISIBLE_DEVICES lists them by number; otherwise all."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return list(range(count))

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, in the run's folder under tensorboard/. Imports tensorboard.
+"""Writes event files for TensorBoard to the run's folder, under tensorboard/. Imports tensorboard.
 
 They are made of the journal alone: a sender that starts writes them from the beginning and empties those of the sender before it, so each point is there
 once, whatever was killed, and nothing needs to be remembered. A TensorBoard that is open meanwhile drops what it had read: the new file says that a session
@@ -26,13 +26,13 @@ from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import describing, journal
 from samewise.runner.tracking.backends import Sent
 
-_EVENTS: Any = event_pb2  # protobuf makes its classes as it is imported
+_EVENTS: Any = event_pb2  # protobuf creates its classes on import
 _SUMMARY: Any = cast(Any, summary_pb2).Summary
 _PREFIX = "events.out.tfevents."
 
 
 class TensorBoard:
-    """A run as TensorBoard shows it: scalars by optimizer step, the config as text and hyperparameters, pictures. Numbers are float32 there."""
+    """A run in TensorBoard: scalars by optimizer step, the config as text and hyperparameters, pictures. Numbers are float32."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class TensorBoard:
         self._writer: EventFileWriter | None = None
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Write what is new; the first time, all of it, in the place of older files."""
+        """Write what is new; on first use everything, replacing older files."""
         older = list(self._place.glob(f"{_PREFIX}*")) if self._writer is None else []
         require_no_link(self._place, *older)
         if self._writer is None:
@@ -67,7 +67,7 @@ class TensorBoard:
     def _describe(self) -> None:
         config = redact_values(yaml.safe_load(read_text(self.folder.config) or "") or {})
         text = yaml.safe_dump(config, sort_keys=False)
-        indented = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown's code block, which nothing in the text can end
+        indented = "".join(f"    {line}\n" for line in text.splitlines())  # a Markdown code block, which nothing in the text can end
         now = time.time()
         self._add(_EVENTS.Event(wall_time=now, summary=text_pb("config", indented)))
         values = {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in flat(config, lists=False)}
@@ -84,7 +84,7 @@ class TensorBoard:
             self.sent.moved = time.monotonic()
 
     def _draw(self) -> None:
-        """The pictures among the artifacts, as they are at the end."""
+        """Add the final pictures among the artifacts."""
         for name, path in describing.pictures(self.folder):
             changed = path.stat().st_mtime_ns
             if self._pictures.get(path) == changed:

@@ -1,4 +1,4 @@
-"""What the trainer knows of tracking: it appends to the journal. A process of its own sends to the backends. Nothing here imports mlflow or torch."""
+"""The trainer's side of tracking: appends to the journal, which a sender process sends to the backends. Imports neither mlflow nor torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
-from samewise.runner.tracking.address import REFUSED, check_uri, sqlite_file, without_password
+from samewise.runner.tracking.address import REFUSED, check_uri, remove_password, sqlite_file
 from samewise.runner.tracking.backends import TITLES, backends_of, problems
 from samewise.runner.tracking.journal import Journal
 
@@ -24,55 +24,55 @@ _MOST_STARTS = 5
 
 
 class Tracker:
-    """Takes what is to be known of a run, whose folder is the only record. No method raises because a store, a server or the disk fails."""
+    """Records a run in its folder only. No method raises errors of a store, a server or the disk."""
 
     def __init__(self, folder: RunFolder, *, resume_step: int | None) -> None:
         self.folder = folder
         self._journal = Journal(folder.metrics, resume_step=resume_step)
 
     def start(self) -> None:
-        """Begin. `config.yaml` and `environment.json` are in the folder."""
+        """Start. `config.yaml` and `environment.json` are in the folder."""
         self._journal.status("RUNNING")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Note the values at an optimizer step; a few microseconds. A (key, step) that was noted before keeps its first value and time."""
+        """Log the values at an optimizer step in a few microseconds. A (key, step) that was logged before keeps its first value and time."""
         self._journal.log(metrics, step)
 
     def before_checkpoint(self, step: int) -> None:
-        """Make durable what was logged, before the checkpoint of `step` is: what lies before a checkpoint is never logged again."""
+        """Make logged values durable before the checkpoint of `step`: what precedes a checkpoint is never logged again."""
         self._journal.sync()
 
     def finish(self, status: str) -> None:
-        """End, as FINISHED, FAILED or KILLED (interrupted, resumable). The files under `artifacts/` are complete."""
+        """End as FINISHED, FAILED or KILLED (interrupted, resumable). The files under `artifacts/` are complete."""
         self._journal.status(status)
         self._journal.close()
 
     def run_id(self) -> str | None:
-        """The MLflow run's id, or None as long as there is none."""
+        """The MLflow run's id, or None until there is one."""
         return None
 
 
 class Silent(Tracker):
-    """Another process of the run keeps the record."""
+    """Records nothing, since another process of the run does."""
 
     def __init__(self) -> None:
         pass
 
     def start(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def before_checkpoint(self, step: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def finish(self, status: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class WithSender(Tracker):
-    """Starts a sender process, which lives as long as the trainer and then drains. How a run ends is in the journal."""
+    """Starts a sender process, which runs until the trainer has ended and everything is sent. The journal records how a run ends."""
 
     def __init__(self, folder: RunFolder, settings: dict[str, Any], *, resume_step: int | None) -> None:
         super().__init__(folder, resume_step=resume_step)
@@ -83,31 +83,31 @@ class WithSender(Tracker):
         self._told = False
 
     def start(self) -> None:
-        """Begin, and start the sender."""
+        """Start, with the sender."""
         super().start()
         self._start_sender()
 
     def before_checkpoint(self, step: int) -> None:
-        """Make durable what was logged; start the sender again if something ended it. Say once that the server refuses this user, which no later try mends."""
+        """Make logged values durable; restart a sender that has ended. Warn once if the server refuses this user, since no retry helps."""
         super().before_checkpoint(step)
         self._revive()
         trouble = "" if self._told else link.last_trouble(self.folder.path, since=self._log_began)
         if REFUSED in trouble:
             self._told = True
-            _LOG.warning("nothing is sent to %s%s; training continues", without_password(self._settings["uri"]), trouble)
+            _LOG.warning("nothing is sent to %s%s; training continues", remove_password(self._settings["uri"]), trouble)
 
     def finish(self, status: str) -> None:
-        """End, and wait up to `flush_timeout_s` for the sender to send everything."""
+        """End, and wait up to `flush_timeout_s` until the sender has sent everything."""
         super().finish(status)
         self._revive()
         sender = self._sender
         if sender is None or not sender.tell_end() or not link.wait_for(sender, float(self._settings["flush_timeout_s"])):
             words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
-            names = [without_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in backends_of(self._settings)]
+            names = [remove_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in backends_of(self._settings)]
             _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path, since=self._log_began), self.folder.path)
 
     def run_id(self) -> str | None:
-        """The MLflow run's id, once the sender has made the run."""
+        """The MLflow run's id, once the sender has created the run."""
         return read_mapping(self.folder.tracking, shapes.TRACKING).get("run_id")
 
     def _start_sender(self) -> None:
@@ -115,12 +115,12 @@ class WithSender(Tracker):
         self._sender = link.start(self.folder.path, self._settings)
 
     def _revive(self) -> None:
-        if (self._sender is None or self._sender.ended()) and self._starts < _MOST_STARTS:
+        if (self._sender is None or self._sender.has_ended()) and self._starts < _MOST_STARTS:
             self._start_sender()
 
 
 def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | None) -> Tracker:
-    """The tracker that `tracking` asks for. Call `start` on it once the folder's files are written.
+    """Open the tracker for `tracking`. Call `start` after writing the folder's files.
 
     Raises:
         ConfigError: `tracking.report_to` or `tracking.uri` is not possible here, or the store's folder cannot be made.
@@ -141,7 +141,7 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
 
 
 def _require_file(file: Path, uri: str) -> None:
-    """Refuse now what the sender would only find out later, beside a training that nobody sees."""
+    """Refuse now what the sender would only discover later, unnoticed."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What MLflow's page of an experiment's runs shows: which runs, in what order, with which columns and charts; and its description.
+"""The view and description of an experiment's page in MLflow: which runs, their order, columns and charts.
 
 A view is MLflow's own state of that page, as its *Share* writes it: the names are those of `ExperimentPageUIState` and `RunsChartsCardConfig` in the source
 of MLflow 3.17's pages. Imports neither torch nor mlflow.
@@ -37,7 +37,7 @@ _FOLDED = ("speed", "system")
 
 
 class StoredRun:
-    """What a run's entry in MLflow says."""
+    """A run's entry in MLflow."""
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         data: Mapping[str, Any] = entry.get("data", {})
@@ -51,7 +51,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of an MLflow experiment's runs, which can be compared with each other; `where` is MLflow's filter for them, empty for all."""
+    """Comparable runs of an MLflow experiment; `where` is MLflow's filter for them, empty for all."""
 
     key: str
     title: str
@@ -65,27 +65,27 @@ class Part:
 
     @property
     def is_lower_better(self) -> bool:
-        """Whether the least value of it is the best."""
+        """Whether its lowest value is the best."""
         return next((run.params.get("evaluate.mode") for run in self.runs if run.params.get("evaluate.monitor") == self.monitor), "") == "min"
 
     @property
-    def ranked(self) -> str:
-        """The metric by which they are sorted: the best value of the monitored one; its last, where runs are of a samewise that logged no other."""
+    def sort_metric(self) -> str:
+        """The metric to sort by: the best value of the monitored one, or its last if older versions of samewise logged no other."""
         best = f"{PREFIX}{self.monitor}"
         return best if any(best in run.metrics for run in self.runs) else self.monitor
 
     def best_first(self) -> list[StoredRun]:
-        """Those with a value, in order."""
-        known = [run for run in self.runs if not math.isnan(run.metrics.get(self.ranked, math.nan))]
-        return sorted(known, key=lambda run: run.metrics[self.ranked], reverse=not self.is_lower_better)
+        """The runs with a value, the best first."""
+        known = [run for run in self.runs if not math.isnan(run.metrics.get(self.sort_metric, math.nan))]
+        return sorted(known, key=lambda run: run.metrics[self.sort_metric], reverse=not self.is_lower_better)
 
     def address(self, experiment: str) -> str:
-        """Of its page, behind the server's."""
+        """The page's address, without the server's."""
         return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(self.key)}&{FOR_TRAINING}"
 
 
 def parts(runs: Sequence[StoredRun]) -> list[Part]:
-    """An MLflow experiment's runs as parts: all of them, those of each experiment file where there are several, and those of each sweep; the latest first."""
+    """An MLflow experiment's runs in parts: all, those of each experiment file if there are several, and those of each sweep; the latest first."""
     files, sweeps = dict[str, list[StoredRun]](), dict[str, list[StoredRun]]()
     for run in sorted(runs, key=lambda run: -run.start):
         files.setdefault(run.params.get("choices.experiment", ""), []).append(run)
@@ -98,7 +98,7 @@ def parts(runs: Sequence[StoredRun]) -> list[Part]:
 
 
 def varying(params: Sequence[Mapping[str, str]]) -> list[str]:
-    """The settings in which runs of one experiment file differ, those that most runs tell apart first; before them the file, where there are several."""
+    """The settings in which runs of one experiment file differ, most informative first; before them the file, if there are several."""
     groups = dict[str, list[Mapping[str, str]]]()
     for one in params:
         groups.setdefault(one.get("choices.experiment", ""), []).append(one)
@@ -112,10 +112,10 @@ def varying(params: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def view(part: Part) -> dict[str, Any]:
-    """The page's state: the best run first, columns with what runs differ in, charts that begin with the monitored metric."""
+    """The page's view: the best run first, columns for what differs, charts starting with the monitored metric."""
     differing = varying([run.params for run in part.runs])
     shown = [name for name, count in Counter(name for run in part.runs for name in run.metrics).items() if 2 * count >= len(part.runs)]
-    metrics = [f"metrics.`{name}`" for name in dict.fromkeys((part.ranked, part.monitor)) if name in shown]
+    metrics = [f"metrics.`{name}`" for name in dict.fromkeys((part.sort_metric, part.monitor)) if name in shown]
     params = [f"params.`{name}`" for name in differing]
     columns = [*metrics[:1], *params, *metrics[1:], "attributes.`Duration`"]
     order = {"orderByKey": metrics[0], "orderByAsc": part.is_lower_better} if metrics else {}
@@ -125,14 +125,14 @@ def view(part: Part) -> dict[str, Any]:
         "columnWidths": {**_WIDTHS, **dict.fromkeys(columns, _WIDTH)},
         "searchFilter": part.where,
         **_charts(part, differing, sorted({name for run in part.runs for name in run.metrics})),
-        "isAccordionReordered": True,  # else MLflow sorts the sections by name
+        "isAccordionReordered": True,  # otherwise MLflow sorts the sections by name
         **order,
     }
 
 
 def _charts(part: Part, differing: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
-    """Settings against the best value, coloured by it; the best values; the monitored metric by step; then all others by section."""
-    sections = dict.fromkeys(name.rpartition("/")[0] for name in (part.ranked, *metrics))
+    """Settings against the best value; the best values; the monitored metric by step; then all other metrics by section."""
+    sections = dict.fromkeys(name.rpartition("/")[0] for name in (part.sort_metric, *metrics))
     named = sorted(sections, key=lambda name: (_SECTIONS.index(name) if name in _SECTIONS else len(_SECTIONS) + (name in _FOLDED), name))
     first = f"best by {part.monitor}"
     cards = list[dict[str, Any]]()
@@ -141,11 +141,11 @@ def _charts(part: Part, differing: Sequence[str], metrics: Sequence[str]) -> dic
         cards.append({"uuid": f"{KEY}-{len(cards)}", "type": kind, "metricSectionId": section, "deleted": False, "isGenerated": False, **more})
 
     axes = [name for name in differing if name != "choices.experiment"][:_AXES]
-    if axes and part.ranked in metrics:
-        card("PARALLEL", first, selectedParams=axes, selectedMetrics=[part.ranked], showAllRuns=False, runsCountToCompare=_COMPARED)
-    if part.ranked in metrics:
-        card("BAR", first, metricKey=part.ranked, runsCountToCompare=_COMPARED)
-    taken = {part.ranked}
+    if axes and part.sort_metric in metrics:
+        card("PARALLEL", first, selectedParams=axes, selectedMetrics=[part.sort_metric], showAllRuns=False, runsCountToCompare=_COMPARED)
+    if part.sort_metric in metrics:
+        card("BAR", first, metricKey=part.sort_metric, runsCountToCompare=_COMPARED)
+    taken = {part.sort_metric}
     for name in dict.fromkeys([*(name for name in (part.monitor,) if name in metrics), *metrics]):
         if name not in taken:
             card("LINE", first if name == part.monitor else name.rpartition("/")[0], **_line(name))
@@ -184,7 +184,7 @@ def _line(name: str) -> dict[str, Any]:
 
 
 def note(experiment: str, found: Sequence[Part]) -> str:
-    """The description: which run is best, and what set it apart, of the part that opens, which MLflow shows; how to read the page, and the other parts."""
+    """The description: the best run and what distinguishes it, for the part that MLflow opens; how to read the page; and the other parts."""
     lines = [line for part in found if (line := _line_of(experiment, part))]
     read = (
         "Below are the runs, the best first; the columns behind the metric are the settings in which they differ. The second icon above the table shows "
@@ -203,8 +203,8 @@ def _line_of(experiment: str, part: Part) -> str:
         return ""
     label = best[0].name.removesuffix(f" ({best[0].params.get('choices.experiment')})")
     name = f"[{_plain(label)}](#/experiments/{experiment}/runs/{best[0].id})"
-    text = f"**[{part.title}]({part.address(experiment)})**: best of {len(part.runs)} is {name}, `{part.monitor}` **{best[0].metrics[part.ranked]:.4g}**"
-    if ties := sum(run.metrics[part.ranked] == best[0].metrics[part.ranked] for run in best) - 1:
+    text = f"**[{part.title}]({part.address(experiment)})**: best of {len(part.runs)} is {name}, `{part.monitor}` **{best[0].metrics[part.sort_metric]:.4g}**"
+    if ties := sum(run.metrics[part.sort_metric] == best[0].metrics[part.sort_metric] for run in best) - 1:
         text += f" (as good: {ties} other{'s' * (ties > 1)})"
     if apart := set_apart(best[0], part.runs):
         text += f", with {apart}"
@@ -215,7 +215,7 @@ def _line_of(experiment: str, part: Part) -> str:
 
 
 def set_apart(best: StoredRun, runs: Sequence[StoredRun]) -> str:
-    """The settings that the best run does not share with all others, with its value and theirs."""
+    """The settings in which the best run differs from the others, with its value and theirs."""
     told = list[str]()
     for name in varying([run.params for run in runs]):
         others = sorted({run.params.get(name, "none") for run in runs} - {best.params.get(name, "none")}, key=_by_number)
@@ -225,7 +225,7 @@ def set_apart(best: StoredRun, runs: Sequence[StoredRun]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name as text: nothing in it is Markdown or HTML."""
+    """Escape a name so that it contains no Markdown or HTML."""
     return re.sub(r"([\\`*_{}\[\]<>()#!|~])", r"\\\1", " ".join(text.split()))[:200]
 
 

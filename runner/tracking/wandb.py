@@ -1,4 +1,4 @@
-"""A run in Weights & Biases, online or, with WANDB_MODE=offline, as files in the run's folder that `wandb sync` uploads. Imports wandb.
+"""A run in Weights & Biases: online or, with WANDB_MODE=offline, as files in the run's folder that `wandb sync` uploads. Imports wandb.
 
 A value's step is a value of its own, `step`, by which all curves are drawn: W&B's own counter refuses what comes late. How much of the journal W&B has is in
 wandb.json beside it. wandb does not say what it has written until it ends, so what a sender logged that was killed is logged again, in the same W&B run at the
@@ -28,13 +28,13 @@ from samewise.runner.tracking.backends import Sent
 
 
 def set_up() -> None:
-    """Have wandb read its settings, but for the current folder's (`wandb/settings`): it may be another's, and the user's key is sent to the address in it."""
+    """Make wandb load its settings, except the current folder's (`wandb/settings`): they may be someone else's, with an address that gets the user's key."""
     with contextlib.chdir(os.sep):
         wandb.setup()
 
 
 class WeightsAndBiases:
-    """A W&B run: metrics, the config, tags and pictures; checkpoints stay in the run's folder. `tracking.experiment` is the name of its project."""
+    """A W&B run: metrics, the config, tags and pictures; checkpoints stay in the run's folder. `tracking.experiment` is its project."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Log what is new, and end the W&B run when the trainer has ended."""
+        """Log what is new; end the W&B run when the trainer has ended."""
         journals = [self.folder.metrics, self.folder.system]
         is_sent = all(self._read.get(path.name, 0) >= path.stat().st_size for path in journals if path.exists())
         if is_sent and self._status in ("FINISHED", "FAILED") and not alive:
@@ -85,7 +85,7 @@ class WeightsAndBiases:
         )
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
-        write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})  # the same W&B run, should this process be killed
+        write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})  # the same W&B run if this process is killed and restarted
         return run
 
     def _metrics(self, path: Path) -> None:

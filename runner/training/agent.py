@@ -1,4 +1,4 @@
-"""torch's elastic agent, which starts the ranks of `launch`, watches them, and starts them again where one has died."""
+"""torch's elastic agent, which starts a run's ranks, watches them, and restarts them if one dies."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
 def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tuple[SamewiseError | None, int | None]:
-    """Run torch's elastic agent to its end.
+    """Run torch's elastic agent until it ends.
 
     Returns:
-        What it has to say of ranks that ended without a word, else None; and the rank that seems to be lost for good, else None.
+        The message for ranks that ended without one, else None; and the rank that seems to be lost for good, else None.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 
-    for name in ("agent.server", "multiprocessing"):  # what happened to the ranks is told once, by `_told`
+    for name in ("agent.server", "multiprocessing"):  # what happened to the ranks is reported once, by `_report_outcomes`
         for part in (f"torch.distributed.elastic.{name}.api", f"torch.distributed.elastic.{name}"):
             logging.getLogger(part).setLevel(logging.CRITICAL)
     strategy = composed.cfg.strategy
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own account of lost connections: ours says the same once
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own report of lost connections: ours is printed once
     os.environ[SECRET] = new_secret()
     logs = composed.folder.path / "ranks"
     logs.mkdir(parents=True, exist_ok=True)
@@ -66,11 +66,11 @@ def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tupl
         return None, None
     rank, failure = _first_to_die(result)
     hint = "run the same command again to resume from the last checkpoint; strategy.max_restarts=3 does so automatically"
-    return TrainingError(Problem(f"rank {rank}", f"{_how(failure.exitcode)}; what it wrote is in {logs}", hint=hint)), agent.lost
+    return TrainingError(Problem(f"rank {rank}", f"{_describe_exit(failure.exitcode)}; what it wrote is in {logs}", hint=hint)), agent.lost
 
 
 def _meeting_here(timeout_s: float) -> Any:
-    """Where the agent and its ranks meet: a store that this machine alone reaches. torch's own take connections from anywhere, and unpickle."""
+    """The rendezvous of the agent and its ranks: a store that only this machine can reach. torch's own accepts any connection, and unpickles."""
     from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
@@ -108,11 +108,11 @@ def _meeting_here(timeout_s: float) -> Any:
 
 
 def _first_to_die(result: Any) -> tuple[int, Any]:
-    """The rank, and how it ended: one that was killed before those that then missed it."""
+    """The rank that failed first and how it ended: one that was killed, rather than those that then missed it."""
     return min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
@@ -125,7 +125,7 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
 
     @final
     class Agent(LocalElasticAgent):
-        """Starts again where a process died, not where a rank ended with something to say: that would only be said again.
+        """Restarts ranks if a process died, not if a rank ended with an error: it would only occur again.
 
         A rank that dies again before there is a new checkpoint, or when no restart is left, is taken for lost: starting as many again is of no use.
         """
@@ -144,7 +144,7 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
                 else:
                     again = spec.max_restarts - self._remaining_restarts + 1
                     words = f"resuming from the last checkpoint (restart {again} of {spec.max_restarts})"
-                    print(f"warning: rank {died[0]} {_how(_first_to_die(result)[1].exitcode)}\n    {words}", file=sys.stderr, flush=True)
+                    print(f"warning: rank {died[0]} {_describe_exit(_first_to_die(result)[1].exitcode)}\n    {words}", file=sys.stderr, flush=True)
                 self._died = died
             return result
 
@@ -154,19 +154,19 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
             close = context.close
 
             def close_soon(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-                """Where a rank has said why it ends, the others end by themselves, and one that hangs is not waited for."""
+                """If a rank has reported why it ends, the others end by themselves; one that hangs is not waited for."""
                 close(death_sig, min(timeout, _PATIENCE_S) if outcomes(handed, spec.local_world_size) else timeout)
 
             context.close = close_soon
             return started
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-            """The agent signals a rank's whole process group: SIGTERM would end its loader workers, which leave SIGUSR1 to the rank."""
+            """Signal the ranks only: the agent signals process groups, whose SIGTERM would end loader workers, which ignore SIGUSR1."""
             super()._shutdown(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, timeout)
 
     return Agent(spec=spec, logs_specs=logs, start_method="spawn", shutdown_timeout=grace_s, exit_barrier_timeout=30)
 
 
 def outcomes(handed: Path, nproc: int) -> list[Mapping[str, Any]]:
-    """What ranks have said of why they ended."""
+    """The ranks' reports of why they ended."""
     return [outcome for rank in range(nproc) if (outcome := read_json(handed / f"rank-{rank}.json"))]

@@ -1,4 +1,4 @@
-"""Takes parts of a training again, each from one kept checkpoint to the next, and says what of the record was forged."""
+"""Repeats parts of a training, each from one kept checkpoint to the next, and reports what was forged in the record."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from samewise.runner.errors import CheckpointError
 from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
+from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.parting import Parting
 from samewise.runner.records.rerun_comparison import Comparison
 from samewise.runner.records.states import state_differences
 from samewise.runner.records.trace import STAGES
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training.due import at_end
+from samewise.runner.training.record_comparison import logged_divergences, summary_divergences
 from samewise.runner.training.replay import parameter_names, replay
-from samewise.runner.training.results import logged_partings, summary_partings
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, state_of, summarise
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The steps from one point from which training can go on, after `start` of them, to the next; and the checkpoint there, None where the trace ends."""
+    """The steps after `start` up to the next point from which training can continue, and the checkpoint there (None at the trace's end)."""
 
     start: int
     end: int
@@ -37,16 +37,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A segment taken again: lines of the trace, state at its end and logged metrics, as far as they differ."""
+    """A repeated segment: where trace lines, final state and logged metrics differ from the record."""
 
     segment: Segment
-    steps: Sequence[Parting]
+    steps: Sequence[Divergence]
     state: Sequence[tuple[str, str]]
-    metrics: Sequence[Parting]
+    metrics: Sequence[Divergence]
 
 
 def segments(folder: RunFolder, last: int, *, resumed: bool) -> list[Segment]:
-    """The parts of a run that can be taken again, in their order, up to the last step that is recorded. A checkpoint that cannot be read begins and ends none.
+    """The segments of a run, in order, up to the last recorded step. Unreadable checkpoints do not bound a segment.
 
     `resumed`: whether it began with another run's checkpoint (`resume_from`), so that its first steps have no start.
     """
@@ -64,17 +64,17 @@ def _is_sound(path: Path) -> bool:
         return False
 
 
-def choose(of: Sequence[Segment], count: int | None, seed: int, suspected: Sequence[Parting]) -> list[Segment]:
-    """So many of them at random, None for all; and those to which something points that is wrong already."""
+def choose(of: Sequence[Segment], count: int | None, seed: int, suspected: Sequence[Divergence]) -> list[Segment]:
+    """Choose so many segments at random (None: all), and those with signs of an error."""
     drawn = of if count is None else random.Random(seed).sample(list(of), min(count, len(of)))
-    firsts = {stage: next((parting.step for parting in suspected if parting.stage == stage), 0) for stage in ("chain", "root")}  # what follows is wrong too
-    steps = {*firsts.values(), *(parting.step for parting in suspected if parting.stage not in firsts)}
+    firsts = {stage: next((one.step for one in suspected if one.stage == stage), 0) for stage in ("chain", "root")}  # later steps are then wrong too
+    steps = {*firsts.values(), *(one.step for one in suspected if one.stage not in firsts)}
     return [one for one in of if one in drawn or any(one.start < step <= one.end for step in steps)]
 
 
 @dataclass
 class Audit:
-    """An audit of a recorded run: one built new from its config, whose callbacks are called. The comparison is one of them, and goes on where steps differ.
+    """An audit of a recorded run, with a new run built from its config. The comparison is one of its callbacks, and continues after differences.
 
     `logged` has step, name and value of all that the recorded run logged.
     """
@@ -93,45 +93,45 @@ class Audit:
             callback.on_start(self.run.recorder.view)
 
     def replay(self, segment: Segment) -> Replayed:
-        """Take a segment again."""
+        """Repeat a segment."""
         if segment not in self.replayed:
-            self.comparison.partings.clear()
+            self.comparison.divergences.clear()
             replay(self.run, self._state(segment.start), segment.end)
             self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
             after, until = segment.start or -1, None if at_end(self.run) else segment.end
-            metrics = logged_partings(self.logged, logged_values(self.run.folder.metrics), after=after, until=until)
+            metrics = logged_divergences(self.logged, logged_values(self.run.folder.metrics), after=after, until=until)
             end = state_of(self.run) if segment.kept else {}
             differing = state_differences(checkpoint.load(segment.kept), end, parameter_names(self.run)) if segment.kept else []
-            self.replayed[segment] = Replayed(segment, list(self.comparison.partings), differing, metrics)
+            self.replayed[segment] = Replayed(segment, list(self.comparison.divergences), differing, metrics)
         return self.replayed[segment]
 
     def _state(self, step: int) -> Mapping[str, Any]:
         return checkpoint.load(self.folder.checkpoints / f"step-{step:08d}") if step else self._initial
 
-    def judge_summary(self, summary: Mapping[str, Any]) -> list[Parting]:
-        """Where the run's summary is not what its last checkpoint gives, which `judge` holds against the steps before it."""
+    def judge_summary(self, summary: Mapping[str, Any]) -> list[Divergence]:
+        """Where the run's summary disagrees with its last checkpoint, which `judge` compares with the steps before it."""
         for kept in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
             if summary and _is_sound(kept.path):
                 restore(self.run, checkpoint.load(kept.path))
-                return summary_partings(summary, summarise(self.run)) if at_end(self.run) else []
+                return summary_divergences(summary, summarise(self.run)) if at_end(self.run) else []
         return []
 
-    def judge(self, segment: Segment, before: Segment | None) -> list[Parting]:
-        """What was forged in a segment. Where it may be the checkpoint that it begins with, the one before, if there is one, is taken again too."""
+    def judge(self, segment: Segment, before: Segment | None) -> list[Divergence]:
+        """What was forged in a segment. If it may be the checkpoint at its start, the previous segment is repeated too."""
         found, traced = self.replay(segment), [step for step in self.comparison.steps if segment.start < step <= segment.end]
         apart = [one.step for one in found.steps]
-        if apart and apart[-1] == max(traced) and (found.state or not segment.kept):  # so are the weights that the training goes on with
+        if apart and apart[-1] == max(traced) and (found.state or not segment.kept):  # so are the weights with which the training continues
             if apart[0] == min(traced) and before is not None and (forged := self._forged_start(before)):
                 return forged
             return [_forged_step(found.steps[0], segment, found.state)]
         wrong = [_forged_line(one) for one in found.steps] + list(found.metrics)
         if found.state:
-            # Weights or an optimizer that differed at the start would show in the steps; what a callback keeps would not.
+            # Different weights or optimizer states at the start would show in the steps; what a callback keeps would not.
             started = before is not None and not _is_trained(found.state)
             wrong += (self._forged_start(before) if started and before else []) or [_forged_checkpoint(segment, found.state)]
         return wrong
 
-    def _forged_start(self, before: Segment) -> list[Parting]:
+    def _forged_start(self, before: Segment) -> list[Divergence]:
         found = self.replay(before)
         if not found.state:
             return []
@@ -139,29 +139,29 @@ class Audit:
 
 
 def _is_trained(state: Sequence[tuple[str, str]]) -> bool:
-    """Whether the weights or the optimizer differ: a start that differed in them would show in the steps."""
+    """Whether the weights or the optimizer differ: at the start, such a difference would show in the steps."""
     return any(name.startswith(("weights", "the optimizer")) for name, _ in state)
 
 
-def _forged_line(parting: Parting) -> Parting:
-    reason = f"the trace was altered ({parting.stage}): the line is not what this step gives, and the training goes on as recorded"
-    return Parting(parting.step, parting.stage, parting.layer, reason, altered=True)
+def _forged_line(divergence: Divergence) -> Divergence:
+    reason = f"the trace was altered ({divergence.stage}): the line is not what this step gives, and the training continues as recorded"
+    return Divergence(divergence.step, divergence.stage, divergence.layer, reason, altered=True)
 
 
-def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Parting:
+def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Divergence:
     assert segment.kept is not None
-    reason = f"{segment.kept.name} was altered: the steps before it are as recorded, and do not give it; {_named(state)}"
-    return Parting(segment.end, "checkpoint", state[0][0].removeprefix("weights: "), reason)
+    reason = f"{segment.kept.name} was altered: the steps before it are as recorded, and do not give it; {_summarise_names(state)}"
+    return Divergence(segment.end, "checkpoint", state[0][0].removeprefix("weights: "), reason)
 
 
-def _forged_step(parting: Parting, segment: Segment, state: Sequence[tuple[str, str]]) -> Parting:
+def _forged_step(divergence: Divergence, segment: Segment, state: Sequence[tuple[str, str]]) -> Divergence:
     settings = [f"{name}: {values}" for name, values in state if values]
     why = f"; {segment.kept.name} has another setting: {'; '.join(settings[:3])}" if settings and segment.kept else ""
-    reason = f"was not computed as recorded, or from other data or code: {STAGES[parting.stage]}"
-    return Parting(parting.step, parting.stage, parting.layer, reason + why)
+    reason = f"was not computed as recorded, or from other data or code: {STAGES[divergence.stage]}"
+    return Divergence(divergence.step, divergence.stage, divergence.layer, reason + why)
 
 
-def _named(state: Sequence[tuple[str, str]]) -> str:
-    """The first that differs, and how many more."""
+def _summarise_names(state: Sequence[tuple[str, str]]) -> str:
+    """The first name that differs, and how many more do."""
     values = f" ({state[0][1]})" if state[0][1] else ""
     return f"{len(state)} differ{'s' * (len(state) == 1)}{values}"

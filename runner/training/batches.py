@@ -1,27 +1,27 @@
-"""The batches of training, from wherever a run stands."""
+"""Training batches, from a run's current position."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from samewise.runner.data.device import Ahead, one_ahead
+from samewise.runner.data.device import Prefetcher, prefetch_one
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
 from samewise.runner.interfaces import Batch
 from samewise.runner.training.run import Run
 
 
 def training_batches(run: Run) -> Iterator[list[MicroBatch]]:
-    """Each step's micro-batches that this process carries; on CUDA the next step's are then on their way to the device."""
+    """The micro-batches of each step that belong to this process; on CUDA, the next step's are sent to the device in advance."""
     is_cuda, steps = run.strategy.device.type == "cuda", range(run.step, run.total_steps)
-    send = Ahead(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send if is_cuda else None
-    loaded = _loaded(run, steps, send)
-    for step, micro_batches in zip(steps, one_ahead(loaded) if is_cuda else loaded, strict=True):
+    send = Prefetcher(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send if is_cuda else None
+    loaded = _load(run, steps, send)
+    for step, micro_batches in zip(steps, prefetch_one(loaded) if is_cuda else loaded, strict=True):
         run.strategy.coming(run.plan, step)
         yield micro_batches
 
 
-def _loaded(run: Run, steps: range, send: Callable[[Batch], Callable[[], Batch]] | None) -> Iterator[list[MicroBatch]]:
+def _load(run: Run, steps: range, send: Callable[[Batch], Callable[[], Batch]] | None) -> Iterator[list[MicroBatch]]:
     mine, is_cuda = run.strategy.micro_batches, run.strategy.device.type == "cuda"
     keys = partial(training_keys, run.order, run.plan, first_step=steps.start, steps=steps.stop, micro_batches=mine)
     batches = iter(Loader(run.splits["train"].keyed, keys, run.config.loader, is_cuda=is_cuda))

@@ -1,4 +1,4 @@
-"""A checked config becomes a Run. The only place that turns every part of a config into objects; each part is made once."""
+"""Builds a Run from a checked config. Every part of the config is turned into an object here, once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -22,7 +22,7 @@ from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Callback, Recipe, RunView, class_names, of_labels
+from samewise.runner.interfaces import Callback, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
@@ -36,8 +36,8 @@ from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import continued, determinism
 from samewise.runner.training.compiled import compiler, facts, require_possible
-from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_order, make_part, make_splits, training_images
-from samewise.runner.training.finite import not_finite
+from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_order, make_part, make_splits, require_decoded, training_images
+from samewise.runner.training.finite import nonfinite_names
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.portable import is_portable
 from samewise.runner.training.recorder import Recorder
@@ -46,7 +46,7 @@ from samewise.runner.training.view import View
 
 
 def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False) -> Run:
-    """Make every part of the run that the config describes. Nothing is written: the session that trains does that.
+    """Build every part of a config's run. Writes nothing: only the session that trains does.
 
     With `alone` this process carries all replicas, whatever the strategy: to try or to evaluate, not to train.
 
@@ -76,6 +76,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
     channels_last = str(cfg.memory_format) == "channels_last"
     transforms = {stage: make_batch_transforms(make, stage) for stage in ("train", "eval")}
+    require_decoded(splits, transforms)
     splits["train"].keyed.says_places = getattr(transforms["train"], "need_places", False)
     images = partial(training_images, cfg, make, recipe, splits["train"].dataset, transforms["eval"])
     model = make_model(cfg, make, strategy.device, channels_last=channels_last, images=images)
@@ -99,7 +100,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *unread.cautions(composed),
             *precision.cautions(),
             *continued.cautions(cfg, schedule),
-            *_unreached(composed, plan),
+            *_max_steps_caution(composed, plan),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],
     )
@@ -140,23 +141,23 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         checkpoint=kept,
         checkpoints=Checkpoints(folder.checkpoints, kept, modes, {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps}),
         to_device=mover(strategy.device, channels_last=channels_last),
-        infinite=frozenset(not_finite(model.state_dict().items())),
+        infinite=frozenset(nonfinite_names(model.state_dict().items())),
         recorder=recorder,
     )
-    recorder.view = cast(RunView, View(run))
+    recorder.view = View(run)
     for callback in run.callbacks.values():
         callback.on_build(recorder.view)
     return run
 
 
 def _reporter(project: Project) -> dict[str, Callback]:
-    """The callback by which a run reports to its sweep, under a name of its own. It comes with the job's environment, so that it changes no experiment."""
+    """The callback that reports to a run's sweep. It comes from the job's environment, so that it does not change the experiment."""
     given = os.environ.get(REPORTER)
     return {"(sweep)": instantiate(json.loads(given), REPORTER, allowed=project.packages)} if given else {}
 
 
-def _unreached(composed: Composed, plan: Plan) -> list[Problem]:
-    """That a `max_steps` which was asked for is not what ends training."""
+def _max_steps_caution(composed: Composed, plan: Plan) -> list[Problem]:
+    """A warning if training ends before the given `max_steps`."""
     cfg, steps = composed.cfg, composed.cfg.max_epochs * plan.steps_per_epoch
     if cfg.max_steps is None or cfg.max_steps <= steps or not any(one.lstrip("+").startswith("max_steps=") for one in composed.overrides):
         return []
@@ -181,23 +182,23 @@ def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strat
 def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
     name = composed.choices.get("dataset", "data")
     return {
-        split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset), **_named(part.dataset)} for split, part in splits.items()
+        split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset), **_labels(part.dataset)} for split, part in splits.items()
     }
 
 
-def _named(dataset: Any) -> dict[str, list[Any]]:
-    """The names and numbers of the labels, for predictions, which are made without the data set."""
+def _labels(dataset: Any) -> dict[str, list[Any]]:
+    """The names and number of the labels, for predictions, which do not load the data set."""
     found = {"classes": class_names(dataset), "category_ids": [int(number) for number in of_labels(dataset, "category_ids")]}
     return {name: values for name, values in found.items() if values}
 
 
 def _plain(settings: DictConfig) -> Any:
-    """The dataclass behind typed settings: reading an attribute of it costs nothing, which counts in every step."""
+    """The dataclass of typed settings, whose attributes are fast to read, which matters in every step."""
     return OmegaConf.to_object(settings)
 
 
 def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:
-    """The packages that the model's layers are from, beside torch's, samewise's and the user's own: timm, transformers."""
+    """The packages of the model's layers, other than torch, samewise and the user's: timm, transformers."""
     found = {type(module).__module__.partition(".")[0] for module in model.modules()}
     return found - {"torch", "torchvision", "torchaudio", "samewise", "__main__", *(name.partition(".")[0] for name in packages)}
 

@@ -1,4 +1,4 @@
-"""The model as torch.compile makes it, for the training step. Evaluations, averages and checkpoints use the model as it is.
+"""The model compiled by torch.compile for the training step. Evaluations, averages and checkpoints use the original model.
 
 A graph is compiled for each form of the input (shapes, strides, dtypes) and for nothing more general, so it depends on that form alone and not on those that
 came before: a resumed run, which meets them in another order, compiles the same code. What does not become one graph, or becomes too many, is an error.
@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, first_line
-from samewise.runner.processes.variables import keep_compiled_code_apart
+from samewise.runner.processes.variables import use_own_inductor_cache
 
 
 @final
 class Compiled(nn.Module):
-    """Calls a model compiled, in at most so many graphs, and is otherwise that model."""
+    """Calls a compiled model, with a limited number of graphs; otherwise behaves as the model."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any], *, most: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Compiled(nn.Module):
         self._limits = {"recompile_limit": most, "fail_on_recompile_limit_hit": True}
         compiled: Any = torch.compile
         self._is_told = False
-        self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, isolate_recompiles=True),)  # in a tuple: it is no second part of this
+        self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, isolate_recompiles=True),)  # in a tuple: not a submodule
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
         from torch._dynamo import config, exc
@@ -58,25 +58,25 @@ class Compiled(nn.Module):
 
 
 def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Callable[[nn.Module], nn.Module]:
-    """What compiles a model for the training step as the settings say; with mode=off what gives it back."""
+    """A function that compiles a model for the training step as configured; with mode=off it returns the model."""
     if settings.mode == "off":
         return lambda model: model
     keep_headers_apart()
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it tells of a CUDA_HOME where there is no CUDA device
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # Inductor warns about CUDA_HOME without a CUDA device
     options: dict[str, Any] = {
-        "fallback_random": True,  # dropout draws what it draws without compiling
+        "fallback_random": True,  # dropout draws the same numbers as without compiling
         "deterministic": deterministic,
         "triton.cudagraphs": settings.cuda_graphs,
-        "triton.cudagraph_or_error": settings.cuda_graphs,  # else Inductor leaves them out with a line in its log
+        "triton.cudagraph_or_error": settings.cuda_graphs,  # otherwise Inductor drops them with only a log message
         **({"max_autotune": True, "coordinate_descent_tuning": not deterministic} if settings.mode == "max" else {}),
-        **({"compile_threads": 1} if device.type == "cpu" else {}),  # else a pool of processes stays
+        **({"compile_threads": 1} if device.type == "cpu" else {}),  # otherwise a pool of processes remains
     }
     return lambda model: Compiled(model, options, most=settings.max_graphs)
 
 
 def keep_headers_apart() -> None:
-    """Have Inductor keep what it asks `default_cache_dir` for where the rest is: the headers that it compiles ahead stay in /tmp whatever the variable says."""
-    keep_compiled_code_apart()
+    """Set the folder for what Inductor stores in `default_cache_dir`: its precompiled headers go to /tmp whatever the variable says."""
+    use_own_inductor_cache()
     from torch._inductor import codecache
     from torch._inductor.runtime import runtime_utils
 
@@ -87,7 +87,7 @@ def keep_headers_apart() -> None:
 
 
 def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]) -> None:
-    """Raise a ConfigError with what compiling cannot go with."""
+    """Raise a ConfigError for what cannot be combined with compiling."""
     settings, name = cfg.compile, type(strategy).__name__
     problems = list[Problem]()
     if settings.mode != "off":
@@ -116,7 +116,7 @@ def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: S
 
 
 def facts(settings: Any, device: torch.device) -> dict[str, Any]:
-    """What decides the bits of compiled code beside torch, by name; empty where nothing is compiled."""
+    """What affects the bits of compiled code besides torch, by name; empty if nothing is compiled."""
     if settings.mode == "off":
         return {}
     if device.type == "cuda":
@@ -129,7 +129,7 @@ def facts(settings: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _cxx() -> str | None:
-    """The C++ compiler and its version, in its own words."""
+    """The C++ compiler and its version, as it reports them."""
     from torch._inductor import exc
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -140,6 +140,6 @@ def _cxx() -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Dynamo's or Inductor's own words, and the line of the model that they are about."""
+    """The message of Dynamo or Inductor, and the model's line that it concerns."""
     lines = re.findall(r'File "([^"]+)", line (\d+)', str(error).rpartition("from user code:")[2])
     return first_line(error) + (f" ({lines[-1][0]}:{lines[-1][1]})" if lines else "")

@@ -1,8 +1,8 @@
-"""The model, the data and the transforms of a run, made from its config; for `build`, and in part for `build_predictor`."""
+"""Makes the model, the data and the transforms of a run from its config, for `build` and partly for `build_predictor`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from samewise.runner.training.workarounds import work_around
 
 Make = Callable[..., Any]
 """Makes the part at a path of the config."""
+_ENCODED = "transforms=imagenet_on_device and imagenet_v2_on_device decode on the device; or set dataset.decode=worker"
 
 
 def make_part(cfg: DictConfig, project: Project, path: str) -> Any:
-    """The object that stands at a path, such as `transforms.eval.sample.0`."""
+    """Make the object at a path, such as `transforms.eval.sample.0`."""
     node: Any = cfg
     for part in path.split("."):
         node = node[int(part)] if part.isdigit() else node[part]
@@ -40,12 +41,12 @@ def make_part(cfg: DictConfig, project: Project, path: str) -> Any:
 
 
 def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: bool, images: Callable[[int], Tensor] | None = None) -> nn.Module:
-    """The model with its initial weights: made on the CPU in a stream of its own, so that they are the same on every device."""
+    """Make the model with its initial weights, on the CPU in its own random stream, so that they are the same on every device."""
     with streams.scope(cfg.seed, "init"):
         model = make("model")
         if not isinstance(model, nn.Module):
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
-        model.train()  # before anything is frozen: a layer that is held stays in evaluation
+        model.train()  # before freezing, since a frozen layer stays in eval mode
         if cfg.initialise is not None:
             initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images)
         freeze_groups(model, plain(cfg.param_groups) or {})
@@ -57,15 +58,15 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
 
 
 def make_splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]:
-    """The data set's splits by name; a ConfigError where one is missing that training needs."""
+    """Make the data set's splits, by name; a ConfigError if one that training needs is missing."""
     splits: dict[str, Split] = {}
     for name in SPLITS:
         if cfg.dataset.get(name) is None:
             continue
         stage = "train" if name == "train" else "eval"
         with streams.scope(cfg.seed, "dataset"):
-            dataset = _made_of_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
-        splits[name] = Split(name, dataset, _keyed(cfg, make, recipe, dataset, name, stage=stage))
+            dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
+        splits[name] = Split(name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage))
     for name in ("train", "valid"):
         if name not in splits:
             raise ConfigError(Problem(f"dataset.{name}", "is missing", expected="a data set"))
@@ -74,8 +75,8 @@ def make_splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]
     return splits
 
 
-def _made_of_root(make: Make, path: str, root: Any) -> Any:
-    """A data set; where it finds nothing because `root` leads elsewhere, the problem is that of `dataset.root`."""
+def _make_from_root(make: Make, path: str, root: Any) -> Any:
+    """Make a data set; if it finds nothing because of a wrong `root`, the problem is at `dataset.root`."""
     try:
         return make(path)
     except DataError as error:
@@ -96,9 +97,12 @@ def _made_of_root(make: Make, path: str, root: Any) -> Any:
         raise
 
 
-def _keyed(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str) -> KeyedDataset:
+def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str) -> KeyedDataset:
     """A split's data set with the sample transforms of a stage."""
     transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
+    if transforms and getattr(dataset, "encoded", False):
+        words = "sample transforms come before the device decodes the images, and would see none"
+        raise ConfigError(Problem(f"transforms.{stage}.sample", words, expected="none", hint=_ENCODED))
     return KeyedDataset(
         WithTransform.of(dataset, transforms),
         recipe.collate,
@@ -110,18 +114,18 @@ def _keyed(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str
 
 
 def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
-    """The order of the training split: `loader.order`, else shuffled or not."""
+    """The training split's order: `loader.order`, or else shuffled or not."""
     if cfg.loader.order is not None:
         return make("loader.order")(dataset, seed=cfg.seed)
     return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
 
 
 def training_images(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, transform: Callable[[Batch], Batch], samples: int) -> Tensor:
-    """So many of the training images, evenly spaced, as images are evaluated."""
+    """So many training images, evenly spaced, transformed as in evaluation."""
     length, taken = len(dataset), min(samples, len(dataset))
     key = Key(0, 0, tuple(number * length // taken for number in range(taken)))
     with streams.preserve_generators():
-        (batch,) = Loader(_keyed(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key]))
+        (batch,) = Loader(_key_split(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key]))
         images = transform(batch).get("image")
     if not isinstance(images, Tensor):
         raise ConfigError(Problem("initialise", "needs training images, but a batch of this recipe has none", sorted(batch), "an entry `image`"))
@@ -129,10 +133,11 @@ def training_images(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, t
 
 
 class _BatchTransforms:
-    """One after the other."""
+    """Applies several transforms in order."""
 
     def __init__(self, transforms: Sequence[Callable[[Batch], Batch]]) -> None:
         self._transforms = transforms
+        self.decodes = bool(transforms) and getattr(transforms[0], "takes_encoded", False)
         self.need_places = any(getattr(one, "needs_places", False) for one in transforms)
 
     def __call__(self, batch: Batch) -> Batch:
@@ -142,5 +147,14 @@ class _BatchTransforms:
 
 
 def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
-    """The batch transforms of `train` or `eval`, as one."""
+    """Make the batch transforms of `train` or `eval`, as one."""
     return _BatchTransforms(make(f"transforms.{stage}").get("batch") or [])
+
+
+def require_decoded(splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]) -> None:
+    """Raise a ConfigError where a data set gives images that are still encoded, and the first batch transform does not decode them."""
+    for name, split in splits.items():
+        stage = "train" if name == "train" else "eval"
+        if getattr(split.dataset, "encoded", False) and not getattr(transforms[stage], "decodes", False):
+            words = f"the images of dataset.{name} are still encoded, and no transform decodes them"
+            raise ConfigError(Problem(f"transforms.{stage}.batch", words, expected="a transform that decodes, as the first", hint=_ENCODED))

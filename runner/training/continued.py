@@ -1,4 +1,4 @@
-"""A run that begins at another run's checkpoint (`resume_from`): whether anything is left to train, and what is not as it was there. Imports no torch."""
+"""Runs that start at another run's checkpoint (`resume_from`): whether steps are left, and what differs from that run. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.records.files import read_json
 
 
 def cautions(config: Any, schedule: Schedule) -> list[Problem]:
-    """What a person should know before such a run trains; nothing of one that begins by itself. The schedule has the span of the whole training.
+    """Warnings before such a run trains; none for other runs. The schedule covers the whole training.
 
     Raises:
         ConfigError: nothing is left to train.
@@ -40,7 +40,7 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
 
 
 def require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:
-    """Raise a ConfigError unless steps are left after `step`; `reason` is a callback's to end there."""
+    """Raise a ConfigError unless steps are left after `step`; `reason`: why a callback ends training there."""
     hint = "raise callbacks.early_stopping.patience, or train without that callback"
     if reason is None and step < span.total_steps:
         return

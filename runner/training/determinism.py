@@ -1,4 +1,4 @@
-"""What makes torch give the same bits, once it is imported: its switches. What comes before is in `processes.variables`."""
+"""Sets torch's switches for determinism after it is imported. `processes.variables` sets what comes before."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def apply(settings: Any) -> None:
-    """Set torch's own switches, for this process."""
+    """Set torch's switches for this process."""
     import torch
 
     from samewise.runner.training.portable_operators import use_portable_operators
 
-    use_portable_operators(wanted=settings.variables.get("MKL_CBWR") == "COMPATIBLE")  # the same on every CPU is what this asks of MKL
+    use_portable_operators(wanted=settings.variables.get("MKL_CBWR") == "COMPATIBLE")  # request the same results on every CPU from MKL
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(settings.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = settings.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)
@@ -43,14 +43,14 @@ def warm_up() -> None:
 
 
 def require_deterministic(model: nn.Module, device: torch.device, settings: Any) -> None:
-    """Raise a ConfigError with the layers of a model that would not repeat to the bit and whose operators do not say so themselves: cuDNN's recurrent ones."""
+    """Raise a ConfigError for layers that are not deterministic although torch does not report it: cuDNN's recurrent ones."""
     import torch
     from torch import nn
 
     cuda = torch.version.cuda  # None on the CPU and with ROCm, which has no cuDNN
     if not settings.deterministic or device.type != "cuda" or cuda is None or not torch.backends.cudnn.enabled:
         return
-    why = recurrence_refused(cuda=cuda, variables=os.environ)
+    why = refused_recurrence(cuda=cuda, variables=os.environ)
     if why is None:
         return
     problem, expected, hint = why
@@ -60,7 +60,7 @@ def require_deterministic(model: nn.Module, device: torch.device, settings: Any)
 
 
 def memory_ran_short(device: torch.device) -> Problem | None:
-    """What a person should know where the device's memory did not suffice at once, though the run went on; None where it did.
+    """A warning if the device's memory was briefly insufficient although the run continued; otherwise None.
 
     Without memory for the workspace of one algorithm, cuDNN takes another, which adds in another order, and torch remembers the choice: the bits may not be
     those of a run with more memory, and nothing else says so.
@@ -75,8 +75,8 @@ def memory_ran_short(device: torch.device) -> Problem | None:
     return Problem("device", message, hint="compare with `samewise verify`; batch_size, precision=bf16, activation_checkpointing or accumulate need less")
 
 
-def recurrence_refused(*, cuda: str, variables: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Why cuDNN's RNN, LSTM and GRU would not give the same bits each time: the reason, what is expected, a hint; None where they do.
+def refused_recurrence(*, cuda: str, variables: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Why cuDNN's RNN, LSTM and GRU are not deterministic here: reason, expectation, hint; None if they are.
 
     They call cuBLAS on several streams, which by default takes buffers of two sizes, whichever is free, and with the size the kernel changes. With one
     size they repeat (release notes of cuDNN 8; docs.pytorch.org, "cuDNN RNN determinism"). Before CUDA 10.2 only kernels one at a time do.

@@ -1,4 +1,4 @@
-"""What is due where a run stands. All of it is arithmetic on the step, so that a resumed run does what was left undone."""
+"""What is due at a step, computed from the step alone, so that a resumed run does what was left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from samewise.runner.training.run import Run
 
 
 def evaluation_due(run: Run) -> bool:
-    """Whether the run stands where an evaluation belongs that has not been made."""
+    """Whether an evaluation is due and has not been done."""
     if run.progress.evaluated == run.step or _at_start(run):
         return False
     every = evaluation_interval(run)
@@ -20,7 +20,7 @@ def evaluation_interval(run: Run) -> int:
 
 
 def checkpoint_due(run: Run) -> bool:
-    """Whether the run stands where a checkpoint belongs, or was asked to stop."""
+    """Whether a checkpoint is due, or the run was asked to stop."""
     settings = run.checkpoint
     if run.recorder.saved == run.step or _at_start(run):
         return False
@@ -31,7 +31,7 @@ def checkpoint_due(run: Run) -> bool:
 
 
 def is_done(run: Run) -> bool:
-    """Whether training has ended; Interrupted where it was asked to stop before that."""
+    """Whether training has ended; Interrupted if it was asked to stop earlier."""
     if at_end(run):
         return True
     if reason := run.strategy.peers.stop_agreed:
@@ -45,5 +45,5 @@ def at_end(run: Run) -> bool:
 
 
 def _at_start(run: Run) -> bool:
-    """Whether nothing is trained yet that will be."""
+    """Whether nothing has been trained yet, and something will be."""
     return run.step == 0 < run.total_steps

@@ -1,4 +1,4 @@
-"""One pass over a split: each batch is measured where it lies, and the outcomes are added up in the order of the batches."""
+"""One pass over a split: batches are measured on their device, and the results are combined in batch order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from samewise.runner.data import streams
-from samewise.runner.data.device import Ahead, one_ahead
+from samewise.runner.data.device import Prefetcher, prefetch_one
 from samewise.runner.data.loading import Loader, evaluation_keys
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Scores
@@ -24,7 +24,7 @@ from samewise.runner.training.run import Run, Split
 
 
 def evaluate(run: Run) -> None:
-    """Evaluate the validation split with the trained model and with those that callbacks keep; log, compare with the best, tell the schedule."""
+    """Evaluate the trained model and those of callbacks on the validation split; log, compare with the best, inform the schedule."""
     scores = validate(run)
     metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in scored.compute().items()}
     tell_doubts(run, *scores.values())
@@ -37,12 +37,12 @@ def evaluate(run: Run) -> None:
 
 
 def validate(run: Run) -> dict[str, Scores]:
-    """The scores of each of the `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
+    """The scores of each of `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
     return {f"{prefix}valid": measure_split(run, "valid", model) for prefix, model in models_to_evaluate(run).items()}
 
 
 def tell_doubts(run: Run, *scores: Scores) -> None:
-    """Print what a person should know of metrics that were computed, each thing once."""
+    """Print warnings about computed metrics, each once."""
     for doubt in [doubt for scored in scores for doubt in scored.doubts()]:
         if doubt not in run.recorder.cautions:
             run.recorder.cautions.append(doubt)
@@ -51,9 +51,9 @@ def tell_doubts(run: Run, *scores: Scores) -> None:
 
 
 def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
-    """Write what a person would look at. A picture that cannot be drawn is no reason to lose a run: a warning says why.
+    """Save the pictures and other files of an evaluation. A failure gives a warning, since it is no reason to lose a run.
 
-    The folder is made where it is missing. No link in it is written through, and none leads out of `inside`, the run's folder where it lies in one.
+    The folder is created if missing. No link in it is written through, and none leads out of `inside`, the run's folder if it is in one.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
 
 
 def models_to_evaluate(run: Run, weights: str | None = None) -> dict[str, nn.Module]:
-    """The trained model under an empty prefix, and those that callbacks keep, under theirs (`ema/`); with `weights` only the one that is kept by that name.
+    """The trained model under an empty prefix, and those of callbacks under theirs (`ema/`); with `weights` only the one of that name.
 
     Raises:
         ConfigError: no callback keeps such weights.
@@ -78,7 +78,7 @@ def models_to_evaluate(run: Run, weights: str | None = None) -> dict[str, nn.Mod
 
 
 def require_weights(name: str, kept: Iterable[str]) -> None:
-    """Raise a ConfigError unless a callback keeps weights of that name beside the trained ones."""
+    """Raise a ConfigError unless a callback keeps weights of that name in addition to the trained ones."""
     known = sorted(kept)
     if name not in known:
         expected = ", ".join(known) if known else "only the trained weights: no callback of the run keeps others, as `ema` does"
@@ -97,7 +97,7 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
 
 
 def rehearse(run: Run) -> None:
-    """Evaluate one batch before the first step, so that what is wrong with the evaluation is known now and not an epoch later.
+    """Evaluate one batch before the first step, so that errors in the evaluation show now and not an epoch later.
 
     Raises:
         ConfigError: `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics.
@@ -111,16 +111,16 @@ def rehearse(run: Run) -> None:
 
 
 def require_monitored(run: Run, names: Iterable[str]) -> None:
-    """Raise a ConfigError unless `evaluate.monitor` and those of `evaluate.also` are among the metrics' names."""
+    """Raise a ConfigError unless the metrics of `evaluate.monitor` and `evaluate.also` are computed."""
     known, computed = sorted(names), "no such metric is computed"
     monitored = {run.evaluate.monitor: "evaluate.monitor"} | dict.fromkeys(run.evaluate.also, "evaluate.also")
-    hints = {name: _by_choice(run, name, known) or nearest(name, known) for name in monitored if name not in known}
+    hints = {name: _choice_with(run, name, known) or nearest(name, known) for name in monitored if name not in known}
     if hints:
         raise ConfigError(*(Problem(monitored[name], computed, name, ", ".join(known), hint) for name, hint in hints.items()))
 
 
-def _by_choice(run: Run, monitor: str, known: Sequence[str]) -> str:
-    """The choice that would have a metric computed, where the recipe takes metrics by name; empty where none would."""
+def _choice_with(run: Run, monitor: str, known: Sequence[str]) -> str:
+    """The choice that adds a metric, if the recipe takes metrics by name; empty if there is none."""
     choices = [file.name.removesuffix(".yaml") for file in resources.files("samewise.configs").joinpath("metrics").iterdir()]
     split, _, name = monitor.rpartition("/")
     if name not in choices or "metrics" not in inspect.signature(type(run.recipe)).parameters:
@@ -129,18 +129,18 @@ def _by_choice(run: Run, monitor: str, known: Sequence[str]) -> str:
 
 
 def first_batch(run: Run, split: str, samples: int) -> Batch:
-    """The first samples of a split, as an evaluation has them on the device, before the batch transforms."""
+    """The first samples of a split on the device, as in evaluation, before the batch transforms."""
     part = run.splits[split]
     key = next(evaluation_keys(len(part.dataset), samples))
     return run.to_device(next(iter(Loader(part.keyed, lambda: iter([key])))))
 
 
 def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches where the model computes; on CUDA the next one is then on its way there."""
+    """The batches on the model's device; on CUDA the next one is sent in advance."""
     if run.strategy.device.type != "cuda":
         return map(run.to_device, batches)
-    send = Ahead(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send
-    return (take() for take in one_ahead(map(send, batches)))
+    send = Prefetcher(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send
+    return (take() for take in prefetch_one(map(send, batches)))
 
 
 def _measure(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
@@ -151,25 +151,25 @@ def _measure(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
 
 
 def _share(run: Run, split: Split) -> Sequence[int]:
-    """The numbers of the split's batches that this process takes."""
+    """The numbers of the batches that this process computes."""
     return run.strategy.peers.portion(-(-_samples(run, split) // run.evaluate.batch_size))
 
 
 def _samples(run: Run, split: Split) -> int:
-    """How many an evaluation takes, from the first on."""
+    """The number of samples that an evaluation takes, from the first."""
     limit, size = run.evaluate.limit if split.name == "valid" else None, len(split.dataset)
     return size if limit is None else min(limit * run.evaluate.batch_size, size)
 
 
 def left_out(run: Run, split: str) -> str:
-    """What an evaluation takes, in words, where `evaluate.limit` leaves something out; else nothing."""
+    """What an evaluation takes, in words, if `evaluate.limit` leaves something out; otherwise empty."""
     part = run.splits[split]
     taken, size = _samples(run, part), len(part.dataset)
     return f"the first {taken:,} of {size:,} samples of {split} (evaluate.limit={run.evaluate.limit})" if taken < size else ""
 
 
 def _loader(run: Run, split: Split) -> Loader:
-    """The split's loader, made at its first use and kept with its workers."""
+    """The split's loader, made on first use and kept with its workers."""
     if split.loader is None:
         keys, is_cuda = list(evaluation_keys(len(split.dataset), run.evaluate.batch_size)), run.strategy.device.type == "cuda"
         split.loader = Loader(split.keyed, lambda: (keys[number] for number in _share(run, split)), run.config.loader, is_cuda=is_cuda, persistent=True)
@@ -185,7 +185,7 @@ def _evaluating(model: nn.Module) -> Generator[None]:
             yield
     finally:
         model.train(modes[0][1])
-        for module, training in modes:  # those of layers that are held in evaluation too
+        for module, training in modes:  # including those of layers kept in eval mode
             module.training = training
 
 
@@ -197,7 +197,7 @@ def _compare_with_best(run: Run) -> None:
 
 
 def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[str, float]:
-    """The last evaluation, with its step, where it is the best by a metric; else the best known."""
+    """The last evaluation with its step if it is the best by a metric; otherwise the best so far."""
     metrics = run.progress.metrics
     value, best = metrics[monitor], known.get(monitor, math.nan)
     is_better = not known or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)

@@ -1,4 +1,4 @@
-"""What is not a finite number stops a run, before it is in the weights or in a checkpoint."""
+"""Stops a run at a non-finite number, before it gets into the weights or a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from samewise.runner.optim.norm import total_norm
 from samewise.runner.training.run import Run
 
 
-def not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:
-    """The names of those that hold a NaN or an infinity, in order; of a sharded one this process looks at its own shard."""
-    known = [(name, _own(one)) for name, one in tensors if isinstance(one, Tensor) and (one.is_floating_point() or one.is_complex())]
-    if math.isfinite(total_norm([one for _, one in known]).item()):  # one pass over all; what follows is for what this has found, or overflowed at
+def nonfinite_names(tensors: Iterable[tuple[str, Any]]) -> list[str]:
+    """The names of the tensors that contain NaN or infinity, in order; each process checks its own shard of a sharded one."""
+    known = [(name, _local_values(one)) for name, one in tensors if isinstance(one, Tensor) and (one.is_floating_point() or one.is_complex())]
+    if math.isfinite(total_norm([one for _, one in known]).item()):  # one pass over all tensors; the rest runs only if this is not finite
         return []
     return [name for name, one in known if not one.isfinite().all()]
 
 
 def largest(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The largest magnitude of each, float[], which is not finite where the gradient is not: what stays of gradients whose memory is used again."""
+    """The largest magnitude of each gradient, float[], non-finite if the gradient is: kept when the gradient's memory is reused."""
     held = [one for one in gradients if one is not None]
     norms = iter(torch._foreach_norm(held, float("inf")) if held else ())  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     return [None if one is None else next(norms) for one in gradients]
@@ -32,7 +32,7 @@ def largest(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
 def require_finite_step(
     run: Run, losses: Mapping[str, float], norm: float, gradients: Sequence[Tensor | None] | None = None, explain: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Raise before the last optimizer of a step steps where a loss is not finite, or a gradient that float16's loss scale does not account for.
+    """Raise an error before the step's last optimizer steps if a loss is not finite, or a gradient for another reason than float16's loss scale.
 
     Args:
         run: It is at the step.
@@ -51,7 +51,7 @@ def require_finite_step(
             one()
     if not wrong and not math.isfinite(norm) and not run.precision.may_overflow():
         held = [one.grad for one in run.parameters] if gradients is None else gradients
-        names = not_finite((name, gradient) for (name, _), gradient in zip(run.model.named_parameters(), held, strict=True))
+        names = nonfinite_names((name, gradient) for (name, _), gradient in zip(run.model.named_parameters(), held, strict=True))
         if names:
             wrong = f"the gradient of {names[0]} is"
         elif run.clip_norm is not None:
@@ -64,8 +64,8 @@ def require_finite_step(
 
 
 def require_finite_model(run: Run) -> None:
-    """Raise a TrainingError before a checkpoint is written where weights or buffers have ceased to be finite. Infinities of the start (a mask) may stay."""
-    wrong = [name for name in not_finite(run.model.state_dict().items()) if name not in run.infinite]
+    """Raise a TrainingError before a checkpoint if weights or buffers are no longer finite. Initial infinities (a mask) may stay."""
+    wrong = [name for name in nonfinite_names(run.model.state_dict().items()) if name not in run.infinite]
     if wrong:
         others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
         hint = "lower optimizer.lr, warm up, or set clip_norm; any earlier checkpoint is kept"
@@ -73,7 +73,7 @@ def require_finite_model(run: Run) -> None:
         raise TrainingError(Problem(f"step {run.step}", message, expected="finite weights and buffers", hint=hint))
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _local_values(tensor: Tensor) -> Tensor:
     mine: Tensor = tensor.detach()
     mine = mine.to_local() if hasattr(mine, "to_local") else mine  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]  (a DTensor)
     return mine if mine.dtype.itemsize > 1 else mine.to(torch.float32)

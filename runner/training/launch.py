@@ -1,6 +1,6 @@
-"""Several processes for one run: started by torch's elastic agent, or met under torchrun. The config is composed once, and rank 0's is everyone's.
+"""Several processes for one run: started by torch's elastic agent, or connected under torchrun. Rank 0 composes the config for all.
 
-    launch      in the process that was asked to train: starts the ranks, waits, says what went wrong
+    launch      in the process that was asked to train: starts the ranks, waits, reports errors
     rank        in each of them (`python -m samewise.runner.training.launch FOLDER`, or `samewise train` under torchrun): meets the others and trains
 
 What the two say to each other lies in a temporary folder: `config.yaml` and `handed.json` on the way down, `rank-N.json` (how a rank ended, where it
@@ -27,18 +27,18 @@ from samewise.runner.config import compose
 from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, traceback_of, without_heading
-from samewise.runner.processes.lost import explain
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, strip_heading, traceback_of
+from samewise.runner.processes.lost_connections import explain
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records import sources
 from samewise.runner.records.files import read_json, write_json
-from samewise.runner.secrets import plain_output
+from samewise.runner.secrets import filter_output
 from samewise.runner.training.agent import outcomes, run_agent
 
 
 def processes(composed: Composed) -> int:
-    """How many processes the config asks for on this machine. Imports torch.
+    """How many processes the config requests on this machine. Imports torch.
 
     Raises:
         ConfigError: they do not go with the replicas or the devices.
@@ -50,14 +50,14 @@ def processes(composed: Composed) -> int:
 
 
 def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module: str = __name__, work: Mapping[str, Any] | None = None) -> None:
-    """Start so many ranks and wait for them; `as_json` says how rank 0 prints the summary, `debug` shows the traceback of the rank that failed.
+    """Start so many ranks and wait for them; `as_json`: how rank 0 prints the summary, `debug`: print the failed rank's traceback.
 
     Each runs `module`: this one trains, another calls `main` with what it does instead, which is given `work`.
 
     Raises:
         ConfigError: they are far more than this machine's cores.
         PeerFailed: one of them has failed; what it said is printed.
-        TrainingError: one of them has died without a word.
+        TrainingError: one of them died without an error message.
         Interrupted: this process was asked to stop before a rank could say that it has saved.
     """
     require_few_in_all(composed.cfg, nproc)
@@ -67,8 +67,8 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module
             _hand_down(composed, handed, as_json=as_json, work=work)
             error, lost = run_agent(composed, nproc, handed, module)
             if lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
-                return _told(handed, nproc, error, debug=debug)
-            _leave_out(lost, nproc)
+                return _report_outcomes(handed, nproc, error, debug=debug)
+            _avoid_device(lost, nproc)
             nproc //= 2
             composed = dataclasses.replace(composed, cfg=copy.deepcopy(composed.cfg))
             OmegaConf.update(composed.cfg, "strategy.nproc", nproc)
@@ -94,8 +94,8 @@ def _hand_down(composed: Composed, handed: Path, *, as_json: bool, work: Mapping
     )
 
 
-def _leave_out(lost: int, nproc: int) -> None:
-    """Where each rank has a CUDA device of its own: let those that are started from now on see the half of them without that of rank `lost`."""
+def _avoid_device(lost: int, nproc: int) -> None:
+    """If each rank has its own CUDA device: let the next ranks use the half of the devices without rank `lost`'s."""
     import torch
 
     if torch.cuda.device_count() >= nproc:
@@ -104,12 +104,12 @@ def _leave_out(lost: int, nproc: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:half] if lost >= half else names[nproc - half : nproc])
 
 
-def _told(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool) -> None:
+def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool) -> None:
     ended = outcomes(handed, nproc)
     if ended:
         first = ended[0]
         print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
-        raise PeerFailed(without_heading(first["said"]), exit_code=first["exit_code"])
+        raise PeerFailed(strip_heading(first["said"]), exit_code=first["exit_code"])
     if error is not None:
         raise error
     if silent := [number for number in range(nproc) if not (handed / f"done-{number}").exists()]:
@@ -137,7 +137,7 @@ def rank(
     main = int(os.environ["RANK"]) == 0
     end_with_parent(signal.SIGTERM)  # it then finishes its step, saves and stops
     try:
-        composed, done = _agreed(composed, main=main, look=look, check=check)
+        composed, done = _agree_on_config(composed, main=main, look=look, check=check)
         summary = None
         if work is not None:
             work(composed)
@@ -156,10 +156,10 @@ def rank(
         print_summary(summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None)
 
 
-def _agreed(
+def _agree_on_config(
     composed: Composed, *, main: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]
 ) -> tuple[Composed, Mapping[str, Any] | None]:
-    """Rank 0's config, and the summary where its run is done already."""
+    """Rank 0's config, and the summary if its run is finished."""
     from samewise.runner.processes.meeting import meeting_point, wait_for
 
     timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
@@ -174,11 +174,11 @@ def _agreed(
     if missing:
         raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not send the config within {timeout_s:g} s", timeout_s))
     said = json.loads(unseal(store.get("config"), "what to train"))
-    return _as_agreed(dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said), said["done"]
+    return _adopt_config(dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said), said["done"]
 
 
-def _as_agreed(composed: Composed, said: Mapping[str, Any]) -> Composed:
-    """With the code and the folder of the process that was asked to train; a ConfigError where this rank finds other code."""
+def _adopt_config(composed: Composed, said: Mapping[str, Any]) -> Composed:
+    """The config with the code and folder of the process that was asked to train; a ConfigError if this rank finds other code."""
     composed = dataclasses.replace(composed, place=Path(said["folder"]))
     if composed.fingerprint != said["fingerprint"]:
         changed = sources.list_changes(composed.folder.sources) or ["it differs from that of the process that was asked to train"]
@@ -187,9 +187,9 @@ def _as_agreed(composed: Composed, said: Mapping[str, Any]) -> Composed:
     return composed
 
 
-@plain_output()
+@filter_output()
 def main(handed: Path, work: Callable[..., None] | None = None) -> int:
-    """A rank that `launch` has started: read what was handed down, train, or do other work with it, and leave word of how it ended."""
+    """Run as a rank that `launch` has started: read the request, train or do other work, and report how it ended."""
     number = int(os.environ["RANK"])
     try:
         given = read_json(handed / "handed.json")
@@ -197,15 +197,15 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
         if not given or os.getppid() != given["parent"]:
             raise PeerFailed("the process that started this rank ended while it was starting")
         project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
-        if project.packages:  # else the folder is not code
+        if project.packages:  # otherwise the folder is not code
             sys.path.append(given["root"])
         composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
         does = None if work is None else partial(work, given=given["work"])
-        rank(_as_agreed(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None, work=does)
+        rank(_adopt_config(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None, work=does)
         (handed / f"done-{number}").touch()
         return 0
     except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has a message to send first
         code, said = describe(error)
         if isinstance(error, PeerFailed):
             return code

@@ -66,11 +66,12 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     return readings.outcome()
 
 
-def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Callable[[], Tally]]:
-    """A micro-batch's loss, scaled for its backward pass, and what it comes to: read after that pass, since reading a value waits for the device."""
+def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Tensor, Callable[[], Tally]]:
+    """A micro-batch's loss, the gradient its backward pass begins with, and its tally: read after that pass, since reading a value waits for the device."""
     streams.enter(run.seed, "step", run.step, micro.number, phase.number)
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
     with run.precision.autocast():
         loss = run.recipe.loss(run.network, batch, phase.spec)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
-    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.recorder.trace.digests(run.step + 1, micro.batch, batch))
+    first = run.precision.first_gradient(loss.total, nominal)
+    return loss.total, first, lambda: Tally.of(loss, nominal=nominal, seen=run.recorder.trace.digests(run.step + 1, micro.batch, batch))

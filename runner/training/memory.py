@@ -1,4 +1,4 @@
-"""What takes memory in a step, by part; and what a person can do where there is not enough."""
+"""The memory that each part of a step takes, and what to do if there is not enough."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch.optim import Optimizer
 
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Key
-from samewise.runner.errors import Problem, memory_asked_for
+from samewise.runner.errors import Problem, requested_memory
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.training.run import Run
 
 PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
-"""What a process holds in the midst of a step: averages are what callbacks keep of the model, activations what the forward pass keeps for the backward pass."""
+"""What a process holds during a step: averages are kept by callbacks, activations by the forward pass for the backward pass."""
 _FEW = 2
-"""Samples from which activations are estimated where memory has run out."""
+"""The number of samples from which activations are estimated after memory has run out."""
 
 
 def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
-    """Bytes by part of `PARTS`, in this process, between two steps, or where one has failed. A part that cannot be known is left out.
+    """Bytes by part of `PARTS` in this process, between steps or after a failed one, without parts that are unknown.
 
     Activations and batch are measured of so many samples, the rest in proportion; None: of a micro-batch; 0: of none, so they stay unknown.
     """
@@ -40,19 +40,19 @@ def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
     }
     whole = micro_batch_size(run)
     some = whole if samples is None else min(samples, whole)
-    with contextlib.suppress(Exception):  # a model may refuse so few samples, or there may be too little memory even for them
+    with contextlib.suppress(Exception):  # a model may refuse so few samples, or even they may need too much memory
         kept, batch = _forward(run, some) if some else (0, 0)
         found |= {"activations": kept * whole // some, "batch": batch * whole // some}
     return found
 
 
 def micro_batch_size(run: Run) -> int:
-    """The most samples that one forward pass of training sees."""
+    """The largest number of samples in a forward pass of training."""
     return ceil(run.batch_size / run.micro_batches)
 
 
 def size_of(values: Iterable[Any]) -> int:
-    """The bytes of tensors, each storage counted once; of one in shards those of this process."""
+    """The bytes of tensors, counting each storage once; of a sharded one this process's shard."""
     storages = dict[int, int]()
     for value in values:
         for tensor in tensors_in(value):
@@ -63,23 +63,23 @@ def size_of(values: Iterable[Any]) -> int:
 
 
 def out_of_memory(run: Run, error: BaseException) -> Problem | None:
-    """The problem behind an allocator's refusal: how much each part of a step takes, and which setting takes less. None where the error is another."""
-    asked = memory_asked_for(error)
+    """The problem for an allocator's error: how much each part of a step takes, and which setting takes less. None for other errors."""
+    asked = requested_memory(error)
     if not asked:
         return None
     where = f"step {run.step + 1}" if run.step else "batch_size, model"
     if not any(frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return Problem(where if run.step else "evaluate.batch_size, model", f"an evaluation {asked}", hint="a smaller evaluate.batch_size, or a smaller model")
     asked = asked if run.step else f"the first step {asked}"
-    traceback.clear_frames(error.__traceback__)  # what they hold of the step that failed is given back
-    found = parts_of(run, samples=_FEW if run.strategy.peers.size == 1 else 0)  # a forward pass of one rank alone would wait for the others
-    takes = ", ".join(f"{name} {in_words(found[name])}" for name in PARTS if found.get(name))
+    traceback.clear_frames(error.__traceback__)  # free what the failed step holds
+    found = parts_of(run, samples=_FEW if run.strategy.peers.size == 1 else 0)  # a forward pass on one rank would wait for the others
+    takes = ", ".join(f"{name} {format_bytes(found[name])}" for name in PARTS if found.get(name))
     estimated = f"estimated from {_FEW} samples for {micro_batch_size(run)}" if "activations" in found else "activations could not be estimated"
     return Problem(where, f"{asked}. A step takes: {takes} ({estimated})", hint=_hint(run, found))
 
 
-def in_words(size: float) -> str:
-    """Bytes in a unit that fits: `1.5 GB`, by powers of ten."""
+def format_bytes(size: float) -> str:
+    """Bytes in a suitable unit: `1.5 GB`, by powers of ten."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
@@ -87,7 +87,7 @@ def in_words(size: float) -> str:
 
 
 def _state_of(optimizer: Optimizer) -> int:
-    """The bytes of an optimizer's state; before its first step those that it will have, by what it keeps of a small parameter."""
+    """The bytes of an optimizer's state; before its first step an estimate from a small parameter."""
     held = size_of(value for state in optimizer.state.values() for value in state.values())
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
     if held or not parameters:
@@ -98,14 +98,14 @@ def _state_of(optimizer: Optimizer) -> int:
         like: Any = type(optimizer)
         one = like([small], **optimizer.defaults)
         one.step()
-    except Exception:  # a class of the user's may want other arguments
+    except Exception:  # a user's class may need other arguments
         return 0
     share = round(size_of(one.state[small].values()) / small.nbytes, 2)  # without the number of steps
     return round(share * size_of(parameters))
 
 
 def _forward(run: Run, samples: int) -> tuple[int, int]:
-    """The bytes that a forward pass of the first samples keeps for its backward pass, and those of its batch. Nothing of the run is changed."""
+    """The bytes that a forward pass of the first samples keeps for its backward pass, and those of its batch. The run is not changed."""
     epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
     loaded: Any = run.splits["train"].keyed[Key(epoch, start, tuple(run.order.indices(epoch)[start : start + samples].tolist()))]
     buffers = {name: one.clone() for name, one in run.model.named_buffers()}
@@ -126,7 +126,7 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
             with phase.training(run.step), run.precision.autocast(), saved_tensors_hooks(keep, lambda tensor: tensor):
                 loss = run.recipe.loss(run.model, batch, phase.spec)
             most, held = max(most, sum(kept.values())), max(held, size_of([batch]))
-            del loss  # until here the graph has held what it keeps, so that no address came twice
+            del loss  # until here the graph has held the saved tensors, so that no address was reused
     with torch.no_grad():
         for name, one in run.model.named_buffers():
             one.copy_(buffers[name])
@@ -134,7 +134,7 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
 
 
 def _hint(run: Run, found: Mapping[str, int]) -> str:
-    """What takes less, the largest part first."""
+    """What takes less memory, for the largest part first."""
     held = sum(found.get(name, 0) for name in ("weights", "gradients", "optimizer state", "averages"))
     ways, micro = list[str](), micro_batch_size(run)
     if micro > 1:

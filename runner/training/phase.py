@@ -1,4 +1,4 @@
-"""One optimizer's share of a step."""
+"""One optimizer's part of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samewise.runner.interfaces import Phase
-from samewise.runner.optim.frozen import meanwhile_frozen
+from samewise.runner.optim.frozen import temporarily_frozen
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.optim.unfreezing import Waiting
 from samewise.runner.precision import Precision
@@ -33,18 +33,18 @@ class TrainingPhase:
     """What is trained later, by the step from which on it is, the next first."""
 
     def training(self, step: int) -> AbstractContextManager[None]:
-        """Within it only the phase's own parameters that are trained at a step gather gradients: the others' would be computed to be thrown away."""
+        """Within it, only the phase's parameters that the step trains collect gradients; others would be discarded."""
         now = next((one for one in self.waiting if step < one.until), None) if self.waiting else None
         if not now and not self.others:
             return nullcontext()
-        return meanwhile_frozen([*self.others, *(now.parameters if now else ())], now.layers if now else ())
+        return temporarily_frozen([*self.others, *(now.parameters if now else ())], now.layers if now else ())
 
     def learning_rates(self) -> list[float]:
-        """Of its parameter groups, without repeats, in order."""
+        """The distinct learning rates of its parameter groups, in order."""
         return list(dict.fromkeys(float(group["lr"]) for group in self.optimizer.param_groups))
 
     def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> Tensor:
-        """Make the sums of gradients the gradient of the mean loss, and clip it. Returns float32[], its 2-norm before clipping, which nobody has waited for."""
+        """Turn sums into the mean loss's gradient, and clip it. Returns the norm before clipping, float[], without a wait for the device."""
         precision.unscale(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if tally.weight != 1.0 and gradients:

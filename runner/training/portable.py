@@ -1,4 +1,4 @@
-"""What `reproducibility=portable` asks of torch, and what has been tested; its operators are in `portable_operators.py`."""
+"""What `reproducibility=portable` requires of torch, and what has been tested; `portable_operators.py` has its operators."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ COMPUTING = ("model", "recipe", "optimizer", "transforms", "precision")
 """The sections of a config whose components torch computes."""
 
 
-def untested(whole: Mapping[str, Any]) -> list[str]:
-    """What a plain config names that computes, and of which nobody has seen whether other CPUs give the same bits."""
+def untested_components(whole: Mapping[str, Any]) -> list[str]:
+    """Components of a plain config that compute and have not been tested for equal bits on other CPUs."""
     settings = {"compile.mode": (whole["compile"]["mode"], "off"), "precision.dtype": (whole["precision"]["dtype"], "float32")}
     found = [name for name in targets({section: whole.get(section) for section in COMPUTING}) if name not in TESTED]
     return found + [f"{path}={value}" for path, (value, tested) in settings.items() if str(value) != tested]
 
 
 def is_portable(whole: Mapping[str, Any], device: torch.device) -> bool:
-    """Whether another x86-64-v3 CPU gives the same bits: as far as torch computes, not what a data set decodes. `determinism.apply` has set the switches."""
+    """Whether other x86-64-v3 CPUs give the same bits, as far as torch computes; not for decoding data. After `determinism.apply`."""
     variables = whole["reproducibility"]["variables"]
     restricted = all(str(variables.get(name)) == value for name, value in VARIABLES.items())
     here = device.type == "cpu" and platform.machine() == "x86_64" and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    return restricted and here and not untested(whole)
+    return restricted and here and not untested_components(whole)

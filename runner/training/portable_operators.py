@@ -1,4 +1,4 @@
-"""Operators that give the same bits on every x86-64-v3 CPU, in place of torch's own that do not, or that are slow where MKL must repeat on every CPU.
+"""Operators with the same bits on every x86-64-v3 CPU, replacing torch's that differ, or that are slow when MKL must be consistent.
 
 Square roots: torch takes them from MKL, which begins with the processor's approximation of 1/sqrt(x) (`rsqrtps`): AMD's is not Intel's, whatever MKL_CBWR
 says, and one root in six is not the nearest number. NumPy's instruction (`sqrtps`) rounds correctly everywhere, as IEEE 754 asks.
@@ -24,14 +24,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout, linear
 
 LARGE = 2**20
-"""Multiplications from which on a product is oneDNN's: about where it takes as long as MKL's, 50 microseconds on an AMD EPYC."""
+"""The number of multiplications from which oneDNN computes a product: where it takes about as long as MKL, 50 microseconds on an AMD EPYC."""
 
 _registered: list[Any] = []
 _torch_s: dict[str, Any] = {}
 
 
 def use_portable_operators(*, wanted: bool) -> None:
-    """Have torch compute by these operators from now on, in this process, or by its own again.
+    """Make torch use these operators in this process from now on, or its own again.
 
     `x ** 0.5` goes to MKL all the same, and a sampled image's gradient to torch's own kernel. Norms, batch norm and the fused optimizers have correct roots of
     their own.
@@ -45,7 +45,7 @@ def use_portable_operators(*, wanted: bool) -> None:
     always = {"sqrt": _sqrt, "sqrt_": _sqrt_in_place, "sqrt.out": _sqrt_out, "grid_sampler_2d": torch.ops.aten._grid_sampler_2d_cpu_fallback}
     for name, function in always.items():
         library.impl(name, function, "CPU", allow_override=True)
-    some = {"mm": _mm, "bmm": _bmm, "addmm": _addmm, "_slow_conv2d_forward": _convolved, "_slow_conv2d_backward.output_mask": _convolution_gradients}
+    some = {"mm": _mm, "bmm": _bmm, "addmm": _addmm, "_slow_conv2d_forward": _convolve, "_slow_conv2d_backward.output_mask": _convolution_gradients}
     for name, function in some.items():
         _torch_s[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
         library.impl(name, function, "CPU", with_keyset=True, allow_override=True)
@@ -54,11 +54,11 @@ def use_portable_operators(*, wanted: bool) -> None:
 
 
 def _sqrt(value: Tensor) -> Tensor:
-    """Of any shape and dtype, as torch's: integers give the default dtype."""
+    """Any shape and dtype, as torch's; integers give the default dtype."""
     dtype = value.dtype if value.is_floating_point() or value.is_complex() else torch.get_default_dtype()
     computed = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     found = torch.empty_like(value, dtype=computed, requires_grad=False)
-    with np.errstate(invalid="ignore"):  # NaN, as torch gives
+    with np.errstate(invalid="ignore"):  # NaN, as in torch
         np.sqrt(value.detach().to(computed).resolve_conj().resolve_neg().numpy(), out=found.numpy())
     return found.to(dtype)
 
@@ -72,7 +72,7 @@ def _sqrt_out(value: Tensor, *, out: Tensor) -> Tensor:
 
 
 def _is_large(left: Tensor, right: Tensor) -> bool:
-    """Whether the product of two matrices, or of each two of a batch, is for oneDNN."""
+    """Whether a (batched) matrix product should be computed by oneDNN."""
     return left.dtype == right.dtype == torch.float32 and left.shape[-1] == right.shape[-2] and left.shape[-2] * left.shape[-1] * right.shape[-1] >= LARGE
 
 
@@ -82,7 +82,7 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _plain(matrix: Tensor) -> Tensor:
-    """The same, with strides of rows or of columns that do not overlap, as a BLAS takes it."""
+    """A copy with non-overlapping row or column strides, as a BLAS requires; unchanged if it has them."""
     (rows, columns), (down, right) = matrix.shape, matrix.stride()
     return matrix if (right == 1 and down >= columns) or (down == 1 and right >= rows) else matrix.contiguous()
 
@@ -104,7 +104,7 @@ def _addmm(keys: Any, bias: Tensor, left: Tensor, right: Tensor, *, beta: float 
 
 
 def _is_product(values: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> bool:
-    """Whether a convolution of (N, C, H, W) with (O, C, h, w) is a product of matrices, and a large one."""
+    """Whether a convolution of (N, C, H, W) with (O, C, h, w) is a large matrix product."""
     return (
         weight.shape[2:] == (1, 1)
         and [*stride, *padding] == [1, 1, 0, 0]
@@ -114,7 +114,7 @@ def _is_product(values: Tensor, weight: Tensor, stride: list[int], padding: list
     )
 
 
-def _convolved(keys: Any, values: Tensor, weight: Tensor, kernel_size: list[int], bias: Tensor | None, stride: list[int], padding: list[int]) -> Tensor:
+def _convolve(keys: Any, values: Tensor, weight: Tensor, kernel_size: list[int], bias: Tensor | None, stride: list[int], padding: list[int]) -> Tensor:
     if not _is_product(values, weight, stride, padding):
         return _torch_s["_slow_conv2d_forward"].call_boxed(keys, values, weight, kernel_size, bias, stride, padding)
     found = torch.stack([_product(weight.flatten(1), sample) for sample in values.flatten(2)])
@@ -138,7 +138,7 @@ def _convolution_gradients(
 
 
 class _Recurrence(torch.autograd.Function):
-    """A GRU's steps, given what its input contributes to the gates: (T, N, 3H), (N, H), (3H, H), (3H) -> (T, N, H); gates in torch's order: r, z, n."""
+    """The steps of a GRU, given the input's contributions to its gates: (T, N, 3H), (N, H), (3H, H), (3H) -> (T, N, H); gates in torch's order: r, z, n."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, first: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class _Recurrence(torch.autograd.Function):
         by_new = (1 - update) * (1 - new * new)
         by_reset = by_new * from_hidden * reset * (1 - reset)
         by_update = (hidden[:-1] - new) * update * (1 - update)
-        slopes = torch.stack([by_reset, by_update, by_new * reset], dim=2)  # of what the hidden state contributes to the gates: (T, N, 3, H)
+        slopes = torch.stack([by_reset, by_update, by_new * reset], dim=2)  # the hidden state's contributions to the gates: (T, N, 3, H)
         of_hidden = torch.empty_like(new)
         of_gates = torch.empty_like(slopes)
         carried = torch.zeros_like(hidden[0])
@@ -188,7 +188,7 @@ def _gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As torch's; one way through time, with biases and in float32, by steps of its own. It cannot be differentiated twice then."""
+    """As torch's; a one-way GRU with biases in float32 uses the steps above, and cannot be differentiated twice then."""
     given = (values, hidden, *params)
     if bidirectional or not has_biases or len(params) != 4 * num_layers or not values.numel() or any(one.dtype != torch.float32 for one in given):
         return torch.ops.aten.gru.input.decompose(values, hidden, params, has_biases, num_layers, dropout_p, train, bidirectional, batch_first)

@@ -1,4 +1,4 @@
-"""A trained model and what it takes to apply it to a user's file, without the data that it was trained on."""
+"""Applies a trained model to a user's files, without its training data."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from samewise.runner.interfaces import Batch, Prediction, Recipe
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import choose_device
 from samewise.runner.training import determinism
-from samewise.runner.training.asked_files import expand, names
 from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_part
 from samewise.runner.training.evaluation import require_weights
+from samewise.runner.training.input_files import expand, names
 from samewise.runner.training.state import load_weights
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A recipe and its trained model in eval mode, with the evaluation's transforms. Built by `build_predictor`."""
+    """A recipe and its trained model in eval mode, with the evaluation's transforms. Made by `build_predictor`."""
 
     recipe: Recipe
     model: nn.Module
@@ -42,7 +42,7 @@ class Predictor:
     seed: int
 
     def predict(self, files: Sequence[Path]) -> list[Prediction]:
-        """What the model makes of files, as one batch: of one file the same each time. In a batch of several its last bits may differ.
+        """Predict files as one batch: for one file always the same bits. With several, the last bits may differ.
 
         Raises:
             DataError: one cannot be read, or is not what the recipe predicts from.
@@ -53,13 +53,13 @@ class Predictor:
                 return self.recipe.predict(self.model, batch)
 
     def files(self, asked: Sequence[Path]) -> list[Path]:
-        """All files that are asked for: folders and patterns stand for what is in them. A ConfigError where that is nothing."""
+        """Expand folders and patterns into files. A ConfigError if there are none."""
         return expand(asked, self.recipe)
 
     def predict_files(
         self, asked: Sequence[Path], output: Path | None, *, threshold: float | None = None, batch: int = 1
     ) -> Iterator[tuple[Path, Prediction, list[Path]]]:
-        """Each file's prediction as soon as it is made, and the pictures or sounds of it that were written.
+        """Yield each file's prediction as soon as it is made, and the pictures or sounds written for it.
 
         Args:
             asked: As `files` gives them.
@@ -68,7 +68,7 @@ class Predictor:
             batch: How many files the model takes at once. Where they do not fit together, it takes them one by one.
 
         Raises:
-            ConfigError: there is no score for the threshold; or at the end, with a problem for each file that cannot be read: the others may be sound.
+            ConfigError: there is no score for the threshold; or at the end, with a problem for each file that cannot be read; the others are predicted.
         """
         if threshold is not None and not 0 <= threshold <= 1:
             raise ConfigError(Problem("--threshold", "is not a valid score", threshold, "a number from 0 to 1"))
@@ -77,17 +77,17 @@ class Predictor:
         problems: list[Problem] = []
         named = zip(asked, names(asked), strict=True)
         for start in range(0, len(asked), batch):
-            for prediction, (file, name) in zip(self._tried(asked[start : start + batch]), named, strict=False):
+            for prediction, (file, name) in zip(self._try_predict(asked[start : start + batch]), named, strict=False):
                 if isinstance(prediction, SamewiseError):
                     problems += prediction.problems
                     continue
                 chosen = prediction if threshold is None else prediction.at_least(threshold)
-                yield file, chosen, _saved(chosen, file, output, name)
+                yield file, chosen, _save(chosen, file, output, name)
         if problems:
             raise ConfigError(*problems)
 
     def batch_of(self, samples: Sequence[Any]) -> Batch:
-        """Files, which the recipe reads, or samples as the data set gives them, as the model takes them: transformed as in evaluation, a batch on the device.
+        """A batch for the model from files, which the recipe reads, or from the data set's samples: transformed as in evaluation, on the device.
 
         Raises:
             DataError: a file cannot be read.
@@ -99,13 +99,13 @@ class Predictor:
                 if not isinstance(one, Mapping | tuple | list):
                     raise DataError(Problem("dataset", "a sample is not a dict or a pair", f"a {type(one).__name__}", "a sample as the data set has it"))
             collated = self.recipe.collate([transformed[number] for number in range(len(read))])
-        except DataError as error:  # what is said of a data set is said of what the user gave
+        except DataError as error:  # errors of a data set concern the user's files here
             hint = "give the name of a file, or a sample as the data set has it; where no label is known, any will do: transforms((image, 0))"
             raise DataError(*(replace(one, path="transforms", hint=one.hint or hint) if one.path == "dataset" else one for one in error.problems)) from None
         return self.transform(self.to_device(collated))
 
     def _read(self, file: Path) -> Any:
-        """A file as a sample; what is said of one that cannot be read is about the model, not about a data set."""
+        """Read a file as a sample; errors refer to the model, not to a data set."""
         try:
             return self.recipe.read(file)
         except DataError as error:
@@ -115,14 +115,14 @@ class Predictor:
             damaged = f"the file cannot be decoded: save it anew, or download it again; {takes}"
             raise DataError(*(replace(one, hint=damaged if "remove" in one.hint else one.hint or takes) for one in error.problems)) from None
 
-    def _tried(self, files: Sequence[Path]) -> Iterator[Prediction | SamewiseError]:
-        """Each file's prediction, or why there is none."""
+    def _try_predict(self, files: Sequence[Path]) -> Iterator[Prediction | SamewiseError]:
+        """Yield each file's prediction, or the error."""
         if len(files) > 1:
             try:
                 yield from self.predict(files)
                 return
             except SamewiseError:
-                pass  # one by one, to learn of which
+                pass  # one at a time, to find the file
         for file in files:
             try:
                 yield self.predict([file])[0]
@@ -130,7 +130,7 @@ class Predictor:
                 yield error
 
 
-def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -> list[Path]:
+def _save(prediction: Prediction, file: Path, output: Path | None, name: str) -> list[Path]:
     if output is None:
         return []
     is_new = not output.exists()
@@ -140,7 +140,7 @@ def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -
         if not written and is_new:
             output.rmdir()
         return written
-    except Exception as error:  # what the model makes of the file is told without its picture
+    except Exception as error:  # the prediction is reported without its picture
         print(f"warning: {Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}", file=sys.stderr)
         return []
 
@@ -148,7 +148,7 @@ def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -
 def build_predictor(
     composed: Composed, project: Project, state: Mapping[str, Any], *, labels: Mapping[str, Any] | None = None, weights: str | None = None
 ) -> Predictor:
-    """Make the parts that apply a trained model to files, none that needs the data set, from a config and the state of a checkpoint, which has the weights.
+    """Build the parts that apply a trained model to files, without the data set, from a config and a checkpoint's state.
 
     `labels` has `classes` and `category_ids`, as the run's data set has them. `weights` are those that a callback keeps under this name, as `ema`.
 
@@ -180,7 +180,7 @@ def build_predictor(
 
 
 def _kept_weights(cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The weights that a callback keeps beside the trained ones."""
+    """The weights that a callback keeps in addition to the trained ones."""
     kept: dict[str, Mapping[str, Any]] = {}
     for callback, saved in state["callbacks"].items():
         if saved and cfg.callbacks.get(callback) is not None:

@@ -1,4 +1,4 @@
-"""From a composed config to a run that is ready to train; or to the summary of one that is done; or to neither, where other processes have trained it."""
+"""From a composed config to a run that is ready to train, or the summary of a finished one, or neither if other processes have trained it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.check import check, settings_are_sound
 from samewise.runner.config.fingerprint import fingerprint_of
-from samewise.runner.config.saved import answers
+from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import is_rank
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | Mapping[str, Any] | None:
-    """What `train` does before it trains.
+    """Do what precedes training in `train`.
 
     Returns:
-        The run, for `fit`; the summary of one that is done; None where ranks have trained it, and printed its summary.
+        The run, for `fit`; the summary of a finished run; None if ranks have trained it and printed its summary.
 
     Raises:
         ConfigError: with all that is wrong.
@@ -45,8 +45,8 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
         variables.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
     if is_rank():
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `run_agent` does
-        return rank(composed, as_json=as_json, look=partial(finished_summary, composed), check=partial(_checked, composed))
-    _checked(composed)
+        return rank(composed, as_json=as_json, look=partial(finished_summary, composed), check=partial(_require_sound, composed))
+    _require_sound(composed)
     wanted = processes(composed)
     if wanted > 1:
         return launch(composed, wanted, as_json=as_json, debug=debug)
@@ -57,7 +57,7 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
 
 
 def finished_summary(composed: Composed) -> dict[str, Any] | None:
-    """The summary of a run that is done. None if it is damaged, which is said, or if run_root is not a folder, which `check` reports.
+    """A finished run's summary. None if it is damaged (with a warning), or if run_root is not a folder, which `check` reports.
 
     Raises:
         ConfigError: it exists and cannot be read now.
@@ -67,15 +67,15 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
     except DamagedFile as error:
         print(f"warning: {replace(error.problems[0], hint='the run is resumed from its last checkpoint, and a new one is written')}", file=sys.stderr)
         return None
-    if summary is None or summary["status"] != "finished" or not answers(composed.folder, composed.cfg):
+    if summary is None or summary["status"] != "finished" or not satisfies(composed.folder, composed.cfg):
         return None
     for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
         print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
     return {"mlflow_run_id": read_mapping(composed.folder.tracking, shapes.TRACKING).get("run_id"), **summary}
 
 
-def _checked(composed: Composed) -> None:
-    """Raise what is wrong, and say what is other in the code since the same config was trained."""
+def _require_sound(composed: Composed) -> None:
+    """Raise the config's problems, and report what has changed in the code since the same config was trained."""
     if edited := sources.edited_since_import(composed.code):
         hint = "start another process (in a notebook: restart the kernel), or importlib.reload them"
         raise ConfigError(Problem(", ".join(edited), "was edited after this process had imported it, which would train the earlier version", hint=hint))
@@ -87,7 +87,7 @@ def _checked(composed: Composed) -> None:
         return
     recorded = sources.files_in(before / "sources.json")
     changed = sources.describe_changes(recorded, composed.code.files) if recorded else ["an earlier version of samewise recorded it in another way"]
-    if not changed:  # trained afresh
+    if not changed:  # trained again
         return
     print(f"the code has changed since this was trained before, so this is another run: {'; '.join(changed)}", file=sys.stderr)
     print(f"    before: {before}\n    now:    {composed.folder.path}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What writes down a run: the trace of each step, what is logged, what callbacks make of it."""
+"""Records a run: the trace of each step, logged metrics, and calls of callbacks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from samewise.runner.tracking.tracker import Silent, Tracker
 
 @dataclass
 class Recorder:
-    """Writes down a run; nothing that it does changes a number.
+    """Records a run without changing any number.
 
     Args:
         trace: The run's.
         callbacks: By name, in the order in which they are called.
         log_every_steps: Steps between two entries of the losses.
-        level: The strongest promise that the run can state; the session lowers it where the environment has changed.
+        level: The strongest promise that the run can make; the session lowers it if the environment has changed.
         cautions: What a person should know of the settings before it trains; `on_build` may add to it.
     """
 
@@ -31,18 +31,18 @@ class Recorder:
     view: RunView = field(init=False)
     """What callbacks see of the run."""
     tracker: Tracker = field(default_factory=Silent)
-    """Opened by the session, once it is known where the run resumes."""
+    """Opened by the session, once the step at which the run resumes is known."""
     saved: int | None = None
     """The step of the last checkpoint."""
     scores: Mapping[str, Scores] = field(default_factory=dict[str, Scores])
     """Of the last evaluation, by split, for its pictures."""
     require_folder: Callable[[], None] = lambda: None
-    """Raises a TrainingError where the folder that the session has locked is gone."""
+    """Raises a TrainingError if the folder that the session has locked is gone."""
     _pending: dict[str, float] = field(default_factory=dict[str, float])
     _is_recording: bool = False
 
     def record(self, outcome: Outcome) -> None:
-        """Write down a step: its trace, its metrics, and what callbacks make of it."""
+        """Record a step: its trace, its metrics, and its callbacks."""
         self._is_recording = True
         self.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
         if outcome.step % self.log_every_steps == 0:
@@ -53,7 +53,7 @@ class Recorder:
         self._send(outcome.step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics; what a step's callbacks log goes out together, at its end."""
+        """Log metrics; those of a step's callbacks are sent together, at its end."""
         self._pending.update(metrics)
         if not self._is_recording:
             self._send(step)
@@ -64,7 +64,7 @@ class Recorder:
         self._pending = {}
 
     def stop_reason(self) -> str | None:
-        """What a callback gives as a reason to end training."""
+        """A callback's reason to end training."""
         for callback in self.callbacks.values():
             if reason := callback.stop_reason():
                 return reason

@@ -1,4 +1,4 @@
-"""A part of a training, taken again from the state of a checkpoint: the loop's steps and evaluations, with no folder, checkpoint or signal around them."""
+"""Repeats a part of a training from a checkpoint's state, with the loop's steps and evaluations, but no folder, checkpoint or signal handling."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from samewise.runner.training.state import restore
 
 
 def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
-    """Stand where `state` was taken, and train up to the step `until`, with the evaluation that belongs there.
+    """Restore `state`, and train up to step `until`, with the evaluation due there.
 
-    The run is in one process; its trace is written beside the folder's other files, which must be there, and its callbacks are called.
+    The run is in one process; its trace is written to its folder, which must exist, and its callbacks are called.
     """
     restore(run, state)
     run.recorder.trace.open(run.step, state.get("trace", 0))
@@ -35,6 +35,6 @@ def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
 
 
 def parameter_names(run: Run) -> dict[str, Sequence[str]]:
-    """The names of what each phase's optimizer steps, in the order of the numbers that its state has for them."""
+    """The names of each phase's optimizer parameters, in the order of the numbers in its state."""
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
     return {phase.spec.name: [names[id(one)] for group in phase.optimizer.param_groups for one in group["params"]] for phase in run.phases}

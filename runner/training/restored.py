@@ -1,4 +1,4 @@
-"""A finished or half-done run, made again to stand at one of its checkpoints: for commands that evaluate or export it."""
+"""Restores a run at one of its checkpoints, for commands that evaluate or export it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samewise.runner.training.state import restore
 
 
 def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which: str) -> tuple[Run, int]:
-    """A run that stands where one of its checkpoints was taken, in one process, and the checkpoint's step; a warning says what of its code has changed.
+    """A run restored at one of its checkpoints, in one process, and the checkpoint's step; warns if its code has changed.
 
     The config is made to read no initial weights, whose file may be elsewhere. The checkpoint is best, last, a step, or a monitored metric.
 

@@ -1,4 +1,4 @@
-"""Run: the parts that the loop works with, how far it has come, and what writes it down. Built by `build`, from a config alone."""
+"""Run: the parts of a training, its progress, and its recorder. Built by `build` from a config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from samewise.runner.training.recorder import Recorder
 
 @dataclass
 class Split:
-    """One of the data set's splits, ready to be loaded."""
+    """One of the data set's splits, ready to load."""
 
     name: str
     dataset: Any
@@ -37,7 +37,7 @@ class Split:
 
 @dataclass
 class Progress:
-    """Where a run stands. A checkpoint holds all of it."""
+    """The position and state of a run, all of it in checkpoints."""
 
     step: int = 0
     """Optimizer steps done; the only position there is."""
@@ -55,20 +55,20 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Spent training, in earlier sessions of the run and in this one."""
+        """The time spent training, in this and earlier sessions of the run."""
         return self.earlier_s + (0.0 if self._started is None else time.monotonic() - self._started)
 
     def stop_clock(self) -> None:
-        """Training has ended; what follows is not its time."""
+        """Stop counting time: training has ended."""
         self.earlier_s, self._started = self.seconds, None
 
     def state(self) -> dict[str, Any]:
-        """All of it, in plain values."""
+        """The progress as plain values."""
         also = {"also": self.also} if self.also else {}
         return {"step": self.step, "evaluated": self.evaluated, "metrics": self.metrics, "best": self.best, **also, "seconds": self.seconds}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Stand where `state` was taken."""
+        """Restore `state`."""
         self.step, self.evaluated = state["step"], state["evaluated"]
         self.metrics, self.best, self.earlier_s = state["metrics"], state["best"], state["seconds"]
         self.also = state.get("also", {})
@@ -76,7 +76,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a run is made of; made once, and the same until its end."""
+    """The parts of a run, made once and fixed until its end."""
 
     composed: Composed
     environment: dict[str, Any]
@@ -116,37 +116,37 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Parts):
-    """The parts of a run, its progress, which is all of it that a checkpoint holds beside the parts' states, and its recorder."""
+    """A run: its parts, its progress (all that checkpoints hold besides the parts' states), and its recorder."""
 
     recorder: Recorder
     progress: Progress = field(default_factory=Progress)
 
     @property
     def callbacks(self) -> dict[str, Callback]:
-        """By name, in the order in which they are called."""
+        """By name, in calling order."""
         return self.recorder.callbacks
 
     @property
     def step(self) -> int:
-        """Optimizer steps done."""
+        """The number of optimizer steps done."""
         return self.progress.step
 
     @property
     def epoch(self) -> float:
-        """Epochs done, with their fraction."""
+        """The number of epochs done, with a fraction."""
         return self.step / self.plan.steps_per_epoch
 
     def clear_gradients(self) -> None:
-        """Forget every gradient."""
+        """Clear all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def learning_rates(self) -> list[float]:
-        """Of all phases' parameter groups, without repeats, in order."""
+        """The distinct learning rates of all phases' parameter groups, in order."""
         return list(dict.fromkeys(rate for phase in self.phases for rate in phase.learning_rates()))
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics at the current step; a ConfigError where one is not a number."""
+        """Log metrics at the current step; a ConfigError if one is not a number."""
         if wrong := [Problem(name, "this metric is not a number", value, "a number") for name, value in metrics.items() if not hasattr(value, "__float__")]:
             raise ConfigError(*wrong)
         self.recorder.log(metrics, self.step)

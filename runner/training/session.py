@@ -1,4 +1,4 @@
-"""Around the loop: the folder's lock, the resumed state, signals, and how the run ended, said in its summary and in MLflow whatever happens."""
+"""Around the loop: the folder's lock, the resumed state, signals, and the record of how the run ended, in its summary and MLflow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from samewise.runner.config import compose
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
+from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, describe_exit, first_line
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
@@ -29,16 +29,16 @@ from samewise.runner.training.continued import require_left
 from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
-from samewise.runner.training.misfits import killed_worker, misfit, refused_operator
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
+from samewise.runner.training.step_errors import explain_step_error, killed_worker, refused_operator
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @contextmanager
 def session(run: Run) -> Generator[dict[str, Any]]:
-    """Resume the run where its newest sound checkpoint stands, and see to it that it ends cleanly. Only the main process writes.
+    """Resume the run at its newest intact checkpoint, and end it cleanly. Only the main process writes.
 
     Yields:
         The run's summary, empty until training has ended.
@@ -47,8 +47,8 @@ def session(run: Run) -> Generator[dict[str, Any]]:
     with ExitStack() as held, streams.preserve_generators(), _signals(run):
         if run.strategy.peers.first(lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)):
             with run.strategy.evaluating(run.model):
-                run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: what cannot be evaluated, or gone on with, leaves none
-            begun = _taken_over(run, run.config.resume_from) if run.config.resume_from else {}
+                run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: a run that cannot be evaluated or resumed leaves none
+            begun = _continue_from(run, run.config.resume_from) if run.config.resume_from else {}
         run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, run.strategy.peers.gather(run.environment)))
         _restore(run, begun)
         run.recorder.tracker.start()
@@ -68,8 +68,8 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 status = "KILLED"
-            explained = _explained(run, error)
-            run.strategy.abandon(explained)  # before anything that takes time: the other processes wait for this one
+            explained = _explain(run, error)
+            run.strategy.abandon(explained)  # before anything slow: the other processes wait for this one
             if run.strategy.peers.is_main:
                 _leave_reason(run, error)
             raise explained from error
@@ -80,7 +80,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
                 if run.strategy.peers.is_main:
                     summary |= roots(run.folder)
                     write_json(run.folder.summary, summary)
-                    run.folder.failure.unlink(missing_ok=True)  # of an earlier session, which this one has made good
+                    run.folder.failure.unlink(missing_ok=True)  # left by an earlier session, and no longer true
             run.recorder.tracker.finish(status)  # last: the sender sends what it finds
         summary["mlflow_run_id"] = run.recorder.tracker.run_id()
         run.strategy.end()
@@ -90,11 +90,11 @@ def _rehearse(run: Run) -> None:
     try:
         rehearse(run)
     except (Exception, SystemExit) as error:
-        raise _explained(run, error) from error
+        raise _explain(run, error) from error
 
 
 def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
-    """Lock the folder and write down what is known at the start; the level of the promise."""
+    """Lock the folder, and write what is known at the start, including the run's level."""
     _require_its_code(run)
     run.folder.create()
     run.recorder.require_folder = held.enter_context(run.folder.hold_lock())
@@ -103,7 +103,7 @@ def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]
 
 
 def _restore(run: Run, begun: dict[str, Any]) -> None:
-    """Stand at the newest sound checkpoint; without one, where the run begins: nowhere, or at another run's (`begun`)."""
+    """Restore the newest intact checkpoint; without one, start from the beginning or from another run's checkpoint (`begun`)."""
     kept, state, problems = run.strategy.peers.first(partial(checkpoint.newest_sound, run.folder.checkpoints, reader=checkpoint.read))
     if kept:
         if state["fingerprint"] != run.fingerprint:
@@ -126,8 +126,8 @@ def _restore(run: Run, begun: dict[str, Any]) -> None:
         run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
 
 
-def _taken_over(run: Run, given: str) -> dict[str, Any]:
-    """Stand where another run's checkpoint was taken; what its state has of the trace. What was best is that run's: its checkpoint is not among this one's."""
+def _continue_from(run: Run, given: str) -> dict[str, Any]:
+    """Restore another run's checkpoint; return its trace's state. Its best evaluation is not kept, since that checkpoint is not this run's."""
     path = Path(given).expanduser()
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     try:
@@ -142,7 +142,7 @@ def _taken_over(run: Run, given: str) -> dict[str, Any]:
 
 
 def _leave_results(run: Run) -> None:
-    """Put what a person would look at, and the best checkpoint, among the artifacts."""
+    """Add an evaluation's files, and the best checkpoint, to the artifacts."""
     run.checkpoints.wait()
     if not run.evaluate.pictures:
         return
@@ -161,27 +161,29 @@ def _close(run: Run, status: str) -> None:
         except TrainingError as error:
             print(f"warning: {error}", file=sys.stderr)
     run.recorder.trace.close()
+    for split in run.splits.values():
+        split.loader = None  # ends its workers at once; found by the garbage collector, torch would wait five seconds for each loader's
     run.progress.stop_clock()
 
 
 @contextmanager
 def _signals(run: Run) -> Generator[None]:
-    """SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save, stop. A second Ctrl-C stops at once."""
+    """Handle SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save, stop. A second Ctrl-C stops at once."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if run.strategy.peers.stop_heard and number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGINT and run.strategy.peers.is_main:
-            with suppress(OSError):  # Ctrl-C also ends what reads a pipe
-                os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # a print may be what it interrupts
+            with suppress(OSError):  # Ctrl-C also ends the reader of a pipe
+                os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # it may have interrupted a print
         run.strategy.peers.ask_stop(signal.Signals(number).name)
 
     with on_signals(SIGNALS, ask):
         yield
 
 
-def _explained(run: Run, error: BaseException) -> BaseException:
-    """The error as a person can act on it, where it is one we know."""
+def _explain(run: Run, error: BaseException) -> BaseException:
+    """A known error as a problem that a user can act on; other errors unchanged."""
     error = run.strategy.peers.explain(error, step=run.step + 1)
     if isinstance(error, RuntimeError) and (problem := refused_operator(error) or killed_worker(error)):
         return TrainingError(problem)
@@ -191,15 +193,15 @@ def _explained(run: Run, error: BaseException) -> BaseException:
     if too_much := out_of_memory(run, error):
         return (TrainingError if run.step else ConfigError)(too_much)
     if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
-        return ConfigError(misfit(error, run.config.model))
+        return ConfigError(explain_step_error(error, run.config.model))
     if isinstance(error, SystemExit):
-        message, where = ends_process("something", error)
+        message, where = describe_exit("something", error)
         return TrainingError(Problem(f"step {run.step + 1}", message, hint=where))
     return error
 
 
 def _leave_reason(run: Run, error: BaseException) -> None:
-    """Leave the reason in the folder; the disk may be what failed, so this may not."""
+    """Write the reason to the folder; errors are ignored, since the disk may be the cause."""
     try:
         run.recorder.require_folder()
         text = "".join(traceback.format_exception(error))
@@ -210,7 +212,7 @@ def _leave_reason(run: Run, error: BaseException) -> None:
 
 
 def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
-    """Leave config and environment in the folder; refuse, or lower the level, where a process computes in one that gives different bits.
+    """Write config and environment to the folder; raise an error, or lower the level, if a process's environment gives other bits.
 
     Raises:
         ConfigError: `reproducibility.other_environment` is refuse and something differs that decides bits.
@@ -233,7 +235,7 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     }
     write_json(run.folder.environment, {**run.environment, **facts})
     saved = compose.dump(run.composed)
-    if redact(saved) != saved:  # it is needed as it is, to resume
+    if redact(saved) != saved:  # needed unchanged to resume
         run.folder.path.chmod(0o700)
     write_atomically(run.folder.config, saved)
     trust.sign(run.folder.config)
@@ -241,24 +243,24 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
 
 
 def _require_its_code(run: Run) -> None:
-    """Raise where the user's own code was edited since training was asked for: what has been imported may not be what the run is named after."""
+    """Raise an error if the user's code was edited since training was requested: the imported code may not match the run's name."""
     edited = sources.describe_changes(run.composed.code.files, replace(run.composed).code.files)
     if edited:
         raise ConfigError(Problem(str(run.folder.path), f"the code was edited while the run was starting: {'; '.join(edited)}", hint="run the command again"))
 
 
 def _write_code(run: Run) -> None:
-    """Leave the user's own code in the folder, as digests."""
+    """Write the digests of the user's code to the folder."""
     code = run.composed.code
     sources.note_imported(code)
-    for name in sources.not_shown(code, run.composed.project.packages) if code.files else ():
+    for name in sources.hidden_imports(code, run.composed.project.packages) if code.files else ():
         print(f"warning: {name} was imported by a name that only appears when the code runs; later runs will not notice changes in it", file=sys.stderr)
     if code.files:
         write_json(run.folder.sources, {"config": fingerprint_of(run.composed.whole), "files": code.files})
 
 
 def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
-    """Refuse, or lower the level, where the run's processes do not compute alike."""
+    """Raise an error, or lower the level, if the run's processes compute differently."""
     for rank, other in enumerate(surroundings):
         differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in environment.differences(run.environment, other)]
         if differing and run.config.reproducibility.other_environment == "refuse":

@@ -1,4 +1,4 @@
-"""What is kept of a run: its state, in checkpoints, and in the end its summary."""
+"""A run's state, for checkpoints, and its summary at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samewise.runner.training.run import Run
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """What a resumed run needs: named tensors and plain values. A sharded tensor is this process's shard."""
+    """What a resumed run needs, as named tensors and plain values. A sharded tensor is this process's shard."""
     return {
         **run.progress.state(),
         "fingerprint": run.fingerprint,
@@ -32,7 +32,7 @@ def state_of(run: Run) -> dict[str, Any]:
 
 
 def restore(run: Run, state: Mapping[str, Any]) -> None:
-    """Stand where `state` was taken."""
+    """Restore `state`."""
     run.progress.load_state(state)
     run.recorder.saved = run.step
     load_weights(run.model, state["model"])
@@ -45,7 +45,7 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Give a model the weights of a checkpoint.
+    """Load a checkpoint's weights into a model.
 
     Raises:
         ConfigError: it has other ones, by name or shape: overrides have changed the model since.
@@ -59,7 +59,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint, and make what was logged up to it durable.
+    """Write a checkpoint, and make everything logged before it durable.
 
     Raises:
         TrainingError: a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
@@ -75,7 +75,7 @@ def save(run: Run) -> None:
 
 
 def _write_shards(run: Run) -> dict[str, Any]:
-    """Have every process write its shards of the state; what is left of it, and their digests."""
+    """Make every process write its shards; return the rest of the state, and the shards' digests."""
     peers = run.strategy.peers
     folder = Path(peers.first(lambda: str(run.checkpoints.shards_folder(run.step))))
     state, tensors = shards.split(state_of(run))
@@ -90,7 +90,7 @@ def weights_digest(run: Run) -> str:
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """How the run ended, as in summary.json."""
+    """The run's summary, as in summary.json."""
     seconds, evaluated = run.progress.seconds, left_out(run, "valid")
     metrics = {"final": run.progress.metrics, "best": run.progress.best, "monitor": run.evaluate.monitor}
     metrics |= {"also": run.progress.also} if run.progress.also else {}

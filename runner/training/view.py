@@ -1,9 +1,12 @@
-"""What a callback sees of a run: `interfaces.RunView`, by copies."""
+"""A callback's view of a run: `interfaces.RunView`, by copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
+
+from torch import Tensor, nn
 
 from samewise.runner.errors import Problem
 from samewise.runner.interfaces import RunView
@@ -11,37 +14,10 @@ from samewise.runner.training.due import at_end, evaluation_interval
 from samewise.runner.training.evaluation import left_out
 from samewise.runner.training.run import Run
 
-_SEEN: Mapping[str, Callable[[Run], Any]] = {
-    "step": lambda run: run.step,
-    "epoch": lambda run: run.epoch,
-    "total_steps": lambda run: run.total_steps,
-    "steps_per_epoch": lambda run: run.plan.steps_per_epoch,
-    "max_epochs": lambda run: int(run.config.max_epochs),
-    "batch_size": lambda run: run.batch_size,
-    "samples": lambda run: len(run.splits["train"].dataset),
-    "parameters": lambda run: sum(parameter.numel() for parameter in run.parameters if parameter.requires_grad),
-    "label": lambda run: f"{run.composed.name}  {run.composed.label}".rstrip(),
-    "evaluation_interval": evaluation_interval,
-    "left_out": lambda run: left_out(run, "valid"),
-    "metrics": lambda run: {**run.progress.metrics},
-    "best": lambda run: {**run.progress.best},
-    "folder": lambda run: run.folder.path,
-    "device": lambda run: run.strategy.device.type,
-    "is_main": lambda run: run.strategy.peers.is_main,
-    "is_saved": lambda run: run.recorder.saved == run.step,
-    "is_over": at_end,
-    "is_stopping": lambda run: run.strategy.peers.stop_heard is not None,
-    "traced": lambda run: {**run.recorder.trace.last},
-    "learning_rates": lambda run: lambda: {phase.spec.name: phase.learning_rates() for phase in run.phases},
-    "weights": lambda run: lambda: ((name, tensor.clone()) for name, tensor in run.model.state_dict().items()),
-    "copy_model": lambda run: lambda: run.strategy.layout.copy_model(run.model),
-}
-"""What a callback may look at."""
-
 
 @final
 class View:
-    """A run, to be looked at. It has what `RunView` asks for."""
+    """Implements `RunView` for a run."""
 
     __slots__ = ("__run",)
 
@@ -49,10 +25,99 @@ class View:
         self.__run = run
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _SEEN:
-            known = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
-            raise AttributeError(f"a callback cannot access {name!r} of a run; it can access {known}")
-        return _SEEN[name](self.__run)
+        known = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
+        raise AttributeError(f"a callback cannot access {name!r} of a run; it can access {known}")
+
+    @property
+    def step(self) -> int:
+        return self.__run.step
+
+    @property
+    def epoch(self) -> float:
+        return self.__run.epoch
+
+    @property
+    def total_steps(self) -> int:
+        return self.__run.total_steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.__run.plan.steps_per_epoch
+
+    @property
+    def max_epochs(self) -> int:
+        return int(self.__run.config.max_epochs)
+
+    @property
+    def batch_size(self) -> int:
+        return self.__run.batch_size
+
+    @property
+    def samples(self) -> int:
+        return len(self.__run.splits["train"].dataset)
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.__run.parameters if parameter.requires_grad)
+
+    @property
+    def label(self) -> str:
+        composed = self.__run.composed
+        return f"{composed.name}  {composed.label}".rstrip()
+
+    @property
+    def evaluation_interval(self) -> int:
+        return evaluation_interval(self.__run)
+
+    @property
+    def left_out(self) -> str:
+        return left_out(self.__run, "valid")
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {**self.__run.progress.metrics}
+
+    @property
+    def best(self) -> Mapping[str, float]:
+        return {**self.__run.progress.best}
+
+    @property
+    def folder(self) -> Path:
+        return self.__run.folder.path
+
+    @property
+    def device(self) -> str:
+        return self.__run.strategy.device.type
+
+    @property
+    def is_main(self) -> bool:
+        return self.__run.strategy.peers.is_main
+
+    @property
+    def is_saved(self) -> bool:
+        return self.__run.recorder.saved == self.__run.step
+
+    @property
+    def is_over(self) -> bool:
+        return at_end(self.__run)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.__run.strategy.peers.stop_heard is not None
+
+    @property
+    def traced(self) -> Mapping[str, Any]:
+        return {**self.__run.recorder.trace.last}
+
+    def learning_rates(self) -> Mapping[str, Sequence[float]]:
+        return {phase.spec.name: phase.learning_rates() for phase in self.__run.phases}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.__run.model.state_dict().items():
+            yield name, tensor.clone()
+
+    def copy_model(self) -> nn.Module:
+        return self.__run.strategy.layout.copy_model(self.__run.model)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self.__run.log(metrics)

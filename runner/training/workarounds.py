@@ -1,4 +1,4 @@
-"""What torch's libraries compute wrongly, computed in another way."""
+"""Replaces what torch's libraries compute wrongly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def work_around(model: nn.Module, device: torch.device) -> None:
-    """Have a model compute on this device without the known faults of torch's libraries. Both are oneDNN's, and were seen in torch 2.14.1.
+    """Avoid known faults of torch's libraries in a model on this device. Both are oneDNN's, seen in torch 2.14.1.
 
     - The gradient of the weights of a strided 1 x 1 convolution in channels_last writes beyond its memory where there are fewer input channels than a
       vector holds (8 with AVX2, 16 with AVX-512): the process crashes, or the gradient is wrong (oneDNN issue 6035).

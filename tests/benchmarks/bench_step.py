@@ -14,6 +14,8 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
 
+import copy
+import functools
 import statistics
 import tempfile
 import time
@@ -47,6 +49,7 @@ TINY = ["model=mlp", "dataset=digits", "batch_size=32"]
 WORK = {
     "MLP 64-64-10, batch 32": (TINY, 200),
     "the same, no trace": ([*TINY, "trace.every_steps=0"], 200),
+    "its operators alone": (TINY, 200),
     "map-style": (TINY, 200),
     "map-style, no trace": ([*TINY, "trace.every_steps=0"], 200),
     "map-style, to MLflow": ([*TINY, "tracking=mlflow"], 200),
@@ -72,8 +75,6 @@ class Plain(Dataset):
 
 def hand_written(run: Run) -> Iterator[None]:
     """A step at each turn."""
-    import copy
-
     model = copy.deepcopy(run.model).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     mean, deviation = (torch.tensor(list(run.config.dataset[name])).view(-1, 1, 1) for name in ("mean", "std"))
@@ -85,6 +86,26 @@ def hand_written(run: Run) -> Iterator[None]:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+            yield
+
+
+def operators_alone(run: Run) -> Iterator[None]:
+    """The operators of samewise's step without a trace, by hand and without anything around them: the least that a step can take."""
+    model = copy.deepcopy(run.model).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    update = functools.partial(type(optimizer).step.__wrapped__, optimizer)  # without the range for the profiler
+    mean, deviation = (torch.tensor(list(run.config.dataset[name])).view(-1, 1, 1) for name in ("mean", "std"))
+    samples, read = Plain(run), []
+    while True:
+        for chosen in torch.randperm(len(samples)).split(run.batch_size)[:-1]:
+            images, labels = samples.images.index_select(0, chosen), samples.labels.index_select(0, chosen)
+            optimizer.zero_grad()
+            logits = model(images.float().mul_(1 / 255).sub(mean).div_(deviation))
+            loss, hits = F.cross_entropy(logits, labels), (logits.detach().argmax(1) == labels).sum()
+            loss.backward()
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one.grad) for one in model.parameters()]))
+            update()
+            read.append((loss.item(), hits.item(), norm.item()))
             yield
 
 
@@ -108,8 +129,10 @@ def timed(steps: Iterator[None], count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def measure(overrides: list[str], count: int, *, map_style: bool = False, turns: int = 15) -> tuple[float, float, float]:
-    """(milliseconds by hand, milliseconds by samewise, median ratio)."""
+def measure(
+    overrides: list[str], count: int, *, loop: Callable[[Run], Iterator[None]] = samewise, map_style: bool = False, turns: int = 15
+) -> tuple[float, float, float]:
+    """(milliseconds by hand, milliseconds by samewise or another `loop`, median ratio)."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "configs/model").mkdir(parents=True)
         (Path(folder) / "configs/model/mlp.yaml").write_text(MLP)
@@ -120,7 +143,7 @@ def measure(overrides: list[str], count: int, *, map_style: bool = False, turns:
             run.splits["train"].keyed = KeyedDataset(Plain(run), run.recipe.collate, seed=run.seed, stream="sample")
         pairs: list[tuple[float, float]] = []
         with session(run):
-            loops: tuple[Iterator[None], Iterator[None]] = (hand_written(run), samewise(run))
+            loops: tuple[Iterator[None], Iterator[None]] = (hand_written(run), loop(run))
             for turn in range(turns + 2):
                 pair = timed(loops[0], count), timed(loops[1], count)
                 if turn >= 2:
@@ -134,7 +157,8 @@ def measure(overrides: list[str], count: int, *, map_style: bool = False, turns:
 def main(say: Callable[[str], None] = print) -> None:
     say(f"{'work':<32} {'by hand':>10} {'samewise':>10} {'ratio':>7}")
     for name, (overrides, count) in WORK.items():
-        by_hand, ours, ratio = measure(overrides, count, map_style=name.startswith("map-style"))
+        loop = operators_alone if name == "its operators alone" else samewise
+        by_hand, ours, ratio = measure(overrides, count, loop=loop, map_style=name.startswith("map-style"))
         say(f"{name:<32} {by_hand:>7.3f} ms {ours:>7.3f} ms {ratio:>7.2f}")
 
 

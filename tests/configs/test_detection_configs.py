@@ -19,7 +19,7 @@ from samewise.runner.config.project import Project, find
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
-from samewise.runner.training.trial import trial
+from samewise.runner.training.dry_run import dry_run
 
 QUIET = ["tracking=none", "evaluate.pictures=false", "callbacks=none", "reproducibility.threads=1"]
 SMALL = ["model.min_size=64", "model.max_size=96", "batch_size=8"]
@@ -120,12 +120,14 @@ def test_the_published_recipes_are_built_and_train_on_data_of_cocos_layout(proje
     assert any(isinstance(module, FrozenBatchNorm2d) for module in run.model.modules()) == (experiment == "retinanet_coco")
     assert run.model.backbone.body.bn1.running_var.unique().tolist() == [4.0]
     assert (len(run.splits["train"].dataset), len(run.splits["valid"].dataset)) == (10, 2)
-    trial(composed(project, *overrides), project)
+    dry_run(composed(project, *overrides), project)
 
 
 def test_a_published_recipe_without_its_weights_says_so_before_the_first_step(project: Project, coco: Path):
     with pytest.raises(ConfigError, match="no pretrained weights"):
-        trial(composed(project, "experiment=retinanet_coco", f"dataset.root={coco}", *SMALL, "model.backbone=resnet18", "model.weights_backbone=null"), project)
+        dry_run(
+            composed(project, "experiment=retinanet_coco", f"dataset.root={coco}", *SMALL, "model.backbone=resnet18", "model.weights_backbone=null"), project
+        )
 
 
 @pytest.mark.parametrize("transforms", ["detection", "detection_multiscale", "detection_ssd", "detection_flips"])
@@ -133,7 +135,7 @@ def test_every_choice_of_transforms_trains_on_digits_on_canvases(project: Projec
     data = ["recipe=detection", "model=retinanet_resnet18", "dataset=digits_on_canvas", "dataset.samples=4", "dataset.valid_samples=2", "dataset.turned=true"]
     small = ["model.channels=32", "model.min_size=64", "model.max_size=96", "batch_size=4", "evaluate.batch_size=2"]
     sizes = ["transforms.shortest=[64]", "transforms.longest=96"] if transforms == "detection_multiscale" else []
-    trial(composed(project, *data, *small, f"transforms={transforms}", *sizes), project)
+    dry_run(composed(project, *data, *small, f"transforms={transforms}", *sizes), project)
 
 
 def voc(root: Path, *, box: str = "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>") -> Path:
@@ -156,7 +158,7 @@ def test_the_blood_cells_recipe_trains_on_data_of_its_layout(project: Project, t
     overrides = ["experiment=retinanet_bccd", f"dataset.root={voc(tmp_path / 'cells')}", "dataset.size=[48,64]", "model.channels=32"]
     run = built(project, tmp_path / "run", *overrides)
     assert set(run.splits) == {"train", "valid", "test"}
-    trial(composed(project, *overrides), project)
+    dry_run(composed(project, *overrides), project)
 
 
 def test_a_negative_box_is_told_before_training_with_its_file(project: Project, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
@@ -49,13 +50,13 @@ def test_without_splits_each_image_is_in_one_by_the_hash_of_its_bytes() -> None:
 
 def test_bytes_are_hashed_once_for_all_splits_and_anew_where_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(HERE / "images", tmp_path / "images")
-    read, encoded = list[int](), HuggingFaceImages._encoded
+    read, encoded = list[int](), HuggingFaceImages._read_encoded
 
     def counted(self: HuggingFaceImages, place: int) -> bytes:
         read.append(place)
         return encoded(self, place)
 
-    monkeypatch.setattr(HuggingFaceImages, "_encoded", counted)
+    monkeypatch.setattr(HuggingFaceImages, "_read_encoded", counted)
     for split in ("train", "valid", "test"):
         images(tmp_path / "images", split)
     assert sorted(read) == list(range(40))
@@ -174,7 +175,9 @@ def test_a_model_is_trained_on_them(kind: str, samewise: Callable[..., Any], tmp
     else:
         given += [f"dataset.root={HERE / 'recordings'}", "dataset.id=who", "dataset.shares.valid=0.4", "dataset.sample_rate=8000", "dataset.seconds=0.1"]
         given += ["experiment=resnet18_own_recordings", "model.width=4"]
+    before = set(multiprocessing.active_children())
     done = samewise(*given)
     assert done.returncode == 0, done.stderr
+    assert set(multiprocessing.active_children()) <= before, "the workers of its loaders outlive the training"
     (summary,) = tmp_path.glob("*/*/summary.json")
     assert json.loads(summary.read_text())["metrics"]["best"]["valid/accuracy"] >= 0.5

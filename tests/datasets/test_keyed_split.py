@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samewise.datasets.parts.keyed_split import SPLITS, in_split
+from samewise.datasets.parts.keyed_split import SPLITS, select_split
 from samewise.runner.errors import ConfigError, DataError
 
 NAMES = [f"folder/{number}" for number in range(2000)]
@@ -12,7 +12,7 @@ SHARES = {"valid": 0.2, "test": 0.1}
 
 
 def split(names: list[str], key: str = "", shares: dict[str, float] = SHARES) -> dict[str, list[str]]:
-    return {one: in_split(names, one, shares, key=key, where="here") for one in SPLITS}
+    return {one: select_split(names, one, shares, key=key, where="here") for one in SPLITS}
 
 
 def test_each_name_is_in_one_split_and_each_split_has_about_its_share() -> None:
@@ -31,16 +31,16 @@ def test_names_that_are_added_move_none_and_a_larger_test_split_takes_from_train
 
 
 def test_the_key_decides_and_the_split_of_a_name_is_the_same_for_ever() -> None:
-    assert in_split([f"{number}" for number in range(12)], "valid", SHARES, where="here") == ["1", "2", "9", "11"]
+    assert select_split([f"{number}" for number in range(12)], "valid", SHARES, where="here") == ["1", "2", "9", "11"]
     assert split(NAMES, key="other")["valid"] != split(NAMES)["valid"]
 
 
 def test_what_splits_nothing_is_refused() -> None:
     for shares in ({"valid": 0.6, "test": 0.4}, {"valid": -0.1}, {"vaild": 0.1}):
         with pytest.raises(ConfigError, match=r"dataset\.shares"):
-            in_split(NAMES, "train", shares, where="here")
+            select_split(NAMES, "train", shares, where="here")
     with pytest.raises(ConfigError, match="train, valid or test"):
-        in_split(NAMES, "val", SHARES, where="here")
+        select_split(NAMES, "val", SHARES, where="here")
     with pytest.raises(DataError, match=r"none of 2000 samples belongs to the split valid(.|\n)*raise dataset.shares.valid"):
-        in_split(NAMES, "valid", {}, where="here")
-    assert in_split(NAMES, "test", {"valid": 0.2}, where="here") == []
+        select_split(NAMES, "valid", {}, where="here")
+    assert select_split(NAMES, "test", {"valid": 0.2}, where="here") == []

@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from samewise.datasets.labelled_recordings import LabelledRecordings
-from samewise.datasets.parts.recordings import fitted
+from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.recipes.audio_classification import AudioClassification
 from samewise.runner.errors import ConfigError, DataError
 
@@ -67,7 +67,7 @@ def test_the_middle_of_a_longer_recording_is_taken_in_evaluation_and_a_drawn_str
         assert data[index]["length"] == 400
         taken = [data[index]["waveform"].tolist() for _ in range(3)]
         if split == "valid":
-            assert taken[0] == taken[1] == fitted(whole, 400).tolist() == whole[240:640].tolist()
+            assert taken[0] == taken[1] == crop_or_pad(whole, 400).tolist() == whole[240:640].tolist()
         else:
             assert taken[0] != taken[1]
 

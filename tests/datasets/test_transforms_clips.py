@@ -77,7 +77,7 @@ def test_a_batch_of_clips_gives_what_its_clips_give_one_by_one(name):
     alone = [transform.apply({"image": clip[None]}, row)["image"][0] for clip, row in zip(batch["image"], rows, strict=True)]
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-6, atol=1e-6)
     listed = transform.apply({"image": list(batch["image"])}, choices)["image"]
-    torch.testing.assert_close(together, torch.stack(listed), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(together, torch.stack(list(listed)), rtol=1e-6, atol=1e-6)
 
 
 def test_channels_come_before_time_for_a_model_of_clips():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from importlib.resources import files
 from typing import Any
 
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision.transforms import v2
 
+from samewise.datasets.parts.encoded import EncodedImages
 from samewise.recipes.classification import Classification
 from samewise.runner.data import streams
 from samewise.runner.interfaces import Batch
@@ -21,7 +23,7 @@ FOLDER = files("samewise.configs") / "transforms"
 CHOICES = sorted(entry.name.removesuffix(".yaml") for entry in FOLDER.iterdir() if entry.name.endswith(".yaml"))
 NORMALISING = [choice for choice in CHOICES if "numeric.Normalize" in (FOLDER / f"{choice}.yaml").read_text()]  # the others have tests of their own
 IMAGES = ["none", *(choice for choice in NORMALISING if choice != "clips")]
-SIZES = {"imagenet": (224, 224), "imagenet_v2": (176, 224)}
+SIZES = {"imagenet": (224, 224), "imagenet_v2": (176, 224), "imagenet_on_device": (224, 224), "imagenet_v2_on_device": (176, 224)}
 
 
 def built(choice: str, split: str, **overrides: Any) -> tuple[list[Any], list[Any]]:
@@ -38,7 +40,11 @@ def passed(choice: str, split: str, overrides: dict[str, Any] | None = None, *, 
     with streams.scope(0, "step", 0):
         for number in range(8):
             pixels = random.integers(0, 256, (size + 9 * number, size + 40, 3) if varied else (size, size, 3), dtype=np.uint8)
-            one: Any = {"image": Image.fromarray(pixels), "label": number % 6}
+            image: Any = Image.fromarray(pixels)
+            if choice.endswith("_on_device"):
+                image.save(held := io.BytesIO(), "JPEG")
+                image = EncodedImages.from_file(held.getvalue(), "a.jpg", mode="rgb")
+            one: Any = {"image": image, "label": number % 6}
             samples.append(v2.Compose(sample)(one) if sample else one)
         made = Classification(num_classes=6).collate(samples) | {"place": torch.tensor([(0, number) for number in range(8)])}
         for transform in batch:
@@ -47,7 +53,7 @@ def passed(choice: str, split: str, overrides: dict[str, Any] | None = None, *, 
 
 
 def test_the_choices_are_there():
-    assert {"images", "digits", "cifar", "cifar_alternating", "imagenet", "imagenet_v2", "none"} == set(IMAGES)
+    assert {"images", "digits", "cifar", "cifar_alternating", "none", *SIZES} == set(IMAGES)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -71,7 +77,7 @@ def test_photographs_of_any_size_come_out_at_the_published_sizes(choice: str):
     for split, side in zip(("train", "eval"), SIZES[choice], strict=True):
         batch = passed(choice, split, varied=True, size=180)
         assert batch["image"].shape == (8, 3, side, side)
-        assert batch["label"].shape == ((8, 6) if (choice, split) == ("imagenet_v2", "train") else (8,))
+        assert batch["label"].shape == ((8, 6) if "imagenet_v2" in choice and split == "train" else (8,))
 
 
 @pytest.mark.parametrize("choice", SIZES)

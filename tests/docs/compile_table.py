@@ -45,19 +45,19 @@ def cell(recipe: str, options: Sequence[str]) -> str:
     import torch
 
     from samewise.runner.records.digest import value_digest
-    from samewise.runner.training import closely
+    from samewise.runner.training import step_inspection
     from samewise.runner.training.compiled import Compiled
     from samewise.runner.training.state import state_of
 
     def by_values(value: Any) -> int | str:
         return value_digest(value.contiguous() if isinstance(value, torch.Tensor) else value)
 
-    closely.value_digest = by_values  # else a tensor that lies otherwise in memory is another
+    step_inspection.value_digest = by_values  # else a tensor that lies otherwise in memory is another
     with tempfile.TemporaryDirectory() as folder:
         plain = _built([*RECIPES[recipe], "memory_format=contiguous"], Path(folder) / "plain")
         other = _built([*RECIPES[recipe], "memory_format=contiguous", *options], Path(folder) / "other")
         before = copy.deepcopy(state_of(plain))  # a step changes the weights where they are
-        without, found = (closely.look(run, copy.deepcopy(before))[0] for run in (plain, other))
+        without, found = (step_inspection.inspect_step(run, copy.deepcopy(before))[0] for run in (plain, other))
         first = _first(without, found)
         where = ""
         if first is not None and isinstance(other.network, Compiled):

@@ -108,7 +108,7 @@ def test_every_config_that_is_shown_is_fit_by_the_schema_that_editors_check_it_b
     shown = [(file.parent.name, file.read_text()) for file in sorted((tmp_path / "configs").rglob("*.yaml"))]
     every = [block for path in PAGES.values() for block in blocks(path.read_text())]
     shown += [("experiment", block.text) for block in every if block.file is None and block.text.startswith("# @package _global_")]
-    schemas, problems = json_schema.of_project(project.find(tmp_path))
+    schemas, problems = json_schema.project_schemas(project.find(tmp_path))
     registry = Registry().with_resource("definitions.json", Resource.from_contents(schemas["definitions"]))
     found = {text: [error.message for error in Draft7Validator(schemas[group], registry=registry).iter_errors(yaml.safe_load(text))] for group, text in shown}
     assert problems == []

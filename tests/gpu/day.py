@@ -22,6 +22,8 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import photographs
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {
     "classification": "resnet18_digits",
@@ -122,6 +124,13 @@ def checks(trainings: Trainings, devices: int) -> Iterator[tuple[str, Callable[[
         given = [f"memory_format={layout}", f"replicas={replicas}", "loader.num_workers=0"]
         other = [*given[:-1], "loader.num_workers=2"]
         yield f"classification: {layout}, {replicas} replicas, without and with workers", partial(pair, f"{layout}_{replicas}", "classification", given, other)
+    if not (files := trainings.place / "photographs").exists():
+        photographs.write(files, count=16, size=(160, 120))
+    decoded = photographs.overrides(files, size=32, decode="device")
+    yield "classification: JPEG decoded on the device, again", partial(pair, "jpeg_again", "classification", decoded, decoded)
+    given = [[*decoded, f"loader.num_workers={workers}"] for workers in (0, 2)]
+    yield "classification: JPEG decoded on the device, without and with workers", partial(pair, "jpeg_workers", "classification", *given)
+    yield "classification: JPEG decoded on the device, killed", partial(pair, "jpeg_killed", "classification", decoded, decoded, way=trainings.train_killed)
     if trainings.device == "cuda":
         yield "classification: a device nearly full of memory", partial(nearly_full, trainings)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import photographs
 import torch
 import torch.nn.functional as F
 
@@ -115,6 +116,35 @@ def images(device: str, place: Path, stack: ExitStack, wait: Callable[[], None])
     compared(loops, "images/s", wait)
 
 
+def photographs_decoded(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
+    """From JPEG files to the end of a step of ResNet-50, with a worker for each core."""
+    small = device == "cpu"
+    size, batch, files = (32, 8, (160, 120)) if small else (224, 128, (500, 375))
+    folder = photographs.write(place / "photographs", count=16 if small else 256, size=files)
+    workers = len(os.sched_getaffinity(0))
+    given = [
+        "model=resnet50",
+        f"batch_size={batch}",
+        "optimizer.lr=0.01",
+        "precision=bf16",
+        f"device={device}",
+        "memory_format=channels_last",
+        "trace.every_steps=0",
+    ]
+    loops: dict[str, tuple[Iterator[None], int, int]] = {}
+    for name, decode, number in (
+        ("decoded by the workers", "worker", workers),
+        ("by the device", "device", workers),
+        ("by the device, 2 workers", "device", 2),
+    ):
+        own = [*photographs.overrides(folder, size=size, decode=decode), f"loader.num_workers={number}"]
+        run = built([*given, *own], place / f"{decode}_{number}_{len(loops)}")
+        stack.enter_context(session(run))
+        loops[name] = steps(run), 2 if small else 20, batch
+    print(f"  ResNet-50 from JPEG files of {files[0]} x {files[1]} and more, {workers} workers: images a second, and as a ratio to the first row", flush=True)
+    compared(loops, "images/s", wait)
+
+
 def speech(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
     run = built(["experiment=wav2letter_spoken_digits", "debug=tiny", f"device={device}", "max_steps=1000000"], place / "speech")
     stack.enter_context(session(run))
@@ -172,6 +202,7 @@ def main() -> int:
     place, stack = Path(tempfile.mkdtemp(prefix="samewise-gpu-")), ExitStack()
     try:
         images(device, place, stack, wait)
+        photographs_decoded(device, place, stack, wait)
         speech(device, place, stack, wait)
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -13,7 +13,7 @@ from torch import nn
 from torchaudio.models import ConvTasNet
 from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio, signal_distortion_ratio
 
-from samewise.recipes.parts.si_sdr import best_assignment, in_order, pairwise_si_sdr
+from samewise.recipes.parts.si_sdr import best_assignment, order_by_assignment, pairwise_si_sdr
 from samewise.recipes.separation import Separation, at_natural_loudness
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
@@ -104,7 +104,7 @@ def test_estimates_are_put_in_the_order_of_the_speakers():
     sources = signals(2, 3, 100)
     shuffled = torch.stack([sources[0, [2, 0, 1]], sources[1, [1, 0, 2]]])
     assignment = best_assignment(pairwise_si_sdr(shuffled, sources, torch.ones(2, 100, dtype=torch.bool)))
-    assert torch.equal(in_order(shuffled, assignment), sources)
+    assert torch.equal(order_by_assignment(shuffled, assignment), sources)
 
 
 def small_network() -> ConvTasNet:

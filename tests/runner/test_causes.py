@@ -117,9 +117,9 @@ def test_a_runs_folder_for_weights_is_told_to_be_called_a_run(here: Path) -> Non
 
 
 def test_a_label_has_each_key_once_and_a_comparison_calls_absent_what_is_absent() -> None:
-    from samewise.runner.commands.diff import _shown
-    from samewise.runner.config.saved import _joined
+    from samewise.runner.commands.diff import _text
+    from samewise.runner.config.saved import _merge_labels
 
-    assert _joined("max_epochs=2 model.name=a b seed=1", "max_epochs=4") == "model.name=a b seed=1 max_epochs=4"
-    assert _joined("", "seed=1") == "seed=1"
-    assert (_shown("???"), _shown(None), _shown("a")) == ("absent", "None", "'a'")
+    assert _merge_labels("max_epochs=2 model.name=a b seed=1", "max_epochs=4") == "model.name=a b seed=1 max_epochs=4"
+    assert _merge_labels("", "seed=1") == "seed=1"
+    assert (_text("???"), _text(None), _text("a")) == ("absent", "None", "'a'")

@@ -15,7 +15,7 @@ from samewise.runner.config.check import problems, settings_are_sound
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import Problem
-from samewise.runner.training.trial import misfit
+from samewise.runner.training.dry_run import explain_step_error
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Project(ROOT)
@@ -194,7 +194,7 @@ def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() ->
     output, label = torch.zeros(1, 7), torch.tensor([7])
     with pytest.raises(IndexError) as caught:
         torch.nn.functional.cross_entropy(output, label)
-    problem = misfit(caught.value)
+    problem = explain_step_error(caught.value)
     assert problem.path == "dataset.num_classes"
     assert "the label 7" in problem.message
 
@@ -202,7 +202,7 @@ def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() ->
 def test_sequences_where_images_are_given_are_told_by_the_setting_that_makes_them() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.nn.Conv1d(1, 2, 3)(torch.zeros(2, 1, 1, 8))
-    assert "recipe.dimensions=1" in misfit(caught.value).hint
+    assert "recipe.dimensions=1" in explain_step_error(caught.value).hint
 
 
 @pytest.mark.slow

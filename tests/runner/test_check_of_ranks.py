@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from samewise_tiny import DIGITS
 
-from samewise.runner.training import trial
+from samewise.runner.training import dry_run
 
 TINY = [*DIGITS, "model.width=4"]
 MANY = ["replicas=512", "batch_size=512", "dataset.samples=512"]
@@ -33,8 +33,8 @@ def notes(samewise, *overrides: str) -> str:
     ids=["elastic", "several replicas each", "ddp"],
 )
 def test_a_set_up_of_512_ranks_is_tried_without_building_each(samewise, monkeypatch, strategy, told) -> None:
-    built, build = list[object](), trial.build
-    monkeypatch.setattr(trial, "build", lambda *given, **more: built.append(given) or build(*given, **more))
+    built, build = list[object](), dry_run.build
+    monkeypatch.setattr(dry_run, "build", lambda *given, **more: built.append(given) or build(*given, **more))
     said = notes(samewise, *MANY, *strategy)
     assert all(words in said for words in told), said
     assert len(built) == 1

@@ -11,7 +11,7 @@ from torch import nn
 
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
-from samewise.runner.training.determinism import recurrence_refused, require_deterministic
+from samewise.runner.training.determinism import refused_recurrence, require_deterministic
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from samewise.runner.training.determinism import recurrence_refused, require_det
     ],
 )
 def test_buffers_of_one_size_repeat(cuda, variables):
-    assert recurrence_refused(cuda=cuda, variables=variables) is None
+    assert refused_recurrence(cuda=cuda, variables=variables) is None
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_buffers_of_one_size_repeat(cuda, variables):
     ],
 )
 def test_what_lets_cublas_choose_does_not(cuda, variables, words):
-    refused = recurrence_refused(cuda=cuda, variables=variables)
+    refused = refused_recurrence(cuda=cuda, variables=variables)
     assert refused is not None
     assert words in refused[0]
 

@@ -16,7 +16,7 @@ import torch
 from samewise_runner_exported import TINY
 
 from samewise.runner.exports.clients import CLIENTS, Client
-from samewise.runner.exports.compared import Difference
+from samewise.runner.exports.difference import Difference
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"

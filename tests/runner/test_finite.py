@@ -15,7 +15,7 @@ from samewise.runner.callbacks.early_stopping import EarlyStopping
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.optim.schedules.plateau import Plateau
 from samewise.runner.records import checkpoint
-from samewise.runner.training.finite import not_finite
+from samewise.runner.training.finite import nonfinite_names
 
 TINY = [*QUIET, "dataset=digits", "transforms=images", "checkpoint.every_steps=1", "max_steps=6", "clip_norm=null"]
 MODELS = '''
@@ -98,7 +98,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(train, what,
     assert "learning rate" in done.stderr
     assert steps(folder) == [1, 2]
     for one in checkpoint.list_checkpoints(folder / "checkpoints"):
-        assert not_finite(checkpoint.load(one.path)["model"].items()) == ["mask"]
+        assert nonfinite_names(checkpoint.load(one.path)["model"].items()) == ["mask"]
     assert json.loads((folder / "failure.json").read_text())["step"] == 2
 
 

@@ -19,7 +19,7 @@ from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.optim.frozen import is_held
+from samewise.runner.optim.frozen import is_kept_in_eval_mode
 from samewise.runner.optim.groups import freeze_groups, parameter_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.optim.unfreezing import cautions
@@ -237,7 +237,7 @@ def test_a_layer_is_held_where_it_is_frozen_as_a_whole(frozen: list[str], held: 
         assert {name.partition(".")[0] for name in moved(before, model.state_dict())} == {"inner", "norm", "partly", "spectral"} - held
         assert model.drop.training, "dropout is no state: it goes on"
         places = {"inner": "inner.1", "spectral": "spectral.parametrizations.weight.0"}
-        assert {name for name, module in model.named_modules() if is_held(module)} == {places.get(name, name) for name in held}
+        assert {name for name, module in model.named_modules() if is_kept_in_eval_mode(module)} == {places.get(name, name) for name in held}
 
 
 def test_a_layer_frozen_twice_is_held_once() -> None:
@@ -252,7 +252,7 @@ def test_a_layer_without_parameters_may_hold_what_is_elsewhere_too() -> None:
     model = nn.ModuleDict({"first": shared, "second": nn.BatchNorm1d(3, affine=False), "head": nn.Linear(3, 3)})
     model["second"].inner = shared
     initialise(model, {"frozen": ["second.inner.*"]})
-    assert [name for name, module in model.named_modules() if is_held(module)] == ["first", "second"]
+    assert [name for name, module in model.named_modules() if is_kept_in_eval_mode(module)] == ["first", "second"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import importlib
 import multiprocessing
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.errors import DataError, Problem
 from samewise.runner.records.digest import value_digest
-from samewise.runner.training.misfits import killed_worker
+from samewise.runner.training.step_errors import killed_worker
 
 
 class Noisy:
@@ -61,21 +63,49 @@ def test_a_worker_goes_on_when_a_scheduler_tells_all_processes_of_a_job_to_end()
     assert worker.exitcode == 0
 
 
-def test_a_worker_that_is_killed_is_named_with_what_may_have_killed_it() -> None:
+def with_a_worker() -> tuple[Loader, Iterator[Any], Any]:
     others = multiprocessing.active_children()
     keys = [Key(0, start, (start,)) for start in range(20)]
-    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=1)))
-    next(loader)
+    loader = Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=1), persistent=True)
+    batches = iter(loader)
+    next(batches)
     (worker,) = (child for child in multiprocessing.active_children() if child not in others)
-    worker.kill()
+    return loader, batches, worker
+
+
+def kill_and_go_on(worker: Any, batches: Iterator[Any]) -> None:
+    worker.kill()  # torch's handler may raise its error at once
+    list(batches)
+
+
+def test_a_worker_that_is_killed_is_named_with_what_may_have_killed_it() -> None:
+    _, batches, worker = with_a_worker()
     with pytest.raises(RuntimeError) as caught:
-        list(loader)
+        kill_and_go_on(worker, batches)
     problem = killed_worker(caught.value)
     assert problem is not None
     assert problem.path == "loader.num_workers"
     assert problem.message.startswith(f"worker process {worker.pid} ")
     assert problem.message.endswith("the kernel, or somebody, has ended it")
     assert killed_worker(RuntimeError("the model has a DataLoader worker")) is None
+
+
+def test_a_worker_that_is_killed_while_it_sends_a_batch_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, batches, worker = with_a_worker()
+    assert loader._workers is not None
+    monkeypatch.setattr(loader._workers._iterator, "_try_get_data", lambda: (_ for _ in ()).throw(ConnectionResetError()))
+    with pytest.raises(RuntimeError) as caught:
+        kill_and_go_on(worker, batches)
+    assert killed_worker(caught.value) is not None
+
+
+def test_a_worker_that_is_killed_with_a_lock_of_torch_is_not_waited_for() -> None:
+    loader, batches, worker = with_a_worker()
+    assert loader._workers is not None
+    with pytest.raises(RuntimeError):
+        kill_and_go_on(worker, batches)
+    loader._workers._iterator._workers_done_event._cond.acquire(block=False)
+    loader._workers._iterator._shutdown_workers()
 
 
 def test_the_main_process_stands_in_for_a_worker_with_one_thread():

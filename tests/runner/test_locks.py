@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from samewise.runner.records.locks import Held, hold, holder
+from samewise.runner.records.locks import LockHeld, hold, holder
 
 
 def test_a_lock_names_the_process_that_holds_it(tmp_path):
     path = tmp_path / ".lock"
     assert holder(path) is None
-    with hold(path), pytest.raises(Held, match=f"process {os.getpid()} on "), hold(path):
+    with hold(path), pytest.raises(LockHeld, match=f"process {os.getpid()} on "), hold(path):
         pass
     assert holder(path) is None
     with hold(path):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from samewise_tiny import DIGITS
 
 from samewise.runner.errors import ConfigError, PeerFailed
-from samewise.runner.processes import lost, meeting
+from samewise.runner.processes import lost_connections, meeting
 from samewise.runner.strategies.elastic import Elastic
 
 
@@ -119,9 +119,13 @@ def test_ranks_that_meet_elsewhere_give_the_same_bits(samewise, tmp_path, clean_
 def test_a_connection_that_is_lost_before_the_training_names_the_rank_whose_process_is_gone(as_rank_0, monkeypatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    monkeypatch.setattr(lost, "places", {0: [lost.here(), str(os.getpid())], 1: [lost.here(), str(gone.pid)], 2: ["elsewhere", str(gone.pid)]})
-    found = lost.explain(RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:36811"))
+    monkeypatch.setattr(
+        lost_connections,
+        "places",
+        {0: [lost_connections.here(), str(os.getpid())], 1: [lost_connections.here(), str(gone.pid)], 2: ["elsewhere", str(gone.pid)]},
+    )
+    found = lost_connections.explain(RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:36811"))
     assert isinstance(found, PeerFailed)
     assert str(found).startswith("rank 0: lost rank 1, whose process is gone, before the training began")
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    assert lost.explain(other) is other
+    assert lost_connections.explain(other) is other

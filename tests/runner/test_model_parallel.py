@@ -102,7 +102,7 @@ def test_a_stage_that_draws_random_numbers_is_known() -> None:
         (["strategy=pipeline", "replicas=2"], "it carries one replica", "accumulate=N"),
         (["strategy=pipeline", "strategy.nproc=3"], "with 2 stages (cut at layer3) cannot run in 3 processes", "2, or null"),
         (["strategy=pipeline", "strategy.schedule=gpip"], "no such schedule", "gpipe"),
-        (["strategy=pipeline", "strategy.split=[]"], "names no place", "strategy.split=[layer3]"),
+        (["strategy=pipeline", "strategy.split=[]"], "does not name a place", "strategy.split=[layer3]"),
         (["strategy=rpc", "replicas=2"], "it carries one replica", "accumulate=N"),
         (["strategy=rpc", "strategy.nproc=1"], "cannot run in 1 process", "2, or null"),
     ],

@@ -10,7 +10,7 @@ import torch
 
 from samewise.runner.records import on_device
 from samewise.runner.records.digest import begin_value
-from samewise.runner.records.on_device import Later, begin, numbers
+from samewise.runner.records.on_device import PendingTensor, begin, numbers
 
 MASK = (1 << 64) - 1
 
@@ -86,7 +86,7 @@ def test_a_tensor_is_digested_as_it_was_when_that_began():
     read = begin([weights])
     weights.zero_()
     assert read() == of(torch.ones(4))
-    assert Later(torch.tensor([1.5, 2.5])).read() == [1.5, 2.5]
+    assert PendingTensor(torch.tensor([1.5, 2.5])).read() == [1.5, 2.5]
     assert numbers([1.5, torch.tensor(2, dtype=torch.int64), 3.0]) == [1.5, 2.0, 3.0]
 
 

@@ -15,7 +15,7 @@ import pytest
 from samewise.runner.cli import main
 from samewise.runner.config.check import problems
 from samewise.runner.config.compose import Composed, compose
-from samewise.runner.config.loader import config_loader, root_config, without_hydra
+from samewise.runner.config.loader import config_loader, remove_hydra, root_config
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.sweep.points import Composer
@@ -66,7 +66,7 @@ def told(composed: Composed) -> list[str]:
 
 
 def as_hydra_has_it(given: Sequence[str], project: Project) -> Any:
-    return plain(without_hydra(root_config(config_loader(project), given)))
+    return plain(remove_hydra(root_config(config_loader(project), given)))
 
 
 def test_what_another_optimizer_and_scheduler_do_not_take_is_left_out_and_said_in_one_line_each(mine: Project) -> None:

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from samewise.runner.interfaces import Phase
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import Tally
-from samewise.runner.training.finite import not_finite
+from samewise.runner.training.finite import nonfinite_names
 from samewise.runner.training.phase import TrainingPhase
 
 
@@ -73,9 +73,9 @@ FINITE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", NOT_FINITE)
 def test_what_is_not_finite_is_named_whatever_its_type(name: str) -> None:
-    assert not_finite([*FINITE.items(), (name, NOT_FINITE[name])]) == [name]
+    assert nonfinite_names([*FINITE.items(), (name, NOT_FINITE[name])]) == [name]
 
 
 def test_all_that_is_not_finite_is_named_in_order_and_what_is_finite_is_not() -> None:
-    assert not_finite([*NOT_FINITE.items(), *FINITE.items()]) == list(NOT_FINITE)
-    assert not_finite(FINITE.items()) == []
+    assert nonfinite_names([*NOT_FINITE.items(), *FINITE.items()]) == list(NOT_FINITE)
+    assert nonfinite_names(FINITE.items()) == []

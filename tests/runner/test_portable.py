@@ -15,7 +15,7 @@ from samewise_runner_portable_runs import COMMON, EXPERIMENTS
 
 from samewise.runner.config import compose, project
 from samewise.runner.config.fingerprint import targets
-from samewise.runner.training.portable import COMPUTING, TESTED, VARIABLES, is_portable, untested
+from samewise.runner.training.portable import COMPUTING, TESTED, VARIABLES, is_portable, untested_components
 
 FEWER = {
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD,-FMA",
@@ -86,10 +86,13 @@ def test_what_counts_as_tested_is_what_the_tested_experiments_compute_with() -> 
 def test_what_was_not_tested_on_another_cpu_is_not_claimed() -> None:
     whole = composed("experiment=resnet18_digits").whole
     assert whole["reproducibility"]["variables"].items() >= VARIABLES.items()
-    assert untested(whole) == []
-    assert untested(composed("experiment=resnet18_digits", "model=vit_b_16").whole) == ["torchvision.models.vit_b_16"]
-    assert untested(composed("experiment=resnet18_digits", "optimizer=adadelta").whole) == ["torch.optim.Adadelta"]
-    assert untested(composed("experiment=resnet18_digits", "precision=bf16", "compile=default").whole) == ["compile.mode=default", "precision.dtype=bfloat16"]
+    assert untested_components(whole) == []
+    assert untested_components(composed("experiment=resnet18_digits", "model=vit_b_16").whole) == ["torchvision.models.vit_b_16"]
+    assert untested_components(composed("experiment=resnet18_digits", "optimizer=adadelta").whole) == ["torch.optim.Adadelta"]
+    assert untested_components(composed("experiment=resnet18_digits", "precision=bf16", "compile=default").whole) == [
+        "compile.mode=default",
+        "precision.dtype=bfloat16",
+    ]
     assert not is_portable(whole, torch.device("cuda"))
     changed = composed("experiment=resnet18_digits", "reproducibility.variables.MKL_CBWR=AVX2").whole
     assert not is_portable(changed, torch.device("cpu"))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from samewise.runner.training import determinism, portable_operators
+from samewise.runner.training.fresh_torch import fresh_torch_state
 from samewise.runner.training.portable_operators import use_portable_operators
-from samewise.runner.training.undisturbed import undisturbed
 
 SWITCHES = {"threads": 1, "deterministic": True, "benchmark": False, "fill_uninitialized_memory": False}
 PORTABLE = SimpleNamespace(**SWITCHES, variables={"MKL_CBWR": "COMPATIBLE"})
@@ -164,7 +164,7 @@ def test_other_experiments_keep_their_bits_and_so_does_a_notebook() -> None:
     determinism.apply(PORTABLE)
     determinism.apply(STRICT)
     assert torch.equal(values.sqrt(), before)
-    with undisturbed():
+    with fresh_torch_state():
         determinism.apply(PORTABLE)
         assert torch.equal(values.sqrt(), nearest(values))
     assert torch.equal(values.sqrt(), before)

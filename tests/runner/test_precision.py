@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.precision import Precision, overridden
+from samewise.runner.precision import Precision, tf32_conflict
 
 BACKENDS: Any = torch.backends
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def test_a_variable_that_overrides_the_config_is_refused(tf32: bool, value: str,
 
 @pytest.mark.parametrize(("tf32", "value"), [(True, None), (False, None), (True, "1"), (False, "0"), (False, "")])
 def test_a_variable_that_says_the_same_is_not(tf32: bool, value: str | None) -> None:
-    assert overridden(tf32=tf32, variables={} if value is None else {"NVIDIA_TF32_OVERRIDE": value}) is None
+    assert tf32_conflict(tf32=tf32, variables={} if value is None else {"NVIDIA_TF32_OVERRIDE": value}) is None
 
 
 @pytest.mark.slow

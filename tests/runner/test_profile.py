@@ -18,7 +18,7 @@ from samewise_tiny import QUIET
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.measuring import flame
-from samewise.runner.measuring.ranges import RANGES, Clock, by_part
+from samewise.runner.measuring.ranges import RANGES, Clock, sum_by_part
 from samewise.runner.training import memory
 
 LAB = """
@@ -154,8 +154,8 @@ def test_the_times_of_nested_ranges_add_up(monkeypatch: pytest.MonkeyPatch) -> N
         spent = clock.stop()  # at 63
         monkeypatch.undo()
     assert spent == {"other": 1.0 + 16.0, "backward": 2.0 + 8.0, "transforms/Crop": 4.0, "trace": 32.0}
-    assert {name: seconds for name, seconds in by_part(spent).items() if seconds} == {"transforms": 4.0, "backward": 10.0, "trace": 32.0, "other": 17.0}
-    assert set(by_part(spent)) == set(RANGES)
+    assert {name: seconds for name, seconds in sum_by_part(spent).items() if seconds} == {"transforms": 4.0, "backward": 10.0, "trace": 32.0, "other": 17.0}
+    assert set(sum_by_part(spent)) == set(RANGES)
 
 
 def test_a_flame_graph_nests_calls_as_their_times_are_and_shows_names_as_text() -> None:

@@ -113,7 +113,7 @@ def test_a_table_of_unlike_runs_has_the_settings_nearest_to_the_root_and_counts_
         (["--where", "state=finised"], "did you mean 'finished'?"),
         (["--where", "state=interrupted", "--where", "stat=failed"], "did you mean 'state'?"),
         (["--where", "step>many"], "compares a number with text"),
-        (["--run-root", "nowhere"], "there is no such folder"),
+        (["--run-root", "nowhere"], "the folder does not exist"),
     ],
 )
 def test_what_cannot_be_listed_is_told(samewise, root, arguments, words) -> None:

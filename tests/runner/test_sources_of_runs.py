@@ -125,17 +125,17 @@ def test_code_that_is_edited_while_a_run_starts_ends_it_before_anything_is_train
 def test_a_rank_that_is_started_again_does_not_go_on_with_other_code(lab, tmp_path, monkeypatch):
     from samewise.runner.config import compose, project
     from samewise.runner.errors import ConfigError
-    from samewise.runner.training.launch import _as_agreed
+    from samewise.runner.training.launch import _adopt_config
 
     experiment = compose.compose([*EXPERIMENT, f"run_root={tmp_path}/runs"], project=project.find(lab))
     said = {"fingerprint": experiment.fingerprint, "folder": str(experiment.folder.path)}
     experiment.folder.create()
     experiment.folder.sources.write_text(json.dumps({"files": experiment.code.files}))
     monkeypatch.setenv("RANK", "1")
-    assert _as_agreed(dataclasses.replace(experiment), said).folder == experiment.folder
+    assert _adopt_config(dataclasses.replace(experiment), said).folder == experiment.folder
     edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
     with pytest.raises(ConfigError, match=re.escape("lab_of_code/parts/layers.py has changed: head")):
-        _as_agreed(dataclasses.replace(experiment), said)
+        _adopt_config(dataclasses.replace(experiment), said)
 
 
 def test_the_version_of_a_library_that_the_code_imports_is_compared(lab):

@@ -12,7 +12,7 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
-from samewise.runner.records.parting import first_parting
+from samewise.runner.records.divergence import first_divergence
 from samewise.runner.records.trace import Trace
 
 
@@ -104,11 +104,11 @@ def test_a_trace_of_which_nothing_can_be_read_is_set_aside(tmp_path):
     assert list(trace.read_trace(tmp_path / "trace")[1]) == [5, 6]
 
 
-def parting(tmp_path, change):
+def divergence(tmp_path, change):
     record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
     head, one = trace.read_trace(tmp_path / "a")
     _, two = trace.read_trace(tmp_path / "b")
-    return next((step, *found) for step in one if (found := first_parting(head, one[step], two[step])))
+    return next((step, *found) for step in one if (found := first_divergence(head, one[step], two[step])))
 
 
 def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):
@@ -116,7 +116,7 @@ def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):
         if step == 3:
             net[1].weight.grad[1] += 1e-6
 
-    assert parting(tmp_path, change) == (3, "gradients", "1.weight")
+    assert divergence(tmp_path, change) == (3, "gradients", "1.weight")
 
 
 def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
@@ -124,7 +124,7 @@ def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
         if step == 2:
             net[1].running_var[0] *= 1.0000001
 
-    assert parting(tmp_path, change) == (2, "weights", "1.running_var")
+    assert divergence(tmp_path, change) == (2, "weights", "1.running_var")
 
 
 def test_of_several_gradients_the_one_computed_first_is_named(tmp_path):
@@ -133,7 +133,7 @@ def test_of_several_gradients_the_one_computed_first_is_named(tmp_path):
             net[0].weight.grad += 1
             net[2].bias.grad += 1
 
-    assert parting(tmp_path, change) == (1, "gradients", "2.bias")
+    assert divergence(tmp_path, change) == (1, "gradients", "2.bias")
 
 
 def test_one_bit_changes_a_digest():

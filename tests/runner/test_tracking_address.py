@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from samewise.runner.config.schema import Tracking
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.address import check_uri, problem, sqlite_file, without_password
+from samewise.runner.tracking.address import check_uri, problem, remove_password, sqlite_file
 from samewise.runner.tracking.tracker import open_tracker
 
 
@@ -47,7 +47,7 @@ def test_an_sqlite_file_becomes_absolute_and_keeps_its_options(tmp_path: Path, m
 
 
 def test_a_password_is_not_shown() -> None:
-    assert without_password("postgresql+psycopg2://me:hush@host:5432/db") == "postgresql+psycopg2://me:***@host:5432/db"
+    assert remove_password("postgresql+psycopg2://me:hush@host:5432/db") == "postgresql+psycopg2://me:***@host:5432/db"
 
 
 def test_a_file_that_is_no_sqlite_store_is_refused_before_training(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_runs_of_a_samewise_that_logged_no_best_value_are_sorted_by_the_last() -
     for one in old:
         del one.metrics["best/valid/accuracy"]
     (part,) = parts(old)
-    assert part.ranked == "valid/accuracy"
+    assert part.sort_metric == "valid/accuracy"
     assert view(part)["orderByKey"] == "metrics.`valid/accuracy`"
     assert [one.id for one in part.best_first()] == ["id2", "id1"]
 

@@ -130,7 +130,7 @@ def test_what_was_found_is_written_as_an_experiment(here: Path, samewise: Callab
     tune._write(args, ["optimizer.lr=0.02"])
     written = compose(["experiment=found"], project=Project(here, (), (here / "configs",)))
     assert written.fingerprint == compose([*wanted, "optimizer.lr=0.02"], project=Project(here)).fingerprint
-    assert tune._used(args.write) == "samewise train experiment=found --config-dir configs"
+    assert tune._train_command(args.write) == "samewise train experiment=found --config-dir configs"
     args.overrides, args.write = ["~clip_norm"], Path("configs/experiment/other.yaml")
     with pytest.raises(ConfigError):
         tune._write(args, ["optimizer.lr=0.02"])
@@ -168,7 +168,7 @@ def test_the_largest_batch_that_is_not_refused_is_found(here: Path, samewise: Ca
 
 def test_a_batch_that_would_exceed_the_bound_is_not_tried() -> None:
     tried = {size: batch_size.Size(size, 1.0, 1000 + 10 * size) for size in (8, 16)}
-    refuse = batch_size._refused
+    refuse = batch_size._skip_too_large
     assert refuse(32, tried, 1320) is None
     refused = refuse(32, tried, 1319)
     assert refused is not None

@@ -13,7 +13,7 @@ import pytest
 from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
-from samewise.runner.secrets import plain_output, unfiltered
+from samewise.runner.secrets import filter_output, unfiltered_stream
 
 
 def pipe() -> TextIO:
@@ -63,9 +63,9 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
 @UNREAD
 def test_what_is_printed_beside_samewise_is_silent_too(make: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = leave_unread(make, monkeypatch)
-    with plain_output():
+    with filter_output():
         print("a line")
-        unfiltered(sys.stderr).write("a coloured line\n")
+        unfiltered_stream(sys.stderr).write("a coloured line\n")
     print("another")
     assert sys.stdout is out
 

@@ -176,7 +176,7 @@ def test_links_devices_and_holes_are_no_parts(bundle: Path, tmp_path: Path, kind
 def test_a_sparse_file_fills_neither_memory_nor_disk(samewise: Callable[..., Any], tmp_path: Path, kind: bytes) -> None:
     """Terabytes that take no room: tarfile reads such a header whole, and parts were unpacked until the disk was full."""
     claimed = 8 << 40
-    manifest = archive._dumped({"format": 1, "parts": {"x": {"bytes": claimed, "sha256": "0" * 64}}})
+    manifest = archive._dump({"format": 1, "parts": {"x": {"bytes": claimed, "sha256": "0" * 64}}})
     with (tmp_path / "b").open("wb") as file:
         for name, part in (("manifest.json", manifest), ("manifest.sha256", f"{hashlib.sha256(manifest).hexdigest()}\n".encode())):
             archive._append(file, name, part)
@@ -285,7 +285,7 @@ def test_pip_is_given_versions_and_no_comment_that_it_would_decode(tmp_path: Pat
     option = "# -*- coding: utf-7 -*-\n# +AAo---index-url http://127.0.0.1:9/stranger+AAo-\ntorch==2.9.0\n"
     (tmp_path / "requirements.txt").write_text(option)
     given = list[str]()
-    monkeypatch.setattr(rebuilding, "run_apart", lambda command, name: given.append(Path(command[-1]).read_text() if name == "pip install" else ""))
+    monkeypatch.setattr(rebuilding, "run_in_environment", lambda command, name: given.append(Path(command[-1]).read_text() if name == "pip install" else ""))
     rebuilding.make_environment(tmp_path, python=platform.python_version())
     assert given == ["", "torch==2.9.0\n"]
 

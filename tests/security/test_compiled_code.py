@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samewise.runner.processes import variables
-from samewise.runner.processes.variables import CACHE, keep_compiled_code_apart
+from samewise.runner.processes.variables import CACHE, use_own_inductor_cache
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
 
@@ -29,7 +29,7 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def choose(given: str | None) -> Path:
         monkeypatch.setenv(CACHE, given) if given else monkeypatch.delenv(CACHE, raising=False)
-        keep_compiled_code_apart()
+        use_own_inductor_cache()
         return Path(os.environ[CACHE])
 
     return choose

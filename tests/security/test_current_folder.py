@@ -89,7 +89,7 @@ def test_an_environment_is_made_without_what_lies_in_the_current_folder(
     """`samewise reproduce` starts Python and pip for that."""
     monkeypatch.chdir(strange)
     place = tmp_path_factory.mktemp("made") / "environment"
-    rebuilding.run_apart([sys.executable, "-m", "venv", "--without-pip", str(place)], "python -m venv")
+    rebuilding.run_in_environment([sys.executable, "-m", "venv", "--without-pip", str(place)], "python -m venv")
     assert (place / "bin" / "python").exists()
     assert not (strange / "mark").exists()
     subprocess.run([sys.executable, "-m", "venv", "--help"], capture_output=True, check=False, env={**os.environ, "PYTHONSAFEPATH": ""})

@@ -20,7 +20,7 @@ from samewise.recipes.parts import detection_pictures, pictures, sounds, transcr
 from samewise.recipes.parts.average_precision import AveragePrecision
 from samewise.recipes.parts.average_precision import Image as Annotated
 from samewise.runner.records.console import PlainConsole
-from samewise.runner.secrets import PlainStream, plain_output, printable
+from samewise.runner.secrets import PlainStream, filter_output, printable
 from samewise.runner.sweep import page
 
 FORMULAS = ["$b^$", r"\$b^$", "$\\undefined{$", "$$", "a_b^c", r"\frac", "[red]x", "$b^$" * 50]
@@ -100,7 +100,7 @@ def test_no_cell_of_a_table_is_a_formula_of_a_spreadsheet_s(name: str, tmp_path:
 
 
 def test_a_plot_that_cannot_be_drawn_leaves_the_report_s_page(capfd: pytest.CaptureFixture[str]) -> None:
-    assert page._drawn(page.seeds_plot, [None]) == ""
+    assert page._draw(page.seeds_plot, [None]) == ""
     assert "warning: seeds plot: cannot be drawn: AttributeError" in capfd.readouterr().err
 
 
@@ -137,6 +137,6 @@ def test_a_name_that_is_not_utf8_can_be_shown() -> None:
 
 def test_output_is_given_back() -> None:
     before = sys.stdout, sys.stderr
-    with plain_output(), plain_output():
+    with filter_output(), filter_output():
         assert sys.stdout.raw is before[0]  # type: ignore[attr-defined]
     assert (sys.stdout, sys.stderr) == before

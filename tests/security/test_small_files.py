@@ -17,9 +17,9 @@ import torch
 
 from samewise.datasets.coco import _images
 from samewise.datasets.image_table import _rows
-from samewise.datasets.imagenet import _of_development_kit
+from samewise.datasets.imagenet import _read_development_kit
 from samewise.datasets.parts.decode import read_image
-from samewise.datasets.pascal_voc import _parsed
+from samewise.datasets.pascal_voc import _parse_annotation
 from samewise.runner.errors import DataError
 from samewise.runner.records.checkpoint import load_tensors
 from samewise.runner.records.tensor_file import read_tensors
@@ -95,7 +95,7 @@ def test_a_file_of_matlab_s_is_not_unpacked_without_measure(tmp_path: Path) -> N
     packed = zlib.compress(bytes(1 << 28), 1)
     (tmp_path / "meta.mat").write_bytes(b"MATLAB 5.0".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed)
     with pytest.raises(DataError, match="unpacks to more than"):
-        _of_development_kit(tmp_path, 1)
+        _read_development_kit(tmp_path, 1)
 
 
 def test_a_file_of_weights_that_was_packed_anew_is_not_unpacked(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ ANNOTATIONS = {
 def test_annotations_that_cannot_be_read_are_named(kind: str, tmp_path: Path) -> None:
     (tmp_path / "x.xml").write_bytes(ANNOTATIONS[kind])
     with pytest.raises(DataError) as caught:
-        _parsed(tmp_path / "x.xml", "x", 0)
+        _parse_annotation(tmp_path / "x.xml", "x", 0)
     assert str(caught.value).startswith(str(tmp_path / "x.xml"))
     assert "root:" not in str(caught.value)
 

@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(arguments: dict[str, A
 
 
 def test_a_space_that_it_cannot_search_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing but the seed varies"):
+    with pytest.raises(ConfigError, match="only the seed varies"):
         opened(tmp_path, "seed=range(3)")
     with pytest.raises(ConfigError, match="two intervals"):
         opened(tmp_path, "optimizer.lr=interval(0.1,1.0)", "optimizer.momentum=0.0,0.9", sampler="cmaes")

@@ -1,4 +1,4 @@
-"""Every error of a config at once, none of them a traceback, before anything is trained.
+"""Finds every error of a config at once, before anything is trained.
 
 A rule is a function that takes the config and yields problems: `settings` has those of the runner's own keys (without torch), `components` those of
 every `_target_`, `unread` those of keys that nothing reads, `commands` those of what a launcher runs, `machine` what this machine cannot do. To add one,
@@ -10,13 +10,13 @@ from __future__ import annotations
 from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE
-from samewise.runner.config.origins import located
+from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 
 
 def check(composed: Composed, project: Project) -> None:
-    """Find what is wrong without building anything. Imports torch.
+    """Find the config's errors without building anything. Imports torch.
 
     Raises:
         ConfigError: with all problems, those of composing included.
@@ -27,7 +27,7 @@ def check(composed: Composed, project: Project) -> None:
 
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
-    """What `check` raises."""
+    """The problems that `check` raises."""
     from samewise.runner.config.check import commands, components, left_over, machine, unread
 
     whole = composed.whole
@@ -35,12 +35,12 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     found = [*settings_problems(whole), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
     found += unread.problems(composed)
     wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
-    found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # what the choice would have taken is not known
-    found = left_over.told_once(found, composed)
-    found = found if composed.is_saved else located(found, composed.overrides, composed.project)
+    found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # the arguments of the choice are unknown
+    found = left_over.merge_left_over(found, composed)
+    found = found if composed.is_saved else locate_problems(found, composed.overrides, composed.project)
     return list({(problem.path, problem.message): problem for problem in reversed([*composed.problems, *found])}.values())[::-1]
 
 
 def settings_are_sound(composed: Composed) -> bool:
-    """Whether the runner's own settings are right: enough to look for a finished run, and to set variables before torch is imported."""
+    """Whether the runner's own settings are valid: enough to look for a finished run, and to set variables before torch is imported."""
     return not composed.problems and not settings_problems(composed.whole)

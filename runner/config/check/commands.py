@@ -1,4 +1,4 @@
-"""Rules for what only the user may set: what a launcher runs (shell lines, images, volumes) and where tracking sends, not an experiment file of others."""
+"""Rules for settings reserved for the user: what a launcher runs (shell lines, images, volumes) and where tracking sends. Others' files may not set them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HARMLESS = ("_target_", "partition", "time", "account", "qos", "mem", "memory", 
 
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
-    """What a config file sets that only the user may set."""
+    """Problems for settings in config files that only the user may set."""
     return [*_commands_are_yours(composed, project), *_addresses_are_yours(composed, project)]
 
 
@@ -30,14 +30,14 @@ def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Proble
     for path, value in told.items():
         origin, name = where.get(f"launcher.{path}", ""), path.partition(".")[0]
         if not _is_yours(origin, project):
-            meant = shlex.quote(f"launcher.{name}={_as_override(plain(composed.cfg.launcher)[name])}")
+            meant = shlex.quote(f"launcher.{name}={_format_override(plain(composed.cfg.launcher)[name])}")
             hint = f"look at what it does; if you want it, give it on the command line: {meant}"
             expected = "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
             yield Problem(f"launcher.{path}", "would be run or mounted with your rights, but a config file sets it", value, expected, hint, origin)
 
 
 def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
-    """Where what is recorded of a run is sent, with the user's own tokens."""
+    """Check who sets the addresses that a run is sent to, since the user's tokens go with it."""
     tracking = composed.cfg.tracking
     told = {name: str(tracking[name] or "") for name in ("uri", "artifact_location")} if tracking.enabled and project.given else {}
     remote = {name: value for name, value in told.items() if ("://" in value and not value.startswith("sqlite")) or value == "databricks"}
@@ -52,9 +52,9 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
             yield Problem(f"tracking.{name}", words, value, "an address from the command line or from your own project", hint, origin)
 
 
-def _as_override(value: Any) -> str:
-    """A value as an override has it: keys are bare words there."""
-    return f"{{{', '.join(f'{key}: {_as_override(part)}' for key, part in value.items())}}}" if isinstance(value, dict) else json.dumps(value)
+def _format_override(value: Any) -> str:
+    """Format a value as an override: keys are written as bare words."""
+    return f"{{{', '.join(f'{key}: {_format_override(part)}' for key, part in value.items())}}}" if isinstance(value, dict) else json.dumps(value)
 
 
 def _is_yours(origin: str, project: Project) -> bool:

@@ -1,4 +1,4 @@
-"""Rules for components: each `_target_` may be named and exists, and its arguments are ones that it takes. Nothing is called."""
+"""Rules for components: each `_target_` exists and is allowed, and its arguments match its signature. Nothing is called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from samewise.runner.config.annotations import NAMED, describe_type, evaluate, fits, names_taken
+from samewise.runner.config.annotations import NAMED, argument_names, describe_type, evaluate, fits
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at
@@ -21,8 +21,8 @@ NO_SUCH_ARGUMENT = "has no such argument"
 
 
 def problems_in(part: Node, project: Project) -> list[Problem]:
-    """What is wrong with the components in some keys of a config that `plain` has made plain."""
-    return list(_in(part, "", project.packages))
+    """Problems of the components under some keys of a plain config."""
+    return list(_problems_below(part, "", project.packages))
 
 
 def required_are_there(whole: Node) -> Iterator[Problem]:
@@ -32,8 +32,8 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
             yield Problem(path, "is not a component", node, "a mapping with a _target_", f"`samewise list {path.split('.')[0]}` shows the choices")
     for path in ("transforms.train.sample", "transforms.train.batch", "transforms.eval.sample", "transforms.eval.batch"):
         node = at(whole, path, "???")
-        listed = isinstance(node, list) and all(isinstance(one, Mapping) or _unknown_yet(one) for one in node)
-        if not listed and node is not None and not _unknown_yet(node):
+        listed = isinstance(node, list) and all(isinstance(one, Mapping) or _is_unresolved(one) for one in node)
+        if not listed and node is not None and not _is_unresolved(node):
             yield Problem(path, "is not a list of transforms", node, "a list of mappings with a _target_; [] for none")
     callbacks = whole.get("callbacks")
     for name, node in (cast(Node, callbacks) if isinstance(callbacks, Mapping) else {}).items():
@@ -41,7 +41,7 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
             hint = f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` removes its settings"
             yield Problem(f"callbacks.{name}", "is not a component", node, "a mapping with a _target_", hint)
     optimizer = whole.get("optimizer")
-    if isinstance(optimizer, Mapping) and "_target_" in optimizer and (phases := _by_phase(cast(Node, optimizer))):
+    if isinstance(optimizer, Mapping) and "_target_" in optimizer and (phases := _phase_keys(cast(Node, optimizer))):
         words = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
         yield Problem(
             "optimizer", words, optimizer["_target_"], "one or the other", f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses the optimizer of one phase"
@@ -53,25 +53,25 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
             yield Problem("optimizer", "is not a component", optimizer, expected, hint)
 
 
-def _by_phase(optimizer: Node) -> list[str]:
-    """The keys of an optimizer's node that hold an optimizer of their own."""
+def _phase_keys(optimizer: Node) -> list[str]:
+    """The keys of the optimizer's node that contain an optimizer for one phase."""
     return [name for name, one in optimizer.items() if isinstance(one, Mapping) and "_target_" in one]
 
 
-def _in(node: Any, path: str, packages: Sequence[str]) -> Iterator[Problem]:
-    """The problems of a node and of all below it."""
+def _problems_below(node: Any, path: str, packages: Sequence[str]) -> Iterator[Problem]:
+    """The problems of a node and of everything below it."""
     if isinstance(node, Mapping):
         mapping = cast(Node, node)
         if "_target_" in mapping and mapping["_target_"] != "???":
-            yield from _of(mapping, path, packages)
+            yield from _component_problems(mapping, path, packages)
         for key, part in mapping.items():
-            yield from _in(part, f"{path}.{key}" if path else key, packages)
+            yield from _problems_below(part, f"{path}.{key}" if path else key, packages)
     elif isinstance(node, list):
         for index, part in enumerate(cast(list[Any], node)):
-            yield from _in(part, f"{path}.{index}", packages)
+            yield from _problems_below(part, f"{path}.{index}", packages)
 
 
-def _of(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
+def _component_problems(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
     try:
         made = locate(node["_target_"], path, packages)
     except ConfigError as error:
@@ -79,18 +79,18 @@ def _of(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
         return
     try:
         parameters = inspect.signature(made).parameters
-    except (TypeError, ValueError):  # nothing is known of its arguments
+    except (TypeError, ValueError):  # its arguments are unknown
         return
-    yield from _unknown(node, path, made)
-    yield from _missing(node, path, made, parameters)
-    yield from _mistyped(node, path, made, parameters)
+    yield from _unknown_arguments(node, path, made)
+    yield from _missing_arguments(node, path, made, parameters)
+    yield from _mistyped_arguments(node, path, made, parameters)
 
 
-def _unknown(node: Node, path: str, made: Callable[..., Any]) -> Iterator[Problem]:
-    names = names_taken(made)
+def _unknown_arguments(node: Node, path: str, made: Callable[..., Any]) -> Iterator[Problem]:
+    names = argument_names(made)
     if names is None:
         return
-    told = _by_phase(node) if path == "optimizer" else []
+    told = _phase_keys(node) if path == "optimizer" else []
     for key, value in node.items():
         if key not in names and key not in SPECIAL and key not in told:
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
@@ -100,7 +100,7 @@ def _unknown(node: Node, path: str, made: Callable[..., Any]) -> Iterator[Proble
             yield Problem(f"{path}.{key}", reason, value, hint=hint)
 
 
-def _missing(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
+def _missing_arguments(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
     if node.get("_partial_", False):
         return
     positional = len(node.get("_args_") or ())
@@ -110,14 +110,14 @@ def _missing(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
             yield Problem(f"{path}.{name}", f"{made.__qualname__} needs this argument", expected=words, hint=f"+{path}.{name}=VALUE")
 
 
-def _mistyped(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
+def _mistyped_arguments(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
     for name, parameter in parameters.items():
-        if parameter.kind in NAMED and name in node and name not in SPECIAL and not _unknown_yet(node[name]):
+        if parameter.kind in NAMED and name in node and name not in SPECIAL and not _is_unresolved(node[name]):
             annotation = evaluate(parameter.annotation, made)
             if not fits(node[name], annotation) and not (parameter.default is None and node[name] is None):
                 yield Problem(f"{path}.{name}", "wrong type", node[name], describe_type(annotation))
 
 
-def _unknown_yet(value: Any) -> bool:
-    """Missing, or an unresolvable interpolation: reported elsewhere."""
+def _is_unresolved(value: Any) -> bool:
+    """Whether a value is missing or an unresolvable interpolation, which is reported elsewhere."""
     return isinstance(value, str) and (value == "???" or "${" in value)

@@ -1,4 +1,4 @@
-"""Arguments that a choice has set for its component, where `_target_` names another."""
+"""Finds arguments that a choice has set for its component although `_target_` names a different one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from samewise.runner.config.slots import KINDS
 from samewise.runner.errors import Problem
 
 
-def told_once(found: Sequence[Problem], composed: Composed) -> list[Problem]:
-    """The problems, with one for each choice whose arguments another component does not take, in place of one for each argument."""
+def merge_left_over(found: Sequence[Problem], composed: Composed) -> list[Problem]:
+    """Merge the problems of arguments that a choice set for a different component into one problem per choice."""
     told = list(found)
-    for group, choice, keys, others in [] if composed.is_saved else _replaced(composed, {problem.path.partition(".")[0] for problem in found}):
+    for group, choice, keys, others in [] if composed.is_saved else _replaced_groups(composed, {problem.path.partition(".")[0] for problem in found}):
         paths = {f"{group}.{key}" for key in keys}
         left = [problem for problem in told if problem.path in paths and problem.message.endswith(NO_SUCH_ARGUMENT)]
         if not left:
@@ -35,8 +35,8 @@ def told_once(found: Sequence[Problem], composed: Composed) -> list[Problem]:
     return told
 
 
-def _replaced(composed: Composed, wrong: set[str]) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
-    """The groups, among those with problems, whose component is not that of the choice's file any more.
+def _replaced_groups(composed: Composed, wrong: set[str]) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
+    """Groups, among those with problems, whose component is no longer that of the choice's file.
 
     Yields:
         The group, its choice, the keys that the choice's file sets, and the choices whose component is the one that is named now.

@@ -18,18 +18,18 @@ _MOST_THREADS = 256
 
 
 def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
-    """What every rule below finds; `elsewhere`: those that hold for a machine that only hands the run on to others."""
+    """The problems that the rules find; `elsewhere`: only rules for a machine that submits the run to others."""
     return [problem for rule in (ANYWHERE if elsewhere else RULES) for problem in rule(cfg)]
 
 
 def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
-    """By trying it: permissions do not show that a file system is read-only."""
+    """Tries to write: permissions do not show that a file system is read-only."""
     if refusal := try_writing(Path(cfg.run_root).expanduser()):
         yield Problem("run_root", f"cannot write there: {refusal}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
 
 
 def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
-    """Raise a ConfigError for ranks that are few by themselves, and with the threads and loader workers of each are thousands."""
+    """Raise a ConfigError if ranks, with the threads and loader workers of each, add up to thousands of processes."""
     require_few("strategy.nproc", nproc)
     cores, each = os.cpu_count() or 1, cfg.reproducibility.threads + cfg.loader.num_workers
     most = max(_MOST_THREADS, 8 * cores)
@@ -40,16 +40,16 @@ def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
 
 
 def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
-    """More than there are cores are of use, to have the bits of a larger machine; hundreds more only wait for each other."""
+    """More threads than cores can be useful, to get the bits of a larger machine; hundreds more only wait for each other."""
     cores = os.cpu_count() or 1
     most = max(_MOST_THREADS, 8 * cores)
-    if most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]:  # beyond that `settings` says so
+    if most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]:  # larger numbers are reported by `settings`
         words = f"is too many threads per process for this machine with {cores} cores"
         yield Problem("reproducibility.threads", words, cfg.reproducibility.threads, f"at most {most}")
 
 
 def workers_fit(cfg: DictConfig) -> Iterator[Problem]:
-    """Ranks are counted where they are started: a set-up for other machines can be checked here."""
+    """Ranks are not counted here but where they start, so that a setup for other machines can be checked."""
     try:
         require_few("loader.num_workers", cfg.loader.num_workers)
     except ConfigError as error:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from samewise.runner.config.monitors import better
+from samewise.runner.config.monitors import mode_of
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import at, flat
 from samewise.runner.errors import Problem, nearest
@@ -70,7 +70,7 @@ OTHER_ENVIRONMENT = ("refuse", "record")
 
 
 def problems_in(whole: Config) -> list[Problem]:
-    """What every rule below finds in a config that `plain` has made plain."""
+    """The problems that the rules find in a plain config."""
     return [problem for rule in RULES for problem in rule(whole)]
 
 
@@ -137,7 +137,7 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
     given += [("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()]
     given += [(f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode")) for part, key in others if at(cfg, f"{part}.{key}")]
     for path, of_mode, monitor, mode in given:
-        wanted = better(str(monitor))
+        wanted = mode_of(str(monitor))
         if "${" in str(monitor):
             continue
         if "/" not in str(monitor):
@@ -170,7 +170,7 @@ def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
 
 def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
     given = cfg.get("resume_from")
-    if given is None or str(given).startswith("run:"):  # of a run that is not there, which is said already
+    if given is None or str(given).startswith("run:"):  # a run that does not exist is reported elsewhere
         return
     folder = Path(str(given)).expanduser()
     if not (folder / "manifest.json").is_file():

@@ -1,4 +1,4 @@
-"""Keys that nothing reads, of the parts of a config that are open to keys of one's own: `dataset` and `transforms`."""
+"""Finds keys that nothing reads in `dataset` and `transforms`, where any key is allowed."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.origins import OURS, located, origins, set_at
+from samewise.runner.config.origins import OURS, locate_problems, origins, set_at
 from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import at
-from samewise.runner.errors import Problem, close
+from samewise.runner.errors import Problem, did_you_mean
 
 _READ = {"dataset": SPLITS, "transforms": ("train", "eval"), "transforms.train": ("sample", "batch"), "transforms.eval": ("sample", "batch")}
 """What the runner itself reads there. Any other key is for references to it."""
 
 
 def problems(composed: Composed) -> list[Problem]:
-    """The keys of the user's that nothing reads and that are spelled like one that is there."""
-    return _unread(composed, alike=True)
+    """The user's unread keys that are spelled like an existing one."""
+    return _unread_keys(composed, alike=True)
 
 
 def cautions(composed: Composed) -> list[Problem]:
-    """The others."""
+    """The user's other unread keys."""
     hint = "leave it out, or refer to it: ${%s}"
-    found = [replace(problem, hint=hint % problem.path) for problem in _unread(composed, alike=False)]
-    return located(found, composed.overrides, composed.project)
+    found = [replace(problem, hint=hint % problem.path) for problem in _unread_keys(composed, alike=False)]
+    return locate_problems(found, composed.overrides, composed.project)
 
 
-def _unread(composed: Composed, *, alike: bool) -> list[Problem]:
-    """Of those that the user set, in a file or as an override: a data set of samewise's own has facts that not every model asks for."""
+def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
+    """The unread keys that the user set, in a file or by an override; samewise's own data sets provide values that not every model uses."""
     found = [one for one in _candidates(OmegaConf.to_container(composed.cfg, resolve=False)) if bool(one.hint) is alike]
     users = composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)
     if not found or not users or composed.is_saved:
@@ -48,4 +48,4 @@ def _candidates(whole: Any) -> Iterator[Problem]:
         keys = cast(Mapping[str, Any], node) if isinstance(node, Mapping) else {}
         for key, value in keys.items():
             if key not in known and key not in read:
-                yield Problem(f"{path}.{key}", "nothing reads this key", value, hint=close(key, {*known, *keys} - {key}))
+                yield Problem(f"{path}.{key}", "nothing reads this key", value, hint=did_you_mean(key, {*known, *keys} - {key}))

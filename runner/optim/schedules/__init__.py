@@ -1,4 +1,4 @@
-"""Schedules: the learning rate, and what else changes with time, as functions of the step."""
+"""Schedules: the learning rate and other options as functions of the step."""
 
 from .adapter import TorchSchedule
 from .base import Group, LearningRate, Options, Schedule, Span, Unit

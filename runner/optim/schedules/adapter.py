@@ -1,4 +1,4 @@
-"""Any scheduler of torch's, or one written against its interface, as a function of time."""
+"""Adapts torch's schedulers, and others with their interface, to a function of time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import SCHEDULED, Group, Options, Schedule, Span, Unit, require
 
 @final
 class TorchSchedule(Schedule):
-    """Runs a torch scheduler on stand-ins for the optimizers and reads off what it sets.
+    """Runs a torch scheduler on stand-ins for the optimizers, and reads the values that it sets.
 
     The scheduler is stepped once for each unit of time, from the beginning, also after resuming (10 microseconds a step): so it need not save its
     state, and rounds as it would have. One that looks at metrics or at the parameters cannot be run ahead of training: write a
@@ -52,10 +52,10 @@ class TorchSchedule(Schedule):
         for _ in range(time - now):
             scheduler.step()
         self._running[group.optimizer] = (stand_in, scheduler, time)
-        # groups of a ByOptimizer keep the numbers they have in their optimizer, so the index is right
+        # groups of a ByOptimizer keep their index within their optimizer
         held = stand_in.param_groups[group.index]
         made = {**options, **{key: held[key] for key in options if held[key] != group.base[key]}}
-        if options["lr"] != group.base["lr"] != 0:  # chained after another: what this one does to the learning rate is a factor
+        if options["lr"] != group.base["lr"] != 0:  # chained after another: applied as a factor
             made["lr"] = options["lr"] * (held["lr"] / group.base["lr"])
         return made
 

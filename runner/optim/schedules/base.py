@@ -1,4 +1,4 @@
-"""What a schedule is: a function from the number of a step to the options of each parameter group."""
+"""The interface of schedules: a function from a step's number to the options of each parameter group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEDULED: Final = ("lr", "momentum", "betas", "weight_decay")
 @final
 @dataclass(frozen=True)
 class Group:
-    """One parameter group, as a schedule sees it: the optimizer's name (its phase's), the place among its groups, and its options of `SCHEDULED` at first."""
+    """A parameter group as a schedule sees it: the optimizer's name (its phase's), its index in it, and the initial values of its `SCHEDULED` options."""
 
     optimizer: str
     index: int
@@ -34,21 +34,21 @@ class Group:
 @final
 @dataclass(frozen=True)
 class Span:
-    """The steps a schedule governs: all of training, or a part of it within `Sequential`."""
+    """The steps that a schedule covers: all of training, or a part of it within `Sequential`."""
 
     steps_per_epoch: int
     total_steps: int
 
     def steps(self, duration: int, unit: Unit) -> int:
-        """A duration in `unit`, in steps."""
+        """Convert a duration in `unit` to steps."""
         return duration * self.steps_per_epoch if unit == "epoch" else duration
 
     def time(self, step: int, unit: Unit) -> int:
-        """How many whole units have passed at `step`."""
+        """The number of whole units before `step`."""
         return step // self.steps_per_epoch if unit == "epoch" else step
 
     def length(self, unit: Unit) -> int:
-        """The span in `unit`, a last part of an epoch counted whole; at least 1."""
+        """The span in `unit`, rounded up; at least 1."""
         return max(1, math.ceil(self.total_steps / self.steps_per_epoch) if unit == "epoch" else self.total_steps)
 
 
@@ -73,7 +73,7 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def at(self, step: int, options: Options, group: Group) -> Options:
-        """The options of `group` at `step`, made from `options`: its own, or what an earlier schedule of a `Chained` made of them.
+        """The options of `group` at `step`, computed from `options`: its own, or the result of an earlier schedule of a `Chained`.
 
         Args:
             step: The optimizer step, counted from the beginning of this schedule's span.
@@ -82,7 +82,7 @@ class Schedule(abc.ABC):
         """
 
     def begin(self, optimizers: Mapping[str, Optimizer], *, steps_per_epoch: int, total_steps: int) -> None:
-        """Take charge of the optimizers: remember each group's options as they are, under `initial_lr` and so on.
+        """Attach to the optimizers, and record each group's options as `initial_lr` and so on.
 
         An optimizer whose state was loaded from a checkpoint already carries its initial options; they are kept.
         """
@@ -95,18 +95,18 @@ class Schedule(abc.ABC):
         self.attach(Span(steps_per_epoch, total_steps), self._groups)
 
     def attach(self, span: Span, groups: list[Group]) -> None:
-        """Learn what is governed, and for how long. Schedules made of others attach those too."""
+        """Set the groups and the span. Schedules made of others attach those too."""
         self.span = span
 
     def before_step(self, step: int) -> None:
-        """Set the options for the optimizer step numbered `step` from 0. Any step, in any order."""
+        """Set the options for optimizer step `step` (from 0), in any order."""
         for group in self._groups:
             options = self.at(step, dict(group.base), group)
             # looked up each time: Optimizer.load_state_dict replaces the dicts
             _assign(self._optimizers[group.optimizer].param_groups[group.index], options)
 
     def rates(self, step: int, span: Span) -> list[float]:
-        """The groups' learning rates at `step`, were training as long as `span`; none is set."""
+        """The groups' learning rates at `step` if training lasted `span`; sets nothing."""
         own = self.span
         self.attach(span, self._groups)
         found = [float(self.at(step, dict(group.base), group)["lr"]) for group in self._groups]
@@ -114,34 +114,34 @@ class Schedule(abc.ABC):
         return found
 
     def needs(self) -> Mapping[str, int]:
-        """By setting: how long training must be, in `unit`, for it to do what it says; those that always do are left out."""
+        """By setting: how long training must be, in `unit`, for it to have its full effect; settings that always do are left out."""
         return {}
 
     def parts(self) -> Mapping[str, tuple[Schedule, int]]:
-        """By name: the schedules that this one is made of, each with the step at which it begins."""
+        """By name: the schedules that this one consists of, each with its first step."""
         return {}
 
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
-        """What it is set to do at `path` of the config and will not, because training ends before; it has so many steps of training (None: its whole span)."""
+        """What it is set to do at `path` of the config but will not, since training ends earlier; training lasts so many steps (None: its whole span)."""
         left = self.span.total_steps if steps is None else steps
         length = Span(self.span.steps_per_epoch, left).length(self.unit)
         words = f"training has {length} {self.unit}{'s' * (length != 1)} for it, so it would not complete"
         hint = f"at most {length}; or a longer training; or another scheduler"
         found = [Problem(f"{path}.{name}", words, getattr(self, name), hint=hint) for name, least in self.needs().items() if least > length]
         for name, (schedule, start) in self.parts().items():
-            if start < left:  # else its beginning is what is told of
+            if start < left:  # otherwise its start is reported
                 found += schedule.cautions(f"{path}.schedules.{name}", min(schedule.span.total_steps, left - start))
         return found
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Hear how good the model is; only a plateau listens."""
+        """Process an evaluation's metrics; only a plateau uses them."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What cannot be computed from the step: empty, but for a plateau."""
+        """The state that cannot be computed from the step: empty, except for a plateau."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
     def time(self, step: int) -> int:
         """`step` in this schedule's unit."""
@@ -149,7 +149,7 @@ class Schedule(abc.ABC):
 
 
 class LearningRate(Schedule):
-    """A schedule that sets nothing but the learning rate, from the time in its unit."""
+    """A schedule that sets only the learning rate, from the time in its unit."""
 
     @abc.abstractmethod
     def rate(self, time: int, lr: float) -> float:
@@ -161,7 +161,7 @@ class LearningRate(Schedule):
 
 
 def require(holds: bool, argument: str, message: str, value: object, expected: str) -> None:
-    """Raise a ConfigError about a constructor's `argument` unless `holds`; whoever calls the constructor knows where in the config it is."""
+    """Raise a ConfigError about a constructor's `argument` unless `holds`; the caller adds the path in the config."""
     if not holds:
         raise ConfigError(Problem(argument, message, value, expected))
 
@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
 def _assign(target: dict[str, Any], options: Options) -> None:
     for key, value in options.items():
         held = target[key]
-        if isinstance(held, Tensor):  # a learning rate on the device: others hold on to the tensor itself
+        if isinstance(held, Tensor):  # a learning rate on the device: others hold a reference to this tensor
             held.fill_(value)
         else:
             target[key] = value

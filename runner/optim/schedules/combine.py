@@ -1,4 +1,4 @@
-"""Schedules made of schedules: one after the other, all at once, one for each optimizer."""
+"""Combined schedules: one after another, all at once, or one for each optimizer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .base import Group, Options, Schedule, Span, Unit, ascending, require
 
 @final
 class Sequential(Schedule):
-    """One schedule after the other, as torch's SequentialLR: each begins at its own time 0 and with the groups' own options.
+    """One schedule after another, as torch's SequentialLR: each starts at its own time 0 with the groups' own options.
 
     Args:
         schedules: In their order, a list or, so that each can be overridden by name, a mapping. One that runs to the end of training runs to the end
             of its part.
         milestones: When the second, third, ... takes over, in `unit`, ascending: one fewer than schedules.
-        unit: What the milestones count; each schedule has a unit of its own.
+        unit: The unit of the milestones; each schedule has its own unit.
     """
 
     def __init__(self, *, schedules: Sequence[Schedule] | Mapping[str, Schedule], milestones: Sequence[int], unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        self.schedules = _named(schedules)
+        self.schedules = _name_schedules(schedules)
         require(ascending(milestones), "milestones", "are not ascending times", milestones, "whole numbers from 1, each greater than the one before")
         expected = f"one fewer than schedules: {len(schedules) - 1}"
         require(len(milestones) == len(schedules) - 1, "milestones", "do not fit the number of schedules", milestones, expected)
@@ -38,7 +38,7 @@ class Sequential(Schedule):
         self._starts = [0, *(span.steps(milestone, self.unit) for milestone in self.milestones)]
         ends = [*self._starts[1:], span.total_steps]
         for schedule, start, end in zip(self._parts, self._starts, ends, strict=True):
-            # shortened training may end before a part begins: that part is then never asked
+            # shortened training may end before a part starts, which is then never used
             schedule.attach(Span(span.steps_per_epoch, max(1, end - start)), groups)
 
     def needs(self) -> Mapping[str, int]:
@@ -52,12 +52,12 @@ class Sequential(Schedule):
         return self._parts[self._active].at(step - self._starts[self._active], options, group)
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Only the schedule of the last step hears of it."""
+        """Passed only to the schedule of the last step."""
         self._parts[self._active].after_evaluation(metrics)
 
     def state_dict(self) -> dict[str, Any]:
         states = _states(self.schedules)
-        # an evaluation may be the first thing after a checkpoint was loaded, before any step has said which part it is
+        # an evaluation may come right after a checkpoint is loaded, before any step has selected a part
         return {"active": self._active, **states} if states else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Sequential(Schedule):
 
 
 class _Beside(Schedule):
-    """Several schedules, all in the training's own time."""
+    """Several schedules that share the training's time."""
 
     schedules: dict[str, Schedule]
 
@@ -86,18 +86,18 @@ class _Beside(Schedule):
 
 @final
 class Chained(_Beside):
-    """All at once, as torch's ChainedScheduler: each is given the learning rate that the one before it made.
+    """All at once, as torch's ChainedScheduler: each changes the learning rate computed by the previous one.
 
     So factors (warm-ups, steps, exponentials, a cosine to 0, ...) multiply, in any order. A lowest learning rate (`eta_min`) is the lowest only of the
     schedule that has it.
 
     Args:
-        schedules: A list, or a mapping by names; each in a unit of its own: a warm-up in steps may be chained with milestones in epochs.
+        schedules: A list, or a mapping by names; each in its own unit: a warm-up in steps may be chained with milestones in epochs.
     """
 
     def __init__(self, *, schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> None:
         super().__init__()
-        self.schedules = _named(schedules)
+        self.schedules = _name_schedules(schedules)
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)
@@ -120,7 +120,7 @@ class ByOptimizer(_Beside):
 
     def __init__(self, *, schedules: Mapping[str, Schedule]) -> None:
         super().__init__()
-        self.schedules = _named(schedules)
+        self.schedules = _name_schedules(schedules)
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)
@@ -137,7 +137,7 @@ class ByOptimizer(_Beside):
         return schedule.at(step, options, group) if schedule else options
 
 
-def _named(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> dict[str, Schedule]:
+def _name_schedules(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> dict[str, Schedule]:
     named = dict(schedules) if isinstance(schedules, Mapping) else {str(index): schedule for index, schedule in enumerate(schedules)}
     require(len(named) > 0, "schedules", "is empty", schedules, "at least one schedule")
     for name, schedule in named.items():

@@ -1,4 +1,4 @@
-"""Learning rates that fall: at given times, steadily, or along a curve. Each is the closed form of torch's scheduler of that name."""
+"""Decreasing learning rates: in steps, steadily, or along a curve. Each is the closed form of torch's scheduler of that name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import LearningRate, Unit, ascending, number, require, whole
 
 @final
 class Constant(LearningRate):
-    """The optimizer's own learning rate, throughout."""
+    """The optimizer's own learning rate throughout."""
 
     def rate(self, time: int, lr: float) -> float:
         return lr

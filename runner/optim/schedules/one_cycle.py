@@ -1,4 +1,4 @@
-"""The one-cycle policy: the learning rate up and down again once, the momentum the other way."""
+"""The one-cycle policy: the learning rate rises and falls once, the momentum does the opposite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Phase = tuple[float, str, str, str, str]
 @final
 @dataclass(kw_only=True, eq=False)
 class OneCycle(Schedule):
-    """torch's OneCycleLR (L. Smith, N. Topin: Super-Convergence, arXiv 1708.07120); after `total` the last values stay.
+    """torch's OneCycleLR (L. Smith, N. Topin: Super-Convergence, arXiv 1708.07120); after `total` the last values remain.
 
     Args:
         max_lr: The highest learning rate, one number or one for each group; None: each group's own learning rate.
@@ -26,7 +26,7 @@ class OneCycle(Schedule):
         pct_start: The share of the cycle in which the learning rate rises.
         anneal: `cos` or `linear`.
         cycle_momentum: Also move the momentum (or Adam's first beta) from `max_momentum` to `base_momentum` and back.
-        base_momentum: The momentum where the learning rate is highest.
+        base_momentum: The momentum at the highest learning rate.
         max_momentum: The momentum at both ends.
         div_factor: The first learning rate is the highest over this.
         final_div_factor: The last learning rate is the first over this.
@@ -72,14 +72,14 @@ class OneCycle(Schedule):
         highest = options["lr"] if self.max_lr is None else self.max_lr[group.index] if isinstance(self.max_lr, Sequence) else self.max_lr
         first = highest / self.div_factor
         values = {"first": first, "highest": highest, "last": first / self.final_div_factor, "base": self.base_momentum, "max": self.max_momentum}
-        made = {**options, "lr": self._between(values[lr_from], values[lr_to], share)}
+        made = {**options, "lr": self._interpolate(values[lr_from], values[lr_to], share)}
         if self.cycle_momentum:
-            momentum = self._between(values[momentum_from], values[momentum_to], share)
+            momentum = self._interpolate(values[momentum_from], values[momentum_to], share)
             made |= {"betas": (momentum, *options["betas"][1:])} if "betas" in options else {"momentum": momentum}
         return made
 
     def _phase(self, time: int) -> tuple[Phase, float]:
-        """The phase that `time` lies in, and the share of it that has passed."""
+        """The phase at `time`, and the fraction of it that has passed."""
         total = self.total or self.span.length(self.unit)
         rise = self.pct_start * total - 1
         phases: list[Phase] = [(rise, "first", "highest", "max", "base")]
@@ -93,12 +93,12 @@ class OneCycle(Schedule):
             start = phase[0]
         return last, _share(now, start, last[0])
 
-    def _between(self, start: float, end: float, share: float) -> float:
+    def _interpolate(self, start: float, end: float, share: float) -> float:
         if self.anneal == "linear":
             return (end - start) * share + start
         return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1)
 
 
 def _share(now: float, start: float, end: float) -> float:
-    # a phase that ends as it begins, where torch divides by zero
+    # a phase of length 0, where torch divides by zero
     return (now - start) / (end - start) if end != start else 1.0

@@ -1,4 +1,4 @@
-"""A learning rate that falls when a metric no longer gets better: the one schedule with a state."""
+"""A learning rate that falls when a metric stops improving: the only schedule with a state."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .base import LearningRate, number, require, whole
 @final
 @dataclass(kw_only=True, eq=False)
 class Plateau(LearningRate):
-    """Multiply the learning rate by `factor` after more than `patience` evaluations without a better `metric`; torch's ReduceLROnPlateau.
+    """Multiply the learning rate by `factor` after more than `patience` evaluations without improvement of `metric`; torch's ReduceLROnPlateau.
 
     It counts evaluations, so it has no unit of time; a change holds from the next step on.
 
     Args:
         metric: The metric to follow, with its split: `valid/loss`.
-        mode: `min` where less is better, `max` where more is.
+        mode: `min` if lower is better, `max` if higher is.
         factor: What the learning rate is multiplied by, below 1.
         patience: How many evaluations without progress are put up with.
         threshold: How much better counts as better.
         threshold_mode: `rel`: a share of the best value; `abs`: a difference.
         cooldown: Evaluations after a reduction in which nothing is counted.
         min_lr: No learning rate falls below this.
-        eps: A reduction by this or less is not made.
+        eps: Reductions by this or less are skipped.
     """
 
     metric: str = "valid/loss"

@@ -1,4 +1,4 @@
-"""Learning rates that begin low. To be combined: `Chained` with a decay, or first in a `Sequential`."""
+"""Learning rates that start low, to be combined: in `Chained` with a decay, or first in a `Sequential`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import LearningRate, Unit, number, require, whole
 
 @final
 class LinearWarmup(LearningRate):
-    """From `start_factor * lr` to `end_factor * lr` in a straight line over `duration`, then constant; torch's LinearLR.
+    """Linear from `start_factor * lr` to `end_factor * lr` over `duration`, then constant; torch's LinearLR.
 
     Args:
         duration: How long it takes, in `unit`; 0: nothing is warmed up.

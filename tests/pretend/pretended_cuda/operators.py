@@ -17,8 +17,8 @@ from pretended_cuda.tensor import CPU, DISGUISE, DeviceError, PretendedTensor
 
 COPYING: Final = ("_to_copy", "copy_", "_foreach_copy_")
 STARTS_NOTHING: Final = ("_unsafe_view", "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_")
-WAITS_INSIDE: Final[Mapping[str, int]] = {"multinomial": 2, "nms": 1, "bincount": 2}
-"""Operators whose CUDA kernel reads values of its own: probabilities are checked, boxes gathered, the number of bins found."""
+WAITS_INSIDE: Final[Mapping[str, int]] = {"multinomial": 2, "nms": 1, "bincount": 2, "decode_jpegs_cuda": 2}
+"""Operators whose CUDA kernel reads values of its own: probabilities are checked, boxes gathered, the number of bins found; nvJPEG's own stream."""
 
 
 def execute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -27,14 +27,14 @@ def execute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     Raises:
         DeviceError, RuntimeError: CUDA would refuse it.
     """
-    device = kwargs.get("device")
+    name = func.overloadpacket.__name__
+    device = kwargs.get("device", args[2] if name == "decode_jpegs_cuda" else None)
     goes = device is not None and torch.device(device).type in ("cuda", DISGUISE.type)  # C++ makes something like a tensor of ours
     ours, on_cpu = list[PretendedTensor](), list[Tensor]()
     held_args = [_held(value, ours, on_cpu) for value in args]
     held_kwargs = {name: _held(value, ours, on_cpu) for name, value in kwargs.items()}
     if not ours and not goes:
         return func(*args, **kwargs)
-    name = func.overloadpacket.__name__
     current_stream().use(ours)
     if name == "scalar_tensor" and torch.device(device).type == DISGUISE.type:
         return func(*args, **{**kwargs, "device": CPU})  # the number of `x[mask] = 0.0`, which torch leaves on the CPU for CUDA tensors
@@ -128,4 +128,7 @@ def _count_waits(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str,
         RECORDER.copy_out(args[0].element_size() if name == "_local_scalar_dense" else 1, blocking=True)
     elif torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None:
         RECORDER.wait()
+    elif name == "decode_jpegs_cuda":
+        for encoded in args[0]:
+            RECORDER.copy_in(_size(encoded), blocking=False)
     RECORDER.wait(WAITS_INSIDE.get(name, 0))

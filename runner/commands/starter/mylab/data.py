@@ -20,7 +20,7 @@ class Stripes(Dataset[dict[str, Tensor | int]]):
     """
 
     def __init__(self, *, split: str, length: int, size: int) -> None:
-        self.classes = CLASSES  # names for the confusion matrix and the pictures of predictions
+        self.classes = CLASSES  # names in the confusion matrix and in pictures of predictions
         self.length = length
         self.size = size
         self.first = FIRST[split]

@@ -17,7 +17,7 @@ from torch import Tensor
 from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import find
-from samewise.runner.data.device import Ahead, mover, one_ahead
+from samewise.runner.data.device import Prefetcher, mover, prefetch_one
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
@@ -31,11 +31,11 @@ BATCH: dict[str, Any] = {"image": torch.arange(48.0).view(1, 3, 4, 4), "boxes": 
 
 
 @pytest.fixture
-def ahead(device: PretendedDevice) -> Ahead:
-    return Ahead(CUDA, mover(CUDA, channels_last=True), pin=True)
+def ahead(device: PretendedDevice) -> Prefetcher:
+    return Prefetcher(CUDA, mover(CUDA, channels_last=True), pin=True)
 
 
-def test_a_batch_arrives_as_it_was_and_nobody_waits(device: PretendedDevice, ahead: Ahead) -> None:
+def test_a_batch_arrives_as_it_was_and_nobody_waits(device: PretendedDevice, ahead: Prefetcher) -> None:
     with device.counting() as counts:
         sent = ahead.send(BATCH)()
         doubled = sent["image"] * 2
@@ -50,7 +50,9 @@ def test_a_batch_arrives_as_it_was_and_nobody_waits(device: PretendedDevice, ahe
 @pytest.mark.parametrize(
     ("owner", "name", "message"), [(Stream, "wait_event", "has not waited for the one"), (PretendedTensor, "record_stream", "may give its memory away")]
 )
-def test_a_batch_that_is_used_too_early_or_too_late_is_refused(ahead: Ahead, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
+def test_a_batch_that_is_used_too_early_or_too_late_is_refused(
+    ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str
+) -> None:
     monkeypatch.setattr(owner, name, lambda *_: None)
     with pytest.raises(DeviceError, match=message):
         ahead.send(BATCH)()["image"] * 2
@@ -60,7 +62,7 @@ def test_a_batch_that_is_used_too_early_or_too_late_is_refused(ahead: Ahead, mon
 def test_every_tensor_is_pinned_where_that_is_asked_for(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch, pin: bool, expected: int) -> None:
     pinned = list[Tensor]()
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: (pinned.append(tensor), tensor)[1])
-    Ahead(CUDA, mover(CUDA, channels_last=False), pin=pin).send(BATCH)
+    Prefetcher(CUDA, mover(CUDA, channels_last=False), pin=pin).send(BATCH)
     assert len(pinned) == expected
 
 
@@ -73,13 +75,13 @@ def test_an_item_is_made_before_the_one_before_it_is_used_and_its_error_waits_fo
             yield number
         raise OSError("the third")
 
-    one_by_one = one_ahead(items())
+    one_by_one = prefetch_one(items())
     seen = [(next(one_by_one), len(made)) for _ in range(3)]
     assert seen == [(0, 2), (1, 3), (2, 3)]
     with pytest.raises(OSError, match="the third"):
         next(one_by_one)
-    assert list(one_ahead(iter("abc"))) == ["a", "b", "c"]
-    assert list(one_ahead([])) == []
+    assert list(prefetch_one(iter("abc"))) == ["a", "b", "c"]
+    assert list(prefetch_one([])) == []
 
 
 def test_in_training_the_next_steps_batch_is_on_its_way_before_this_step_begins(tmp_path: Path) -> None:
@@ -105,8 +107,8 @@ def test_in_an_evaluation_the_next_batch_is_on_its_way_before_this_one_is_measur
     overrides = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "device=cuda", "tracking=none", "callbacks=none", "evaluate.batch_size=8"]
     project, moved, measured = find(tmp_path), list[Any](), list[int]()
     composed = compose([*overrides, "evaluate.limit=3"], project=project)
-    send, measure = Ahead.send, Classification.measure
-    monkeypatch.setattr(Ahead, "send", lambda ahead, batch: (moved.append(batch), send(ahead, batch))[1])
+    send, measure = Prefetcher.send, Classification.measure
+    monkeypatch.setattr(Prefetcher, "send", lambda ahead, batch: (moved.append(batch), send(ahead, batch))[1])
     monkeypatch.setattr(Classification, "measure", lambda *given: (measured.append(len(moved)), measure(*given))[1])
     with pretended():
         run = build(composed, project, RunFolder(tmp_path))

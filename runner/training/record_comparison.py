@@ -1,4 +1,4 @@
-"""What a run's folder tells beside its trace (logged metrics, summary, environment), held against what its config and another training give."""
+"""Compares what a run's folder records besides the trace (logged metrics, summary, environment) with its config and with a second training."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import combine, fingerprint_of
 from samewise.runner.config.tree import differences
 from samewise.runner.records import shapes
+from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.parting import Parting
 from samewise.runner.records.summary import LEVELS
 from samewise.runner.training.run import Run
 
 MEASURED = ("speed/", "time/", "memory/", "system/")
-"""How the names of metrics begin that tell of the machine, and not of the training: another training measures others."""
+"""Prefixes of metrics that measure the machine rather than the training, and differ in another training."""
 
 _OF_TRAINING = ("name", "reproducibility", "total_steps", "data", "optimizers")
-"""What environment.json tells that a config and its data give again."""
+"""The entries of environment.json that follow from a config and its data."""
 _OF_THE_MACHINE = ("python", "platform", "versions", "cpu", "threads", "device", "variables", "git", "libraries")
-"""What it tells that only the machine knew."""
+"""Its entries that only the recording machine knew."""
 _OF_THE_END = ("status", "level", "weights_sha256", "steps", "epochs", "stopped_early", "metrics")
 """What summary.json tells that another training gives again."""
 
 Logged = Mapping[tuple[int, str], float]
 
 
-def logged_partings(told: Iterable[tuple[int, str, float]], again: Logged, *, after: int = -1, until: int | None = None) -> list[Parting]:
-    """Where logged metrics are not those of another training: for each metric the first step, and at how many more.
+def logged_divergences(told: Iterable[tuple[int, str, float]], again: Logged, *, after: int = -1, until: int | None = None) -> list[Divergence]:
+    """Where logged metrics differ from those of another training: for each metric the first step, and how many more.
 
     Args:
         told: Step, name and value of all that the run logged.
@@ -39,26 +39,27 @@ def logged_partings(told: Iterable[tuple[int, str, float]], again: Logged, *, af
         after: The step behind which it began.
         until: The last step that it took; None: it ended, and nothing comes after that.
     """
-    found = dict[str, list[Parting]]()
+    found = dict[str, list[Divergence]]()
     for step, name, value in told:
         if step <= after or (until is not None and step > until) or name.startswith(MEASURED):
             continue
         computed = again.get((step, name))
         if computed is None:
-            found.setdefault(name, []).append(Parting(step, "metric", name, f"{name} was logged as {value!r}, and training again logs no {name} at this step"))
+            reason = f"{name} was logged as {value!r}, and training again logs no {name} at this step"
+            found.setdefault(name, []).append(Divergence(step, "metric", name, reason))
         elif repr(value) != repr(computed):
-            found.setdefault(name, []).append(Parting(step, "metric", name, f"{name} was logged as {value!r} and is {computed!r} when computed again"))
-    return [_with_more(partings) for partings in found.values()]
+            found.setdefault(name, []).append(Divergence(step, "metric", name, f"{name} was logged as {value!r} and is {computed!r} when computed again"))
+    return [_with_more(divergences) for divergences in found.values()]
 
 
-def _with_more(partings: list[Parting]) -> Parting:
-    first = min(partings, key=lambda parting: parting.step)
-    more = f" (and differs at {len(partings) - 1} more step{'s' * (len(partings) > 2)})" if len(partings) > 1 else ""
-    return Parting(first.step, first.stage, first.layer, first.reason + more)
+def _with_more(divergences: list[Divergence]) -> Divergence:
+    first = min(divergences, key=lambda divergence: divergence.step)
+    more = f" (and differs at {len(divergences) - 1} more step{'s' * (len(divergences) > 2)})" if len(divergences) > 1 else ""
+    return Divergence(first.step, first.stage, first.layer, first.reason + more)
 
 
 def not_logged(told: Iterable[tuple[int, str, float]], again: Logged, *, every: int) -> list[str]:
-    """What another training logs that the run has not, in a sentence; losses only at multiples of `every`. The lines were deleted, or the disk was full."""
+    """A sentence on what another training logs and the run lacks (losses only at multiples of `every`): lines deleted, or the disk was full."""
     known = {(step, name) for step, name, _ in told}
     missing = [one for one in sorted(again) if one not in known and (one[0] % every == 0 or not one[1].startswith("train/"))]
     if not missing:
@@ -67,17 +68,17 @@ def not_logged(told: Iterable[tuple[int, str, float]], again: Logged, *, every: 
     return [f"metrics.jsonl lacks {len(missing)} value{'s' * (len(missing) > 1)} that training again logs: the first is {name} at step {step}"]
 
 
-def summary_partings(told: Mapping[str, Any], again: Mapping[str, Any]) -> list[Parting]:
-    """Where a summary is not that of another training, which has ended too."""
+def summary_divergences(told: Mapping[str, Any], again: Mapping[str, Any]) -> list[Divergence]:
+    """Where a summary differs from that of another completed training."""
     pairs = differences(*({key: one.get(key) for key in _OF_THE_END if key != "level"} for one in (told, again)))
-    return [Parting(again["steps"], "summary", path, _recorded("summary.json", path, one, two)) for path, one, two in pairs]
+    return [Divergence(again["steps"], "summary", path, _describe("summary.json", path, one, two)) for path, one, two in pairs]
 
 
-def artifact_partings(told: RunFolder, again: RunFolder, step: int) -> tuple[list[Parting], list[str]]:
-    """Files under artifacts/ that another training writes too, and not alike: the tables, and sentences on pictures, whose bytes are matplotlib's."""
+def artifact_divergences(told: RunFolder, again: RunFolder, step: int) -> tuple[list[Divergence], list[str]]:
+    """Tables under artifacts/ that differ from those of another training, and sentences on pictures, whose bytes depend on matplotlib."""
     common = [path.relative_to(again.artifacts) for path in sorted(again.artifacts.rglob("*")) if path.is_file()]
     names = [name for name in common if not _same_bytes(told.artifacts / name, again.artifacts / name)]
-    tables = [Parting(step, "artifact", "", f"artifacts/{name} is not what training again writes") for name in names if name.suffix != ".png"]
+    tables = [Divergence(step, "artifact", "", f"artifacts/{name} is not what training again writes") for name in names if name.suffix != ".png"]
     words = "is not the picture that is drawn here; other versions of matplotlib draw others"
     return tables, [f"cannot be verified: artifacts/{name} {words}" for name in names if name.suffix == ".png"]
 
@@ -89,7 +90,7 @@ def _same_bytes(told: Path, again: Path) -> bool:
 
 
 def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: bool) -> list[str]:
-    """What in a run's summary and environment was altered, in words, as far as no training is needed to know it.
+    """What was altered in a run's summary and environment, in words, as far as can be known without training.
 
     Args:
         folder: The recorded run's.
@@ -106,7 +107,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
         here = {**run.environment, "name": original.name, "reproducibility": original.cfg.reproducibility.level, "total_steps": run.total_steps}
         known = [key for key in _OF_TRAINING if key in recorded]
         pairs = differences({key: recorded[key] for key in known}, json.loads(json.dumps({key: here[key] for key in known})))
-        said += [_recorded("environment.json", *pair) for pair in pairs]
+        said += [_describe("environment.json", *pair) for pair in pairs]
     return said
 
 
@@ -125,7 +126,7 @@ def _fingerprints(folder: RunFolder, original: Composed, *records: Mapping[str, 
             yield f"{name}: the fingerprint is recorded as {one[:12]}, and is {expected[:12]} when computed again"
 
 
-def _recorded(file: str, path: str, one: Any, two: Any) -> str:
+def _describe(file: str, path: str, one: Any, two: Any) -> str:
     if one in (None, "???"):
         return f"{file}: {path} is missing, and is {two!r} when computed again"
     again = "there is none when computed again" if two in (None, "???") else f"is {two!r} when computed again"
@@ -133,7 +134,7 @@ def _recorded(file: str, path: str, one: Any, two: Any) -> str:
 
 
 def _level(told: Mapping[str, Any], run: Run) -> str:
-    """That a level is more than config and strategy can promise, in words."""
+    """A sentence if a level is higher than config and strategy allow."""
     level, most = told.get("level"), run.recorder.level
     order = list(LEVELS)
     if level is None or (level in order and order.index(level) <= order.index(most)):
@@ -142,7 +143,7 @@ def _level(told: Mapping[str, Any], run: Run) -> str:
 
 
 def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Where environment.json tells one thing twice, and not alike."""
+    """Where environment.json contradicts itself."""
     shown = dict(_facts(recorded)) | {"device": recorded.get("device")}
     shown |= {f"data.{split}": facts.get("fingerprint") for split, facts in recorded.get("data", {}).items()}
     shown |= {f"optimizers.{phase}": facts.get("implementation") for phase, facts in recorded.get("optimizers", {}).items()}
@@ -152,9 +153,9 @@ def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unverifiable(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Facts of the recording machine that differ here and decide no bit, so that nothing tells whether they are true, in a sentence."""
+    """A sentence on facts of the recording machine that differ here and do not affect bits, so that they cannot be verified."""
     one, two = dict(_facts(recorded)), dict(_facts(json.loads(json.dumps(here))))
-    own = {"versions.samewise"} - two.keys()  # of the copy in a bundle: its code is compared by content
+    own = {"versions.samewise"} - two.keys()  # in a bundle's copy the code is compared by content
     differing = [name for name in one if name not in recorded.get("decides", {}) and name not in own and one[name] != two.get(name)]
     said = "; ".join(f"{name} recorded as {one[name]!r}, here {two.get(name)!r}" for name in differing)
     return [f"cannot be verified: {said}"] if said else []

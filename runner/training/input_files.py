@@ -1,4 +1,4 @@
-"""Which files a user asks a prediction of: files, folders and patterns, in a definite order."""
+"""Expands the files, folders and patterns for a prediction, in a definite order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.interfaces import Recipe
 
 
 def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
-    """Files as they are; of a folder all below it that the recipe reads, and of a pattern (`photos/*.jpg`, `**` for any depth) all that it matches, sorted.
+    """Files as given; for a folder all files below it that the recipe reads, for a pattern (`photos/*.jpg`, `**` for any depth) all matches, sorted.
 
     Raises:
         ConfigError: a folder has none, or a pattern matches nothing: with a problem for each.
@@ -36,7 +36,7 @@ def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
 
 
 def names(files: Sequence[Path]) -> list[str]:
-    """What the results of each file begin with: its name without the ending, numbered where another has the same."""
+    """The prefix for each file's results: its name without extension, numbered if another file has the same."""
     times, taken = Counter(file.stem for file in files), {file.stem for file in files}
     made = list[str]()
     for number, file in enumerate(files, start=1):
@@ -51,7 +51,7 @@ def names(files: Sequence[Path]) -> list[str]:
 
 
 def _below(folder: Path, recipe: Recipe) -> list[Path]:
-    """Hidden files and folders are rubbish of file managers."""
+    """Without hidden files and folders, which file managers leave."""
     found = list[Path]()
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -1,4 +1,4 @@
-"""Build everything and try one step and one evaluation batch, in memory: what only a try can find."""
+"""Builds everything, and tries one step and one evaluation batch in memory, to find what only a trial can show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, SamewiseError
 from samewise.runner.processes.memory import refuse_too_much_memory
-from samewise.runner.processes.pretended import pretend
+from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.training.batches import training_batches
@@ -24,11 +24,11 @@ from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import rehearse
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.memory import out_of_memory
-from samewise.runner.training.misfits import misfit, refused_operator
 from samewise.runner.training.run import Run
+from samewise.runner.training.step_errors import explain_step_error, refused_operator
 
 
-def trial(composed: Composed, project: Project) -> list[str]:
+def dry_run(composed: Composed, project: Project) -> list[str]:
     """Take one optimizer step and measure one batch of the validation split; nothing is kept.
 
     Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it takes its own part of the step.
@@ -39,12 +39,12 @@ def trial(composed: Composed, project: Project) -> list[str]:
     Raises:
         ConfigError: something cannot be built or does not fit together.
     """
-    with pretend(0, 1):  # whatever devices this machine has: the config may be meant for another
-        strategy, wanted = _asked(composed, project)
+    with simulate_ranks(0, 1):  # whatever this machine's devices: the config may be meant for another
+        strategy, wanted = _requested_processes(composed, project)
         run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
     if wanted == 1:
         return _warnings(run)
-    with pretend(0, wanted):
+    with simulate_ranks(0, wanted):
         if run is not None:
             _begin(strategy, composed)
             strategy.end()
@@ -53,28 +53,28 @@ def trial(composed: Composed, project: Project) -> list[str]:
                 f"{wanted} processes, of which only the settings and the split of the model were checked; the step was tried in one process",
                 *_warnings(run),
             ]
-    with pretend(wanted - 1, wanted):
-        last, _ = _asked(composed, project)
+    with simulate_ranks(wanted - 1, wanted):
+        last, _ = _requested_processes(composed, project)
         _begin(last, composed)
         of_last = last.micro_batches
         last.end()
-    with pretend(0, wanted):
+    with simulate_ranks(0, wanted):
         run = _step(composed, project, alone=False)
         return [*_plan(run.strategy, of_last, wanted), *_warnings(run)]
 
 
 def require_processes(composed: Composed, project: Project) -> None:
-    """Raise a ConfigError where the processes that the strategy wants, all but this one pretended, cannot carry the replicas; nothing else is built."""
-    with pretend(0, 1):
-        strategy, wanted = _asked(composed, project)
+    """Raise a ConfigError if the strategy's processes, all but this one simulated, cannot run the replicas; builds nothing else."""
+    with simulate_ranks(0, 1):
+        strategy, wanted = _requested_processes(composed, project)
     if wanted > 1:
-        with pretend(0, wanted):
+        with simulate_ranks(0, wanted):
             _begin(strategy, composed)
             strategy.end()
 
 
-def _asked(composed: Composed, project: Project) -> tuple[Strategy, int]:
-    """The strategy, and how many processes it wants."""
+def _requested_processes(composed: Composed, project: Project) -> tuple[Strategy, int]:
+    """The strategy, and how many processes it requests."""
     strategy = instantiate(composed.cfg.strategy, "strategy", allowed=project.packages)
     return strategy, strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
 
@@ -84,9 +84,9 @@ def _begin(strategy: Strategy, composed: Composed) -> None:
 
 
 def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
-    """Take the step; the run, its strategy ended."""
+    """Take the step; return the run, with its strategy ended."""
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
-        run = build(_uncached(composed), project, RunFolder(Path(temporary)), alone=alone)
+        run = build(_disable_caches(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 train_step(run, next(training_batches(run)))
@@ -94,14 +94,14 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         except SamewiseError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or misfit(error, composed.cfg.model)) from error
+            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or explain_step_error(error, composed.cfg.model)) from error
         finally:
             run.strategy.end()
     return run
 
 
-def _uncached(composed: Composed) -> Composed:
-    """The same, but samewise's data sets decode what they are asked for: one step does not need all that training keeps in memory."""
+def _disable_caches(composed: Composed) -> Composed:
+    """The same config, but samewise's data sets decode samples on demand: one step does not need the cache of a training."""
     cfg = composed.cfg.copy()
     with open_dict(cfg):
         for split in [one for one in cfg.dataset.values() if isinstance(one, DictConfig)]:

@@ -1,4 +1,4 @@
-"""One step looked at closely: a digest of each thing that it computes, in the order in which it does, so that the first tensor that differs has a name."""
+"""Examines one step: a digest of each value that it computes, in order, so that the first tensor that differs can be named."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Noted:
-    """One thing that a step computed: a digest of a tensor, or an option's value. Its kind is a key of `KINDS`."""
+class ComputedValue:
+    """A value of a step: a tensor's digest, or an option. Its kind is a key of `KINDS`."""
 
     kind: str
     name: str
@@ -54,7 +54,7 @@ class Noted:
 
 
 class _Watched:
-    """A recipe whose inputs and losses are noted."""
+    """Wraps a recipe to record its inputs and losses."""
 
     def __init__(self, recipe: Recipe, note: Callable[[str, str, Any], None]) -> None:
         self._recipe = recipe
@@ -72,13 +72,13 @@ class _Watched:
         return getattr(self._recipe, name)
 
 
-def look(run: Run, state: Mapping[str, Any]) -> tuple[list[Noted], dict[str, Any]]:
-    """Take the step after `state`: all that it computes, in order, and its line of the trace."""
-    restore(run, copy_to_cpu(state))  # an optimizer goes on in the very tensors that it is given
-    seen = list[Noted]()
+def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue], dict[str, Any]]:
+    """Take the step after `state`; return all values in order, and its trace line."""
+    restore(run, copy_to_cpu(state))  # an optimizer updates the given tensors in place
+    seen = list[ComputedValue]()
 
     def note(kind: str, name: str, value: Any) -> None:
-        seen.append(Noted(kind, name, value_digest(value)))
+        seen.append(ComputedValue(kind, name, value_digest(value)))
 
     run.recorder.trace.open(run.step, run.recorder.trace.chain)
     with streams.preserve_generators(), _hooks(run, seen, note):
@@ -95,30 +95,30 @@ def look(run: Run, state: Mapping[str, Any]) -> tuple[list[Noted], dict[str, Any
     return seen, {**run.recorder.trace.last}
 
 
-def look_at(run: Run, state: Mapping[str, Any], step: int) -> tuple[list[Noted], dict[str, Any], Mapping[str, Any]]:
-    """Train from `state` up to `step`, and look at that; and the state before it."""
+def replay_and_inspect(run: Run, state: Mapping[str, Any], step: int) -> tuple[list[ComputedValue], dict[str, Any], Mapping[str, Any]]:
+    """Train from `state` to `step` and inspect that step; also return the state before it."""
     replay(run, state, step - 1)
     before = copy_to_cpu(state_of(run))
-    return *look(run, before), before
+    return *inspect_step(run, before), before
 
 
-def first_difference(one: Sequence[Noted], two: Sequence[Noted]) -> tuple[Noted | None, Noted | None] | None:
-    """The first thing in which two looks at a step differ, as each saw it; None where they do not."""
+def first_difference(one: Sequence[ComputedValue], two: Sequence[ComputedValue]) -> tuple[ComputedValue | None, ComputedValue | None] | None:
+    """The first value in which two inspections differ, as each recorded it; None if there is none."""
     return next(((a, b) for a, b in itertools.zip_longest(one, two) if a != b), None)
 
 
 def samples_of(run: Run, step: int) -> list[int]:
-    """The indices in the data set of the samples of a step, counted from 1."""
+    """The data set's indices of a step's samples; steps count from 1."""
     keys = training_keys(run.order, run.plan, first_step=step - 1, steps=step, micro_batches=range(run.micro_batches))
     return [index for key in keys for index in key.indices]
 
 
 @contextmanager
-def _hooks(run: Run, seen: list[Noted], note: Callable[[str, str, Any], None]) -> Generator[None]:
+def _hooks(run: Run, seen: list[ComputedValue], note: Callable[[str, str, Any], None]) -> Generator[None]:
     with ExitStack() as held:
-        whole = run.config.compile.mode != "off"  # a compiled model's modules are not called: hooks would be compiled with them, into other code
+        whole = run.config.compile.mode != "off"  # the modules of a compiled model are not called: hooks would be compiled into different code
         for name, module in [("", run.network)] if whole else run.model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+            if isinstance(module, torch.jit.ScriptModule):  # does not support hooks
                 continue
             called = f"{name or 'model'} ({type(module).__name__})"
             held.callback(module.register_forward_pre_hook(partial(_reaches, note, called), with_kwargs=True).remove)
@@ -154,13 +154,13 @@ def _parameters(phase: TrainingPhase, names: Mapping[int, str]) -> Iterator[tupl
         yield from ((names.get(id(one), "?"), one) for one in group["params"])
 
 
-def _before_update(phase: TrainingPhase, names: Mapping[int, str], seen: list[Noted], note: Callable[..., None], *given: Any) -> None:
+def _before_update(phase: TrainingPhase, names: Mapping[int, str], seen: list[ComputedValue], note: Callable[..., None], *given: Any) -> None:
     for name, parameter in _parameters(phase, names):
         note("averaged", name, parameter.grad)
     for number, group in enumerate(phase.optimizer.param_groups):
         for option, value in group.items():
             if option not in ("params", "param_names") and not option.startswith("initial_"):
-                seen.append(Noted("option", option + (f" of group {number}" if number else ""), repr(value)))
+                seen.append(ComputedValue("option", option + (f" of group {number}" if number else ""), repr(value)))
     _note_state(phase, names, note)
 
 

@@ -1,4 +1,4 @@
-"""From what was asked for, by the command or in Python, to a sweep that has been carried out, or submitted."""
+"""Runs a whole sweep, from the overrides or the call in Python until it has ended or is submitted."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from samewise.runner.sweepers.space import Space, read_space
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A sweep before anything of it is written or started; its sweeper is open, its launcher not yet."""
+class PreparedSweep:
+    """A sweep before anything is written or started; its sweeper is open, its launcher is not."""
 
     given: Sequence[str]
     project: Project
@@ -41,8 +41,8 @@ class Ready:
     launcher: Launcher
 
 
-def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust: bool, wait: bool) -> Ready:
-    """The sweep that is asked for.
+def prepare_sweep(asked: Sequence[str], project: Project, *, run_root: Path, trust: bool, wait: bool) -> PreparedSweep:
+    """Prepare a sweep from overrides, or from an existing sweep's name.
 
     Args:
         asked: Overrides, or the id or folder of a sweep.
@@ -57,7 +57,7 @@ def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust:
     given, named = _overrides(asked, run_root=run_root, trust=trust)
     space, folder, shared, composer = open_sweep(given, project)
     if shared.code.files and not folder.made_by.exists():
-        _tell_of_earlier(space, folder, shared, composer, named)
+        _report_code_changes(space, folder, shared, composer, named)
     if named is not None and named.path.resolve() != folder.path.resolve():
         words = f"is a copy, or was begun in a folder other than the current one: its command would act on {folder.path}"
         raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
@@ -69,11 +69,11 @@ def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust:
     if not wait:
         refuse_unlisted(launcher, sweeper)
     sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
-    return Ready(given, project, space, folder, shared, composer, sweeper, launcher)
+    return PreparedSweep(given, project, space, folder, shared, composer, sweeper, launcher)
 
 
-def _tell_of_earlier(space: Space, folder: SweepFolder, shared: Composed, composer: Composer, named: SweepFolder | None) -> None:
-    """Say what is other in the code since the same was swept.
+def _report_code_changes(space: Space, folder: SweepFolder, shared: Composed, composer: Composer, named: SweepFolder | None) -> None:
+    """Report what has changed in the code since the same sweep was made.
 
     Raises:
         ConfigError: it is the earlier sweep that was asked for.
@@ -92,8 +92,8 @@ def _tell_of_earlier(space: Space, folder: SweepFolder, shared: Composed, compos
     print(f"    before: {before.path}\n    now:    {folder.path}", file=sys.stderr)
 
 
-def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:
-    """Train every point, or go on with it.
+def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
+    """Train every point, or resume the sweep.
 
     Returns:
         Whether it has ended; False: its jobs are submitted.
@@ -133,14 +133,14 @@ def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:
 
 
 def open_sweep(given: Sequence[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
-    """The space, the folder and the shared config of overrides, and what composes their points."""
+    """The space, the folder and the shared config for overrides, and the composer of their points."""
     space, composer = read_space(given, project=project), Composer(project)
     name, shared = identity(space, composer)
     return space, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared, composer
 
 
 def _overrides(asked: Sequence[str], *, run_root: Path, trust: bool) -> tuple[list[str], SweepFolder | None]:
-    """What was given; or what the sweep was made from whose id or folder was given, and its folder."""
+    """The given overrides; or those of the sweep whose id or folder was given, with its folder."""
     if len(asked) == 1 and "=" not in asked[0] and not asked[0].startswith("~"):
         found = find(asked[0], run_root=run_root)
         given = list(found.facts["overrides"])  # read before it is signed
@@ -149,7 +149,7 @@ def _overrides(asked: Sequence[str], *, run_root: Path, trust: bool) -> tuple[li
     return list(asked), None
 
 
-def _facts(ready: Ready) -> dict[str, Any]:
+def _facts(ready: PreparedSweep) -> dict[str, Any]:
     folder, project, shared = ready.folder, ready.project, ready.shared
     return {
         "id": folder.id,

@@ -1,4 +1,4 @@
-"""Where two lines of a trace first differ, or a line and the weights that it tells of: the stage of the step, and the layer."""
+"""Where two lines of a trace first differ, or a line and the weights that it describes: the stage of the step, and the layer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from samewise.runner.records.trace import STAGES, shorten
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The first difference of two runs.
 
     Args:
         step: The optimizer step, counted from 1.
         stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
-        layer: The first parameter or buffer that differs, or the metric, or the summary's key, where one is named.
+        layer: The first parameter or buffer that differs, or the metric, or the summary's key, if one is known.
         reason: A sentence.
-        altered: Whether only the record differs, and not the training that goes on after it.
+        altered: Whether only the record differs, and not the training that continues after it.
     """
 
     step: int
@@ -34,18 +34,18 @@ class Parting:
         return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
 
 
-def first_parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:
-    """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree in all `stages`."""
+def first_divergence(head: dict[str, Any], one: dict[str, Any], two: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:
+    """Where two lines of the same step first differ: (stage, layer), the layer empty if unknown; None if they agree in all `stages`."""
     for stage in stages:
-        if first.get(stage) == second.get(stage):
+        if one.get(stage) == two.get(stage):
             continue
-        layers = first.get("layers", {}).get(stage), second.get("layers", {}).get(stage)
+        layers = one.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
         return stage, _first_layer(head.get(stage, []), *layers, backward=stage == "gradients") if all(layers) else ""
     return None
 
 
-def altered_weights(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
-    """The first tensor of a state_dict that is not the one of the line, empty where none can be named; None where all are."""
+def first_altered_tensor(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of a state_dict that differs from the trace's line, empty if it cannot be named; None if all agree."""
     numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=head.get("gradients", ()), algorithm=head.get("algorithm", XXH3))
     if f"{combine(numbers):016x}" == line["weights"]:
         return None

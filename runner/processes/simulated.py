@@ -1,4 +1,4 @@
-"""Ranks of which one is there and the others are pretended, for `samewise check`."""
+"""Simulates all ranks but one, for `samewise check`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _pretending = contextvars.ContextVar("pretending", default=False)
 
 
 @final
-class Pretended(Processes):
-    """Ranks of which only this one is there, in torch's fake process group: a collective leaves tensors as they are. To check a set-up, not to train."""
+class SimulatedPeers(Processes):
+    """Ranks of which only this one exists, in torch's fake process group: a collective leaves tensors unchanged. For checks, not for training."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.size
@@ -37,8 +37,8 @@ class Pretended(Processes):
 
 
 @contextlib.contextmanager
-def pretend(rank: int, size: int) -> Generator[None]:
-    """Within, this process is one of so many ranks; `join` then gives `Pretended`, and nobody looks for their devices."""
+def simulate_ranks(rank: int, size: int) -> Generator[None]:
+    """Within it, this process is one of so many ranks; `join` returns `SimulatedPeers`, and devices of the others are not required."""
     given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
     before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
     os.environ.update(given)
@@ -56,6 +56,6 @@ def pretend(rank: int, size: int) -> Generator[None]:
             dist.destroy_process_group()
 
 
-def is_pretended() -> bool:
-    """Whether this is inside `pretend`."""
+def is_simulated() -> bool:
+    """Whether this is within `simulate_ranks`."""
     return _pretending.get()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from samewise.runner.exports.compared import difference
+from samewise.runner.exports.difference import difference
 from samewise.runner.exports.format import Format
 from samewise.runner.exports.runtimes import Runtime, Truth, try_runtime
 

@@ -1,4 +1,4 @@
-"""What the finders share: a run with some of it replaced, a few steps of it, and how long they took."""
+"""Runs a few steps with parts of a run replaced, and measures how long they take; shared by the finders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEAR = 0.03
 
 
 class SetRate:
-    """A run's schedule whose learning rate is another: that of each parameter group in the same proportion.
+    """A run's schedule with the learning rate replaced; those of the parameter groups keep their proportions.
 
     Args:
         inner: The run's own, which sets what else it sets as before the first step.
@@ -36,7 +36,7 @@ class SetRate:
         self._inner, self._run, self._factor = inner, run, factor
 
     def before_step(self, step: int) -> None:
-        """Set the options of the step."""
+        """Set the step's options."""
         self._inner.before_step(0)
         for phase in self._run.phases:
             for group in phase.optimizer.param_groups:
@@ -50,15 +50,15 @@ class SetRate:
         return getattr(self._inner, name)
 
 
-class Trial:
-    """A run from which steps are taken again and again, each time from its beginning."""
+class RepeatedRun:
+    """A run whose first steps are taken several times, each time from its initial state."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._state = copy_to_cpu(state_of(run))
 
     def steps(self, count: int, **others: Any) -> Iterator[tuple[Outcome, float]]:
-        """Take steps, with `others` of the run's parts replaced; what each came to and the seconds that it took, with the waiting for its batch."""
+        """Take steps with `others` in place of the run's parts; yields each outcome and its duration in seconds, including the wait for the batch."""
         restore(self._run, copy_to_cpu(self._state))
         run = replace(self._run, total_steps=count, progress=Progress(), **others)
         with streams.preserve_generators():
@@ -72,11 +72,11 @@ class Trial:
                         torch.cuda.synchronize()
                     yield outcome, time.perf_counter() - began
             finally:
-                batches = None  # and with them their workers
+                batches = None  # also ends their workers
                 self._run.clear_gradients()
                 gc.collect()
 
 
 def as_overrides(found: Mapping[str, Any]) -> list[str]:
-    """Settings as they are written on the command line."""
+    """Format settings as overrides."""
     return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in found.items()]

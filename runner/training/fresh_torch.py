@@ -1,4 +1,4 @@
-"""Training in a process that is not samewise's own: torch is as a fresh process has it while it lasts, and as it was before afterwards.
+"""Trains in a process with other torch settings, such as a notebook: torch is as in a fresh process meanwhile, and afterwards as before.
 
 A notebook may have changed torch's default dtype, its threads, its switches. Each of these is set to torch's own default first; generators need no care,
 since every draw is keyed. What cannot be set is refused.
@@ -27,8 +27,8 @@ class _Switch:
 
 
 @contextmanager
-def undisturbed() -> Generator[None]:
-    """Within it, torch is as in a fresh process, whatever this one has set; afterwards all of that is put back.
+def fresh_torch_state() -> Generator[None]:
+    """Within it, torch's settings are those of a fresh process; afterwards they are restored.
 
     The experiment's variables must be in the environment already, and its switches are set within.
 
@@ -50,7 +50,7 @@ def undisturbed() -> Generator[None]:
         if was_imported:
             _require_no_block()
         with torch.inference_mode(False), torch.enable_grad(), threadpool_limits(1, user_api="blas"):
-            yield  # BLAS here is NumPy's: processes.variables.ALWAYS
+            yield  # BLAS here means NumPy's: processes.variables.ALWAYS
     finally:
         use_portable_operators(wanted=False)
         _set(switches, before)
@@ -64,7 +64,7 @@ def _set(switches: list[_Switch], values: list[Any]) -> None:
 
 
 def _switches() -> list[_Switch]:
-    """General ones before those of an operator, which take a general one's value when that is set."""
+    """General settings before those of operators, which inherit a general one when it is set."""
     import torch
 
     backends: Any = torch.backends
@@ -76,24 +76,24 @@ def _switches() -> list[_Switch]:
         _Switch(torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device), torch.device("cpu")),
         _Switch(torch.get_num_threads, torch.set_num_threads, threads),
         _Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-        _of(deterministic, "fill_uninitialized_memory", True),
+        _switch_of(deterministic, "fill_uninitialized_memory", True),
         _Switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
-        *(_of(cudnn, name, default) for name, default in (("enabled", True), ("benchmark", False), ("deterministic", False), ("allow_tf32", True))),
-        *(_of(operator, "fp32_precision", "none") for operator in (cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)),
-        *(_of(operator, "fp32_precision", "tf32") for operator in (cudnn.conv, cudnn.rnn)),
+        *(_switch_of(cudnn, name, default) for name, default in (("enabled", True), ("benchmark", False), ("deterministic", False), ("allow_tf32", True))),
+        *(_switch_of(operator, "fp32_precision", "none") for operator in (cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)),
+        *(_switch_of(operator, "fp32_precision", "tf32") for operator in (cudnn.conv, cudnn.rnn)),
         _Switch(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         _Switch(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         *(_Switch(getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"), True) for kind in ("flash", "mem_efficient", "math", "cudnn")),
-        *(_of(cuda.matmul, f"allow_{kind}_reduced_precision_reduction", True) for kind in ("fp16", "bf16")),
+        *(_switch_of(cuda.matmul, f"allow_{kind}_reduced_precision_reduction", True) for kind in ("fp16", "bf16")),
     ]
 
 
-def _of(holder: Any, name: str, default: Any) -> _Switch:
+def _switch_of(holder: Any, name: str, default: Any) -> _Switch:
     return _Switch(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), default)
 
 
 def _require_no_block() -> None:
-    """The blocks whose effect on what runs within them cannot be undone here."""
+    """Refuse torch contexts around the call whose effect cannot be undone here."""
     import torch
 
     found = [f"torch.autocast('{device}')" for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]

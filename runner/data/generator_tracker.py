@@ -1,4 +1,4 @@
-"""Which generators samples draw from. Seeding all of them for each sample takes longer than making a small one, so only those are seeded that are drawn from.
+"""Finds out which generators samples draw from. Seeding all generators takes longer than making a small sample, so only these are seeded.
 
 Any other stands at a known place while a batch is made. If it has left that place afterwards, it was drawn from: the batch is made again, with it seeded.
 """
@@ -20,33 +20,33 @@ Make = Callable[[Collection[str]], Any]
 """Makes a batch, with these generators seeded for each sample."""
 
 _FIRST, _SECOND = 1, 2
-"""Seeds of the places where a generator stands that is not seeded for each sample."""
+"""Seeds for the states of generators that are not seeded for each sample."""
 
 
-class Drawn:
-    """Makes batches, and learns which generators that draws from; `make` may be called again for what it has made."""
+class GeneratorTracker:
+    """Makes batches and finds out which generators they draw from; `make` may be called again for the same batch."""
 
     def __init__(self) -> None:
         self._seeded: tuple[str, ...] | None = None
 
     def __call__(self, make: Make, first: Make) -> Any:
-        """What `make` gives with every generator seeded.
+        """The result of `make` as if every generator had been seeded.
 
         `first` makes a part of it, to be looked at before anything is made: does it depend on a generator that it leaves as it was?
         """
         if self._seeded is None:
-            self._seeded = _dependent(first)
+            self._seeded = _find_drawn(first)
         while True:
             others = [name for name in SEEDERS if name not in self._seeded]
-            made, drawn = _watched(make, self._seeded, others)
+            made, drawn = _make_and_probe(make, self._seeded, others)
             if not drawn:
                 return made
             self._seeded = (*self._seeded, *drawn)
 
 
-def _dependent(make: Make) -> tuple[str, ...]:
-    """The generators that something depends on: those that it draws from; all of them where it reads a generator without drawing, or puts it back."""
-    one, drawn = _watched(make, (), list(SEEDERS))
+def _find_drawn(make: Make) -> tuple[str, ...]:
+    """The generators that a result depends on: those drawn from; all of them if a generator is read without drawing, or restored."""
+    one, drawn = _make_and_probe(make, (), list(SEEDERS))
     if len(drawn) < len(SEEDERS):
         for name in _PROBES:
             SEEDERS[name](_FIRST if name in drawn else _SECOND)
@@ -55,14 +55,14 @@ def _dependent(make: Make) -> tuple[str, ...]:
     return tuple(drawn)
 
 
-def _watched(make: Make, seeded: Collection[str], others: Collection[str]) -> tuple[Any, list[str]]:
-    """What `make` gives, and which of the `others` it drew from."""
+def _make_and_probe(make: Make, seeded: Collection[str], others: Collection[str]) -> tuple[Any, list[str]]:
+    """The result of `make`, and which of the `others` it drew from."""
     for name in others:
         if name in _PROBES:
             SEEDERS[name](_FIRST)
     offsets = _offsets() if "cuda" in others else ()
     made = make(seeded)
-    drawn = [name for name in others if name in _PROBES and _PROBES[name]() != _undrawn(name)]
+    drawn = [name for name in others if name in _PROBES and _PROBES[name]() != _first_draw(name)]
     return made, [*drawn, *(["cuda"] if "cuda" in others and _offsets() != offsets else ())]
 
 
@@ -71,16 +71,16 @@ _PROBES: dict[str, Callable[[], Any]] = {
     "numpy": lambda: np.random.random_sample(),
     "torch": lambda: torch.default_generator.get_state().numpy().tobytes(),
 }
-"""What each generator gives next, where that is quicker than to compare its state."""
+"""The next value of each generator for which this is faster than comparing its state."""
 
 
 @cache
-def _undrawn(name: str) -> Any:
-    """What is given by a generator that nothing was drawn from."""
+def _first_draw(name: str) -> Any:
+    """The first value of a freshly seeded generator."""
     SEEDERS[name](_FIRST)
     return _PROBES[name]()
 
 
 def _offsets() -> tuple[int, ...]:
-    """How far each CUDA device's generator is: known without asking the device, and without seeding it."""
+    """The offset of each CUDA device's generator, known without a wait for the device and without seeding."""
     return tuple(one.get_offset() for one in torch.cuda.default_generators) if torch.cuda.is_initialized() else ()

@@ -1,4 +1,4 @@
-"""How far two runtimes' results are apart."""
+"""Measures how much two runtimes' results differ."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _WHOLE = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of all outputs together, what is largest.
+    """The largest difference over all outputs.
 
     Args:
         output: The name of the output that is furthest off.
         relative: The largest absolute error of its numbers over the largest of them.
-        ulps: How many numbers of the format lie between two that should be the same, at most; 0 where it is of whole numbers.
+        ulps: The largest number of representable values between two results; 0 for integers.
     """
 
     output: str
@@ -30,7 +30,7 @@ class Difference:
 
 
 def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Difference | None:
-    """Where results differ most from what is expected; None: the same bits.
+    """The largest difference from the expected results; None if the bits are the same.
 
     Raises:
         ValueError: they are not the same tensors by name, shape and dtype.
@@ -65,7 +65,7 @@ def _relative(one: Tensor, other: Tensor) -> float:
 
 
 def _ulps(one: Tensor, other: Tensor) -> int:
-    """The bits of a floating-point number, with those of negative ones mirrored, count up as the numbers do."""
+    """Map floating-point numbers to integers in the same order: their bits, mirrored for negative numbers."""
     if one.dtype not in _WHOLE:
         return 0
     a, b = (_bits(side).to(torch.int64) for side in (one, other))

@@ -1,4 +1,4 @@
-"""What a step raised, as a problem that a person can act on: parts that are sound alone and do not fit together, operators that torch refuses."""
+"""Explains errors of a step: parts that do not fit together, and operators that torch refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from samewise.runner.errors import Problem, ends_process, first_line, raised_at
+from samewise.runner.errors import Problem, describe_exit, first_line, raised_at
 from samewise.runner.records import trace
 from samewise.runner.records.folder import RunFolder
 
@@ -15,7 +15,7 @@ NO_DETERMINISTIC = "does not have a deterministic implementation"
 
 
 def refused_operator(error: BaseException) -> Problem | None:
-    """The problem behind torch's refusal of an operator without a deterministic implementation, else None."""
+    """The problem for an operator without a deterministic implementation, which torch refused; otherwise None."""
     text = str(error)
     if NO_DETERMINISTIC not in text:
         return None
@@ -26,7 +26,7 @@ def refused_operator(error: BaseException) -> Problem | None:
 
 
 def killed_worker(error: BaseException) -> Problem | None:
-    """The problem where torch says that a worker of the loader is gone, else None."""
+    """The problem for a loader worker that torch reports as dead; otherwise None."""
     found = re.match(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [\w ]+|exited unexpectedly)", str(error))
     if not isinstance(error, RuntimeError) or not found:
         return None
@@ -34,10 +34,10 @@ def killed_worker(error: BaseException) -> Problem | None:
     return Problem("loader.num_workers", f"worker process {found[1]} {found[2].strip()}: the kernel, or somebody, has ended it", hint=hint)
 
 
-def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:
-    """What a step raised, which comes from parts that are sound alone but do not fit together."""
+def explain_step_error(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:
+    """The problem for an error of a step, caused by parts that are valid alone but do not fit together."""
     if isinstance(error, SystemExit):
-        message, where = ends_process("the first step", error)
+        message, where = describe_exit("the first step", error)
         return Problem("recipe, model, dataset, transforms", message, hint=where)
     if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
         return Problem("dataset.num_classes", f"the data has the label {label[1]}, but the model has no class for it", expected=f"at least {int(label[1]) + 1}")
@@ -47,7 +47,7 @@ def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None
 
 
 def _advice(error: Exception, model: Mapping[str, Any]) -> str:
-    """What to do where parts do not fit, as far as torch's words tell it: else the line of the user's that failed."""
+    """What to do, as far as torch's message shows it; otherwise the user's line that failed."""
     said = str(error)
     if re.search(r"expected scalar type (Byte but found Float|Float but found Byte)|unsigned char|not implemented for 'Byte'", said):
         return "the model is given integers from 0 to 255: choose transforms that make them float, such as transforms=images"
@@ -60,8 +60,8 @@ def _advice(error: Exception, model: Mapping[str, Any]) -> str:
     return raised_at(error, anywhere=False) or "--debug shows where"
 
 
-def risen(folder: RunFolder) -> Problem | None:
-    """A loss that is five times the first in the second half of a run's steps: of a training for a trial, a sign that the real one will diverge."""
+def rising_loss(folder: RunFolder) -> Problem | None:
+    """A loss five times the first in the second half of a trial run's steps: a sign that a full training will diverge."""
     losses = [float.fromhex(line["loss"]) for _, line in sorted(trace.read_trace_of(folder)[1].items())]
     if len(losses) < 4:
         return None

@@ -1,4 +1,4 @@
-"""A connection to another rank that is lost: which one it was, in words."""
+"""Explains a lost connection to another rank: which rank it was."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ places: dict[int, list[str]] = {}
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether it is how torch says that another process does not answer."""
+    """Whether an error is one that torch raises if another process does not answer."""
     return isinstance(error, RuntimeError) and not isinstance(error, SamewiseError) and bool(_CONNECTION.search(str(error)))
 
 
 def peer_lost(when: str) -> PeerFailed:
-    """Names the ranks of this machine whose processes are gone; of another machine's nothing is known here."""
-    end = time.monotonic() + 1.0  # a process that ends closes its connections first
+    """Names the ranks of this machine whose processes are gone; processes of other machines cannot be seen."""
+    end = time.monotonic() + 1.0  # a process closes its connections before it ends
     while not (gone := [rank for rank, (place, process) in places.items() if place == here() and _is_gone(process)]) and time.monotonic() < end:
         time.sleep(0.05)
     who = f"{ranks_in_words(gone)}, whose process{'es are' if len(gone) > 1 else ' is'} gone," if gone else "another rank"
@@ -33,7 +33,7 @@ def peer_lost(when: str) -> PeerFailed:
 
 
 def here() -> str:
-    """This machine, and which processes of it can be seen from here: in a container only its own."""
+    """This machine, and its process namespace: in a container only its own processes can be seen."""
     seen = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
     return f"{socket.gethostname()}/{seen}"
 
@@ -42,11 +42,11 @@ def _is_gone(process: str) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] in "ZX"
     except OSError:
-        return os.path.exists("/proc/self/stat")  # elsewhere than on Linux nothing is known
+        return os.path.exists("/proc/self/stat")  # not known on other systems than Linux
 
 
 def explain(error: BaseException) -> BaseException:
-    """The error; a lost connection in words, where no run was there yet to explain it."""
+    """The error to raise: a lost connection is explained, for cases before a run exists that could explain it."""
     return peer_lost("before the training began") if is_lost_connection(error) else error
 
 

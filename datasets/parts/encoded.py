@@ -1,0 +1,186 @@
+"""Image files on their way to the device that decodes them, and which files those are."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.utils import deterministic
+
+from samewise.datasets.parts.decode import MODES, Mode, decode_file, pixels_of
+from samewise.datasets.parts.limits import PIXELS
+from samewise.runner.errors import ConfigError, DataError, Problem, first_line
+
+_ALONE: Final = (0x01, *range(0xD0, 0xD8))
+"""Markers of a JPEG that have no content."""
+_BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
+_FRAMES: Final = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_SAMPLING: Final = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (4, 2)}
+"""Of the luminance, relative to colour of (1, 1): 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1, 4:1:0."""
+
+
+class EncodedImages:
+    """The bytes of B image files, on the CPU; of a file that the device does not decode, its pixels.
+
+    It passes a loader's workers as one tensor and stays on the CPU, where decoders want the bytes, until the batch transform `Decode`. Its `repr` has a digest
+    of all that is decoded, so the trace of a step depends on it; where the files lie is not in it.
+
+    Args:
+        content: uint8[N], image after image.
+        shapes: Of each: [bytes], or [C, H, W] if it is pixels.
+        names: What errors call each.
+        mode: "rgb" or "gray".
+    """
+
+    def __init__(self, content: Tensor, shapes: Sequence[tuple[int, ...]], names: Sequence[str], mode: Mode) -> None:
+        self._content, self._shapes, self._names, self._mode = content, list(shapes), list(names), mode
+
+    @classmethod
+    def from_file(cls, raw: bytes, name: str, *, mode: Mode) -> EncodedImages:
+        """One file, as it is where the device decodes it. Its header is checked, as `read_image` does before it decodes.
+
+        Raises:
+            DataError: it has too many pixels; or it has to be decoded here, and is damaged.
+        """
+        if not is_for_device(raw, mode):
+            pixels = decode_file(raw, name, mode=mode)
+            return cls(pixels.reshape(-1), [tuple(pixels.shape)], [name], mode)
+        PIXELS.check(name, pixels_of(raw))
+        return cls(torch.frombuffer(bytearray(raw), dtype=torch.uint8), [(len(raw),)], [name], mode)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[EncodedImages]) -> EncodedImages:
+        """The images of all, in order."""
+        shapes, names = ([one for part in parts for one in getattr(part, name)] for name in ("_shapes", "_names"))
+        return cls(torch.cat([part._content for part in parts]), shapes, names, parts[0]._mode)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __repr__(self) -> str:
+        return f"EncodedImages({self._mode}, {self._shapes}, {xxhash.xxh3_64_hexdigest(self._content.numpy())})"
+
+    def decode(self, device: torch.device) -> list[Tensor]:
+        """uint8[C, H, W] of each, on the device.
+
+        Raises:
+            DataError: a file is damaged, or nvJPEG cannot decode it.
+            ConfigError: this build of torchvision has no nvJPEG.
+        """
+        parts = [part.view(shape) for part, shape in zip(self._content.split([_numel(shape) for shape in self._shapes]), self._shapes, strict=True)]
+        if device.type == "cpu":
+            return [self._decode_on_cpu(part, name) if part.dim() == 1 else part for part, name in zip(parts, self._names, strict=True)]
+        files = [place for place, part in enumerate(parts) if part.dim() == 1]
+        made = [part.to(device, non_blocking=True) if part.dim() == 3 else part for part in parts]
+        for place, image in zip(files, self._decode_by_nvjpeg([parts[place] for place in files], [self._names[place] for place in files], device), strict=True):
+            made[place] = image
+        return made
+
+    def _decode_on_cpu(self, encoded: Tensor, name: str) -> Tensor:
+        return decode_file(encoded.numpy().tobytes(), name, mode=self._mode)
+
+    def _decode_by_nvjpeg(self, encoded: list[Tensor], names: list[str], device: torch.device) -> list[Tensor]:
+        if not encoded:
+            return []
+        try:
+            return _decode_on_device(encoded, MODES[self._mode][0], device)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, AttributeError) as error:
+            if isinstance(error, AttributeError) or "not compiled with" in str(error):
+                hint = "set dataset.decode=worker, or install a build of torchvision for CUDA"
+                raise ConfigError(Problem("dataset.decode", "this build of torchvision has no nvJPEG", "device", hint=hint)) from None
+            for one, name in zip(encoded, names, strict=True):
+                self._raise_if_refused(one, name, device)
+            raise
+
+    def _raise_if_refused(self, encoded: Tensor, name: str, device: torch.device) -> None:
+        """Decode one file alone, and say what is wrong with it, first as the CPU's decoder does: no file is decoded elsewhere than the others in silence."""
+        try:
+            _decode_on_device([encoded], MODES[self._mode][0], device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._decode_on_cpu(encoded, name)
+            hint = "save it anew as a JPEG, or set dataset.decode=worker"
+            raise DataError(Problem(name, f"nvJPEG cannot decode this image: {first_line(error)}", hint=hint)) from None
+
+
+def is_for_device(raw: bytes, mode: Mode) -> bool:
+    """Whether a file is a JPEG that nvJPEG decodes to the colours that the CPU's decoder gives.
+
+    It is complete; baseline or progressive, of 8 bits; of one component for "gray", else of three, which are YCbCr; with its colour sampled as usual. So
+    neither CMYK, nor grey where colour is asked for, nor RGB stored as such, nor arithmetic coding, nor a PNG that is called .JPEG.
+    """
+    if not raw.startswith(b"\xff\xd8\xff"):
+        return False
+    at, frame, is_rgb = 2, b"", False
+    while at + 4 <= len(raw) and raw[at] == 0xFF:
+        marker = raw[at + 1]
+        if marker == 0xFF or marker in _ALONE:
+            at += 1 if marker == 0xFF else 2
+            continue
+        (length,) = struct.unpack_from("!H", raw, at + 2)
+        content = raw[at + 4 : at + 2 + length]
+        if marker in _FRAMES:
+            if frame or marker not in (_BASELINE, _PROGRESSIVE):
+                return False
+            frame = content
+        elif marker == _ADOBE and content.startswith(b"Adobe"):
+            is_rgb = len(content) < 12 or content[11] == 0
+        elif marker == _SCAN:
+            return raw.rfind(bytes((0xFF, _END)), at) >= 0 and _is_usual(frame, mode, is_rgb=is_rgb)
+        elif marker == _END:
+            return False
+        at += 2 + length
+    return False
+
+
+def _is_usual(frame: bytes, mode: Mode, *, is_rgb: bool) -> bool:
+    """The same of a frame's header."""
+    if len(frame) < 6:
+        return False
+    bits, height, width, count = struct.unpack_from("!BHHB", frame)
+    parts = [frame[at : at + 3] for at in range(6, len(frame), 3)]
+    if bits != 8 or not height or not width or count != len(parts) or len(parts[-1]) != 3:
+        return False
+    if count == 1:
+        return mode == "gray"
+    sampling = [(part[1] >> 4, part[1] & 15) for part in parts]
+    return count == 3 and not is_rgb and bytes(part[0] for part in parts) != b"RGB" and sampling[0] in _SAMPLING and sampling[1:] == [(1, 1)] * 2
+
+
+def _numel(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
+
+
+@cache
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
+
+
+def _decode_on_device(encoded: list[Tensor], mode: int, device: torch.device) -> list[Tensor]:
+    """uint8[C, H, W] of each, on the device, by torchvision's operator.
+
+    It writes on a stream of its own into memory of the current one, without waiting for that. So it gets a stream of ours, on which nothing else is ever
+    pending, not even the filling of uninitialised memory. The host waits until all is decoded.
+    """
+    filling = deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)
+    deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        with torch.cuda.stream(_stream(device)):
+            images = torch.ops.image.decode_jpegs_cuda(encoded, mode, device)
+            done = torch.cuda.Event()
+            done.record(_stream(device))
+    finally:
+        deterministic.fill_uninitialized_memory = filling  # pyright: ignore[reportAttributeAccessIssue]
+    at_work = torch.cuda.current_stream(device)
+    at_work.wait_event(done)
+    for image in images:
+        image.record_stream(at_work)
+    return images

@@ -1,0 +1,306 @@
+"""Images that the device decodes: which files those are, and that decoding, cropping and resizing them in the step changes nothing but nvJPEG's own pixels."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.parts.encoded import EncodedImages, is_for_device
+from samewise.datasets.transforms.decode import Decode
+from samewise.datasets.transforms.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from samewise.recipes.classification import Classification
+from samewise.runner.config import fingerprint as fingerprints
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
+from samewise.runner.data import streams
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Batch
+from samewise.runner.records.digest import value_digest
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+
+
+def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [127 + 120 * np.sin(x / 9 + phase) * np.cos(y / 7 + 2 * phase) for phase in range(3)]
+    return Image.fromarray(np.stack(waves, -1).astype(np.uint8)).convert(mode)
+
+
+def saved(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
+    image.save(held := io.BytesIO(), form, **options)
+    return held.getvalue()
+
+
+def with_byte(raw: bytes, marker: int, offset: int, value: int) -> bytes:
+    """A JPEG with another byte in the segment of a marker."""
+    at = raw.index(bytes((0xFF, marker))) + offset
+    return raw[:at] + bytes([value]) + raw[at + 1 :]
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+PHOTO = picture(60, 44)
+ADOBE = b"\xff\xee" + struct.pack("!H", 14) + b"Adobe" + bytes((0, 100, 0, 0, 0, 0, 0))
+FOR_DEVICE = {
+    "4:4:4": saved(PHOTO, subsampling=0),
+    "4:2:2": saved(PHOTO, subsampling=1),
+    "4:2:0": saved(PHOTO, subsampling=2),
+    "progressive": saved(PHOTO, progressive=True),
+    "turned by EXIF": saved(PHOTO, exif=EXIF),
+    "with restart markers": saved(PHOTO, restart_marker_blocks=2),
+    "with bytes after its end": saved(PHOTO) + b"\0\0more",
+}
+FOR_WORKER = {
+    "PNG": saved(PHOTO, "PNG"),
+    "BMP": saved(PHOTO, "BMP"),
+    "WebP": saved(PHOTO, "WEBP"),
+    "grey": saved(PHOTO.convert("L")),
+    "CMYK": saved(PHOTO.convert("CMYK")),
+    "RGB as such": saved(PHOTO, keep_rgb=True),
+    "RGB by Adobe's marker": (raw := saved(PHOTO, subsampling=0))[:2] + ADOBE + raw[2:],
+    "of unusual sampling": with_byte(saved(PHOTO, subsampling=0), 0xC0, 11, 0x13),
+}
+ALL = {**FOR_DEVICE, **FOR_WORKER}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Each kind of file that decodes, in several sizes."""
+    for split in ("train", "valid"):
+        for name in ("ant", "bee"):
+            (folder := tmp_path / split / name).mkdir(parents=True)
+            for number, (kind, raw) in enumerate(ALL.items()):
+                if "sampling" not in kind:
+                    (folder / f"{number:02}.jpg").write_bytes(raw)
+            (folder / "large.jpg").write_bytes(saved(picture(90, 71)))
+            (folder / "long.jpg").write_bytes(saved(picture(120, 30)))
+    return tmp_path
+
+
+def both(root: Path, **settings: Any) -> tuple[list[Tensor], Batch]:
+    """The images as a worker decodes them, and a batch of them that are encoded."""
+    plain, encoded = (ImageFolder(root=str(root), folder="train", decode=decode, **settings) for decode in ("worker", "device"))
+    assert encoded.encoded
+    assert not plain.encoded
+    assert plain.fingerprint() == encoded.fingerprint()
+    return [plain[index]["image"] for index in range(len(plain))], Classification(num_classes=2).collate([encoded[index] for index in range(len(encoded))])
+
+
+@pytest.mark.parametrize("mode", ["rgb", "gray"])
+def test_on_the_cpu_the_pixels_are_those_that_a_worker_decodes(root: Path, mode: Any):
+    images, batch = both(root, mode=mode)
+    decoded = Decode()(batch)
+    assert [image.shape for image in decoded["image"]] == [image.shape for image in images]
+    assert all(torch.equal(one, other) for one, other in zip(decoded["image"], images, strict=True))
+    assert decoded["label"] is batch["label"]
+    assert isinstance(batch["image"], EncodedImages)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_only_a_file_that_nvjpeg_decodes_to_the_same_colours_is_left_encoded(kind: str):
+    assert is_for_device(ALL[kind], "rgb") is (kind in FOR_DEVICE)
+    if kind == "grey":
+        assert is_for_device(ALL[kind], "gray")
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "progressive"])
+def test_a_header_that_is_cut_short_is_never_for_the_device(kind: str):
+    raw = FOR_DEVICE[kind]
+    end = raw.rindex(b"\xff\xd9")
+    assert not any(is_for_device(raw[:length], "rgb") for length in range(0, end + 2, 3))
+    assert is_for_device(raw[: end + 2], "rgb")
+
+
+def test_images_of_one_size_are_one_tensor(tmp_path: Path):
+    encoded = EncodedImages.concatenate([EncodedImages.from_file(saved(PHOTO), "a.jpg", mode="rgb")] * 3)
+    made = Decode()({"image": encoded})["image"]
+    assert made.shape == (3, 3, 44, 60)
+    assert made.dtype == torch.uint8
+
+
+def test_images_that_are_decoded_already_stay_as_they_are():
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    assert Decode()({"image": images})["image"] is images
+
+
+def test_the_digest_of_a_batch_is_of_the_bytes_and_not_of_the_folder(root: Path, tmp_path_factory: pytest.TempPathFactory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(root, elsewhere)
+    before = value_digest(both(root)[1])
+    assert value_digest(both(elsewhere)[1]) == before
+    file = elsewhere / "train" / "ant" / "large.jpg"
+    raw = file.read_bytes()
+    file.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
+    assert value_digest(both(elsewhere)[1]) != before
+
+
+def test_a_random_resized_crop_is_torchvisions_given_its_boxes(root: Path):
+    images, batch = both(root)
+    transform, decoded = RandomResizedCrop(20), Decode()(batch)
+    choices = transform.draw(decoded, len(images))
+    made = transform.apply(decoded, choices)["image"]
+    boxes = zip(*(choices[name].tolist() for name in ("top", "left", "height", "width")), strict=True)
+    assert torch.equal(made, torch.stack([F.resized_crop(image, *box, size=[20, 20]) for image, box in zip(images, boxes, strict=True)]))
+
+
+def test_boxes_lie_in_their_own_image_and_where_none_fits_are_torchvisions_central_one():
+    images = [torch.zeros(3, *size) for size in ((10, 100), (100, 10), (50, 50), (33, 40))] * 50
+    choices = RandomResizedCrop(8).draw({"image": images}, len(images))
+    assert all(top >= 0 and top + tall <= image.shape[1] for image, top, tall in zip(images, choices["top"], choices["height"], strict=True))
+    assert all(left >= 0 and left + wide <= image.shape[2] for image, left, wide in zip(images, choices["left"], choices["width"], strict=True))
+    drawn = RandomResizedCrop(8, scale=(1.0, 1.0)).draw({"image": images}, len(images))
+    for place in (0, 1):
+        theirs = v2.RandomResizedCrop(8, scale=(1.0, 1.0)).make_params([images[place]])
+        assert {name: int(value[place]) for name, value in drawn.items()} == theirs
+
+
+def test_a_list_of_images_of_one_size_has_the_boxes_of_the_tensor():
+    images, transform = torch.zeros(40, 3, 33, 47), RandomResizedCrop(8)
+    drawn = []
+    for value in (images, list(images)):
+        with streams.scope(0, "step", 3):
+            drawn.append(transform.draw({"image": value}, 40))
+    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+
+
+def test_evaluation_gives_the_pixels_of_the_sample_transforms(root: Path):
+    images, batch = both(root)
+    transform = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(28)])
+    assert torch.equal(CenterCrop(28)(Resize(32)(Decode()(batch)))["image"], torch.stack([transform(image) for image in images]))
+
+
+def test_images_that_differ_in_size_are_named_where_one_size_is_needed(root: Path):
+    _, batch = both(root)
+    decoded = Decode()(batch)
+    with pytest.raises(ConfigError, match=r"the images of a batch differ in size(.|\n)*RandomResizedCrop"):
+        RandomCrop(8)(decoded)
+    with pytest.raises(DataError, match="the images of a batch differ in size"):
+        Classification(num_classes=2).inputs(decoded)
+
+
+@pytest.mark.parametrize("settings", [{"cache": "memory"}, {"mode": "channels", "channels": 3}, {"transform": v2.Resize(8)}, {"decode": "gpu"}])
+def test_what_needs_pixels_before_is_refused(root: Path, settings: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"decode: (cannot be combined with|is not a valid place)"):
+        ImageFolder(root=str(root), folder="train", **{"decode": "device", **settings})
+
+
+def test_a_header_is_checked_before_anything_is_decoded(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SAMEWISE_MAX_PIXELS", "6000")
+    monkeypatch.setattr(torch.ops.image, "decode_jpeg", None)
+    data = ImageFolder(root=str(root), folder="train", decode="device")
+    place = next(index for index in range(len(data)) if data.path(index).name == "large.jpg")
+    with pytest.raises(DataError, match=r"large\.jpg: has 6,390 pixels, more than the limit"):
+        data[place]
+
+
+@pytest.mark.parametrize("spoil", [lambda raw: raw[:-400], lambda raw: b"", lambda raw: b"text", lambda raw: raw[:300], lambda raw: raw[:2] + raw[40:]])
+def test_a_damaged_file_is_the_same_error_as_in_a_worker(root: Path, spoil: Callable[[bytes], bytes]):
+    file = root / "train" / "ant" / "large.jpg"
+    file.write_bytes(spoil(file.read_bytes()))
+    told = []
+    for decode in ("worker", "device"):
+        data = ImageFolder(root=str(root), folder="train", decode=decode)
+        place = next(index for index in range(len(data)) if data.path(index) == file)
+        with pytest.raises(DataError, match=r"large\.jpg: ") as caught:
+            Decode()(Classification(num_classes=2).collate([data[place]]))
+        told.append(caught.value.problems)
+    assert told[0] == told[1]
+
+
+def identity(*overrides: str) -> dict[str, Any]:
+    given = compose(["experiment=resnet50_imagenet", *overrides], project=Project(Path(__file__).resolve().parents[2])).cfg
+    return fingerprints.identity(plain(given))
+
+
+def test_decoding_on_the_device_is_another_experiment_and_the_default_is_the_one_of_before():
+    usual, on_device = identity(), identity("dataset.decode=device")
+    assert not any("decode" in node for node in (usual["dataset"], usual["dataset"]["train"], usual["dataset"]["valid"]))
+    assert on_device["dataset"]["train"]["decode"] == on_device["dataset"]["valid"]["decode"] == "device"
+    assert identity("dataset.train._target_=mine.Data", "dataset.decode=worker")["dataset"]["train"]["decode"] == "worker"
+
+
+SETTINGS = (
+    "experiment=resnet18_digits",
+    "model.width=4",
+    "dataset=image_folder",
+    "dataset.num_classes=2",
+    "dataset.channels=3",
+    "max_steps=3",
+    "batch_size=8",
+    "replicas=2",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "device=cpu",
+    "dataset.decode=device",
+)
+
+
+@pytest.mark.slow
+def test_neither_workers_nor_ranks_change_bits(root: Path, samewise: Callable[..., Any], tmp_path: Path):
+    traces = set()
+    transforms = ("transforms=imagenet_on_device", "transforms.size=24", "transforms.eval_resize=28")
+    for number, own in enumerate(("loader.num_workers=0", "loader.num_workers=2", "strategy.nproc=2")):
+        given = (f"dataset.root={root}", "strategy=elastic", own, f"run_root={tmp_path / 'runs' / str(number)}")
+        done = samewise("train", *SETTINGS, *transforms, *given)
+        assert done.returncode == 0, done.stderr
+        (trace,) = (tmp_path / "runs" / str(number)).glob("*/*/trace.jsonl")
+        traces.add(trace.read_bytes())
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["transforms=imagenet"], r"transforms\.train\.sample: sample transforms come before(.|\n)*transforms=imagenet_on_device"),
+        (["transforms=images"], r"transforms\.train\.batch: the images of dataset\.train are still encoded(.|\n)*transforms=imagenet_on_device"),
+    ],
+)
+def test_transforms_that_do_not_fit_are_refused_before_training(root: Path, tmp_path: Path, overrides: list[str], message: str):
+    project = Project(Path(__file__).resolve().parents[2])
+    with pytest.raises(ConfigError, match=message):
+        build(compose([*SETTINGS, f"dataset.root={root}", *overrides], project=project), project, RunFolder(tmp_path / "run"))
+
+
+@pytest.mark.gpu
+def test_nvjpeg_gives_nearly_the_cpus_pixels_and_the_same_ones_again_alone_and_in_any_batch(root: Path):
+    images, batch = both(root)
+    batch["label"] = batch["label"].cuda()
+    made = Decode()(batch)["image"]
+    for here, there in zip(images, made, strict=True):
+        assert there.is_cuda
+        assert (here.double() - there.cpu().double()).abs().mean() < 3
+    again = Decode()(batch)["image"]
+    assert all(torch.equal(one, other) for one, other in zip(made, again, strict=True))
+    data = ImageFolder(root=str(root), folder="train", decode="device")
+    for index in range(len(data)):
+        alone = Decode()({**Classification(num_classes=2).collate([data[index]]), "label": batch["label"][:1]})["image"]
+        assert torch.equal(alone[0], made[index])
+
+
+@pytest.mark.gpu
+def test_pixels_are_right_while_the_device_is_at_work(root: Path):
+    """nvJPEG writes on a stream of its own; what is still computed must not meet it in one piece of memory."""
+    _, batch = both(root)
+    batch["label"] = batch["label"].cuda()
+    expected = [image.cpu() for image in Decode()(batch)["image"]]
+    busy = torch.randn(2048, 2048, device="cuda")
+    for _ in range(5):
+        for _ in range(20):
+            busy = (busy @ busy).clamp(-1, 1)
+            torch.empty(1 << 16, dtype=torch.uint8, device="cuda").fill_(7)
+        made = Decode()(batch)["image"]
+        assert all(torch.equal(image.cpu(), other) for image, other in zip(made, expected, strict=True))

@@ -1,0 +1,154 @@
+"""Images that are decoded on the device: what that makes it do, on a pretended one whose nvJPEG is the CPU's decoder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pretended_cuda import DeviceError, PretendedDevice, pretended, steps
+from pretended_cuda.streams import Stream
+from pretended_cuda.tensor import PretendedTensor
+from torch import Tensor
+from torch.utils import deterministic
+
+from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.transforms.decode import Decode
+from samewise.recipes.classification import Classification
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import find
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Batch
+from samewise.runner.measuring.advice import advise
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """train and valid, with JPEGs of several sizes and one PNG, in two classes."""
+    random = np.random.default_rng(0)
+    for split in ("train", "valid"):
+        for name in ("ant", "bee"):
+            (folder := tmp_path / "data" / split / name).mkdir(parents=True)
+            for number in range(8):
+                pixels = random.integers(0, 256, (20 + number, 26, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / ("7.png" if number == 7 else f"{number}.jpg"))
+    return tmp_path / "data"
+
+
+def batch_of(root: Path, *, device: str = "cuda") -> tuple[Batch, ImageFolder]:
+    """The training images, encoded, with labels on the device."""
+    data = ImageFolder(root=str(root), folder="train", decode="device")
+    batch = Classification(num_classes=2).collate([data[index] for index in range(len(data))])
+    return {**batch, "label": batch["label"].to(device)}, data
+
+
+def test_a_step_waits_for_nvjpeg_twice_and_nowhere_else(root: Path, tmp_path: Path) -> None:
+    data = ["dataset=image_folder", f"dataset.root={root}", "dataset.num_classes=2", "dataset.channels=3", "dataset.decode=device"]
+    transforms = ["transforms=imagenet_on_device", "transforms.size=16", "transforms.eval_resize=20"]
+    given = ["experiment=resnet18_digits", "model.width=4", *data, *transforms, "batch_size=8", "evaluate.batch_size=8"]
+    found = steps.counted(given, tmp_path / "run")
+    waits = found["step"].functions("waits")
+    assert {function: count for function, count in waits.items() if "encoded.py" in function} == {"datasets/parts/encoded.py _decode_on_device": 2}
+    assert sum(waits.values()) == 3, waits
+    assert not found["step"].blocking_copies_in
+    assert found["evaluation_batch"].functions("waits")["datasets/parts/encoded.py _decode_on_device"] == 2
+
+
+def test_images_arrive_in_order_as_the_decoder_gives_them(device: PretendedDevice, root: Path) -> None:
+    batch, _ = batch_of(root)
+    plain = ImageFolder(root=str(root), folder="train")
+    images = Decode()(batch)["image"]
+    assert all(isinstance(image, PretendedTensor) for image in images)
+    assert all(torch.equal(image.cpu(), plain[index]["image"]) for index, image in enumerate(images))
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("owner", "name", "message"), [(Stream, "wait_event", "has not waited for the one"), (PretendedTensor, "record_stream", "may give its memory away")]
+)
+def test_images_that_are_used_too_early_or_too_late_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
+    monkeypatch.setattr(owner, name, lambda *_: None)
+    with pytest.raises(DeviceError, match=message):
+        Decode()(batch_of(root)[0])["image"][0] * 2
+
+
+def test_nothing_fills_the_memory_that_nvjpeg_writes_into(device: PretendedDevice, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[bool]()
+    real = torch.ops.image.decode_jpegs_cuda
+
+    def noted(*given: object) -> list[Tensor]:
+        seen.append(deterministic.fill_uninitialized_memory)
+        return real(*given)
+
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", noted)
+    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", True)
+    Decode()(batch_of(root)[0])
+    assert seen == [False]
+    assert deterministic.fill_uninitialized_memory
+
+
+@pytest.mark.usefixtures("device")
+def test_the_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, data = batch_of(root)
+    refused = torch.frombuffer(bytearray(data.path(3).read_bytes()), dtype=torch.uint8)
+    real = torch.ops.image.decode_jpegs_cuda
+
+    def picky(encoded: list[Tensor], *given: object) -> list[Tensor]:
+        if any(torch.equal(one, refused) for one in encoded):
+            raise RuntimeError("Error while decoding JPEG images: Failed to decode jpeg stream: 4")
+        return real(encoded, *given)
+
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", picky)
+    with pytest.raises(DataError, match=r"3\.jpg: nvJPEG cannot decode this image: .*stream: 4(.|\n)*dataset\.decode=worker"):
+        Decode()(batch)
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("decode_jpegs_cuda: torchvision not compiled with nvJPEG support")])
+def test_a_torchvision_without_nvjpeg_is_an_error_that_says_so(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def missing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", missing)
+    with pytest.raises(ConfigError, match=r"dataset\.decode: this build of torchvision has no nvJPEG"):
+        Decode()(batch_of(root)[0])
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: an illegal memory access")])
+def test_what_is_wrong_with_the_device_is_no_fault_of_a_file(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    asked = list[int]()
+    real = torch.ops.image.decode_jpegs_cuda
+
+    def fails_at_first(encoded: list[Tensor], *given: object) -> list[Tensor]:
+        asked.append(len(encoded))
+        if len(asked) == 1:
+            raise error
+        return real(encoded, *given)
+
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", fails_at_first)
+    with pytest.raises(type(error), match=str(error)):
+        Decode()(batch_of(root)[0])
+
+
+@pytest.mark.parametrize(
+    ("where", "given", "told"), [("cuda", [], True), ("cuda", ["dataset.decode=device", "transforms=imagenet_on_device"], False), ("cpu", [], False)]
+)
+def test_where_no_core_is_left_for_workers_decoding_on_the_device_is_advised(root: Path, tmp_path: Path, where: str, given: list[str], told: bool) -> None:
+    data = ["dataset=image_folder", f"dataset.root={root}", "dataset.num_classes=2", "dataset.channels=3", "transforms=imagenet", *given]
+    project = find(tmp_path)
+    settings = [f"device={where}", "batch_size=8", "loader.num_workers=64", "loader.prefetch_factor=4"]
+    composed = compose(["experiment=resnet18_digits", "model.width=4", *data, *settings], project=project)
+    parts = Counter(data=90.0)
+    measured = {"measured_ms": 100.0, "parts_ms": parts, "ranges_ms": {}, "batch_ms": {"data/data set": 9000.0}}
+    with pretended() if where == "cuda" else nullcontext():
+        run = build(composed, project, RunFolder(tmp_path / "run"))
+        (cause,) = advise(run, measured)
+    assert ("dataset.decode=device transforms=imagenet_on_device" in cause["change"]) is told
+    assert not cause["change"].get("dataset.decode=device transforms=imagenet_on_device")
