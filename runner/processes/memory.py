@@ -55,4 +55,4 @@ def require_few(path: str, count: int) -> None:
     """Raise a ConfigError for thousands of processes, which overload a machine before any of them loads a sample."""
     cores = os.cpu_count() or 1
     if count > max(64, 8 * cores):
-        raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))
+        raise ConfigError(Problem(path, f"is more processes than this machine with {cores} cores can run", count, f"at most {max(64, 8 * cores)}"))

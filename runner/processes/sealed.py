@@ -34,8 +34,8 @@ def unseal(heard: bytes, purpose: str) -> bytes:
     """The message, if a process with the secret sent it for this purpose; otherwise a TrainingError."""
     mark, said = heard[:MARK], heard[MARK:]
     if not hmac.compare_digest(mark, _mark(said, purpose)):
-        words = f"received a message that no rank of this run has sent ({purpose}); it has not been used"
-        hint = f"another process may have sent it; ranks that are started by hand need the same {SECRET}, or none"
+        words = f"received a message that no rank of this run sent ({purpose}), and did not use it"
+        hint = f"another process may have sent it; if you start the ranks by hand, give all of them the same {SECRET}, or none"
         raise TrainingError(Problem(f"rank {os.environ.get('RANK', '?')}", words, hint=hint))
     return said
 

@@ -57,7 +57,7 @@ def test_ranks_that_the_machine_cannot_carry_are_not_started(samewise, tmp_path:
     many = ["strategy=elastic", "strategy.nproc=65536", "replicas=65536", "batch_size=65536"]
     done = samewise("train", DIGITS, "debug=tiny", *many, "tracking=none", f"run_root={tmp_path}")
     assert done.returncode == 2
-    assert "strategy.nproc: is more processes than this machine can carry" in done.stderr
+    assert "strategy.nproc: is more processes than this machine with" in done.stderr
 
 
 def test_ranks_are_counted_with_the_threads_and_workers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_free_memory_is_that_of_the_control_group_with_what_only_caches_files(tm
 
 def test_a_data_set_of_a_library_starts_no_thousands_of_workers(tmp_path: Path) -> None:
     node = {"_target_": "torchvision.datasets.UCF101", "root": str(tmp_path), "annotation_path": str(tmp_path), "frames_per_clip": 1, "num_workers": 100_000}
-    with pytest.raises(ConfigError, match="is more processes than this machine can carry") as told:
+    with pytest.raises(ConfigError, match="is more processes than this machine with") as told:
         instantiate(node, "dataset.train", allowed=())
     assert told.value.problems[0].path == "dataset.train.num_workers"
 
@@ -128,7 +128,7 @@ def test_a_data_set_of_a_library_starts_no_thousands_of_workers(tmp_path: Path) 
 def test_more_jobs_at_a_time_than_the_machine_can_carry_are_not_started(samewise, tmp_path: Path) -> None:
     done = samewise("sweep", DIGITS, "debug=tiny", "seed=range(5000)", "launcher.jobs=5000", "tracking=none", f"run_root={tmp_path}")
     assert done.returncode == 2
-    assert "launcher.jobs: is more processes than this machine can carry" in done.stderr
+    assert "launcher.jobs: is more processes than this machine with" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

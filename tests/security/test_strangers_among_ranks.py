@@ -132,7 +132,7 @@ def test_a_stranger_s_remote_call_is_not_unpickled(tmp_path, clean_environment, 
     finally:
         served.communicate(timeout=30)
     assert (tmp_path / "mark").exists() == (guess == "the secret"), told  # with the secret the call is made, else the test could not fail
-    assert guess == "the secret" or "received a message that no rank of this run has sent (a remote call)" in told
+    assert guess == "the secret" or "received a message that no rank of this run sent (a remote call)" in told
 
 
 def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path, monkeypatch) -> None:
