@@ -61,7 +61,7 @@ class Precision:
         if self._device == "cuda":
             return []
         found = [Problem("precision.tf32", "has no effect on the CPU, which computes in full single precision", True, hint="precision=fp32")]
-        slow = "is made for GPUs: most CPUs have no arithmetic in it, and convert before and after every operation"
+        slow = "is meant for GPUs: most CPUs cannot compute in it, so they convert before and after every operation"
         return [*(found if self._tf32 else ()), *([Problem("precision.dtype", slow, "float16", hint="precision=fp32")] if self._dtype is torch.float16 else ())]
 
     def autocast(self) -> AbstractContextManager[Any]:

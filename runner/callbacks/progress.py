@@ -38,7 +38,7 @@ class ProgressBar(Callback):
     def on_start(self, run: RunView) -> None:
         self._began = (time.monotonic(), run.step)
         if run.is_main:
-            epochs = f"{run.total_steps} steps of {run.batch_size}, {run.steps_per_epoch} per epoch"
+            epochs = f"{run.total_steps} steps of {run.batch_size} samples, {run.steps_per_epoch} per epoch"
             self._say(run.label, f"  {run.folder} on {run.device}", f"  {run.parameters:,} parameters, {run.samples:,} samples, {epochs}")
             if run.left_out:
                 self._say(f"  evaluates {run.left_out}")

@@ -166,7 +166,7 @@ class Kubernetes(Launcher):
                 self._cluster.delete(name)
             else:
                 print(
-                    f"pods of {name} that have not started will end as soon as they start; to prevent that: kubectl delete -f {file.with_suffix('.yaml')}",
+                    f"pods of the Job {name} that start later will end at once; to delete the Job: kubectl delete -f {file.with_suffix('.yaml')}",
                     file=sys.stderr,
                 )
 
@@ -188,7 +188,7 @@ class Kubernetes(Launcher):
         if place.mark().exists() and (is_over or not has_begun):
             return Seen(Standing.gone, "cancelled")
         if of_job is not None and place.given["applied"]:
-            return Seen(Standing.gone, f"Kubernetes no longer knows its Job {place.given['job']}")
+            return Seen(Standing.gone, f"Kubernetes has no record of its Job {place.given['job']}")
         if is_over:
             return Seen(Standing.waiting, "saved; it will be started again")
         hint = "" if place.given["applied"] else f"kubectl apply -f {place.file.with_suffix('.yaml')}"

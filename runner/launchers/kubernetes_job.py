@@ -35,7 +35,7 @@ class Pod:
         """Start the run and wait for it; return the exit code."""
         signal.signal(signal.SIGTERM, self._ask)
         if self._is_over():
-            print(f"point {self._number} is no longer wanted")
+            print(f"point {self._number} was cancelled or pruned: nothing to do")
             return 0
         tries = self._sweep.word(self._number).get("tries", 0)
         code = self._train()
@@ -89,7 +89,7 @@ class Pod:
 def main(file: Path) -> int:
     """Run as the pod of one index."""
     if not file.is_file():
-        print(f"error:\n  {file} is not here: the sweep's volume must be mounted at the same path as on the machine that submitted it", file=sys.stderr)
+        print(f"error:\n  {file} does not exist: the sweep's volume must be mounted at the same path as on the machine that submitted it", file=sys.stderr)
         return 2
     return Pod(Submitted.read(file, int(os.environ["JOB_COMPLETION_INDEX"]))).run()
 

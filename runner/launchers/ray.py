@@ -97,7 +97,7 @@ class Ray(Launcher):
             if number in known:
                 self._last[number] = self._read(known[number])
             elif number in self._last or self._is_begun(number):
-                self._last[number] = Seen(Standing.gone, "Ray no longer knows its job")
+                self._last[number] = Seen(Standing.gone, "Ray has no record of its job")
         return {number: self._last[number] for number in wanted & self._last.keys()}
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
@@ -198,7 +198,7 @@ class Ray(Launcher):
             if wait and refused.code >= 500:
                 raise NoAnswer(str(refused)) from None
             hint = "RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`" if refused.code in (401, 403) else ""
-            raise ConfigError(Problem("launcher", f"Ray refuses: {refused}", self._server.address, hint=hint)) from None
+            raise ConfigError(Problem("launcher", f"Ray refused the request: {refused}", self._server.address, hint=hint)) from None
         except NoAnswer as away:
             if wait:
                 raise

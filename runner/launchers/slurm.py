@@ -148,7 +148,7 @@ class Slurm(Launcher):
             file.with_name(f"{file.stem}-{index}.log") for file in self._home.glob("*.json") if (read_json(file, shapes.SUBMISSION) or {}).get("job") == array
         ]
         began = any(link.exists() and link.stat().st_mtime >= link.lstat().st_mtime for link in links)
-        return Seen(Standing.gone, f"SLURM no longer knows its job {name}" if began else "CANCELLED while waiting")
+        return Seen(Standing.gone, f"SLURM has no record of its job {name}" if began else "CANCELLED while waiting")
 
     def _needs(self, job: Job) -> _Needs:
         """What a job needs of each machine."""
@@ -218,7 +218,7 @@ class Slurm(Launcher):
         if done.returncode:
             for one in (file, script, *links):
                 one.unlink()
-            raise ConfigError(Problem("launcher", f"SLURM refuses the jobs: {_refusal(done)}", shlex.join(command[1:-1])))
+            raise ConfigError(Problem("launcher", f"SLURM refused the jobs: {_refusal(done)}", shlex.join(command[1:-1])))
         write_json(file, {**given, "job": done.stdout.strip().partition(";")[0]})
 
     def _script(self, file: Path, code: Path) -> str:

@@ -90,9 +90,7 @@ def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, t
 
 def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     if not isinstance(partial, functools.partial):
-        raise ConfigError(
-            Problem(path, "is not a partial optimizer, which takes its parameters later", partial, "a torch.optim.Optimizer with `_partial_: true`")
-        )
+        raise ConfigError(Problem(path, "must be partial, because it gets its parameters later", partial, "a torch.optim.Optimizer with `_partial_: true`"))
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
     _refuse_what_cannot_train(make, groups, path)
@@ -106,7 +104,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(_explain(error, settings, path)) from None
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(Problem(path, "does not make an optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
+        raise ConfigError(Problem(path, "does not create an optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
         optimizer.register_step_pre_hook(begin_late_momentum)
     return optimizer
@@ -174,7 +172,7 @@ def _refuse_what_cannot_train(make: Callable[..., Any], groups: list[dict[str, A
     if issubclass(make, torch.optim.Muon):
         wrong = [f"{name} {list(parameter.shape)}" for group in groups for name, parameter in group["params"] if parameter.ndim != 2]
         if wrong:
-            hint = "train those by another phase's optimizer, or freeze them by param_groups"
+            hint = "train those with another phase's optimizer, or freeze them with param_groups"
             raise ConfigError(Problem(path, f"Muon only trains matrices, not {first_few(wrong, 5)}", expected="parameters with two dimensions", hint=hint))
 
 

@@ -56,7 +56,7 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
         group["params"].append((one.name, one.parameter))
     if not groups:
         where = f" below {', '.join(prefixes)}" if prefixes else ""
-        hint = "unfreeze some by param_groups or initialise.frozen"
+        hint = "unfreeze some in param_groups or initialise.frozen"
         raise ConfigError(Problem("param_groups", f"no parameter{where} is left to train", hint=hint))
     return list(groups.values())
 
@@ -117,7 +117,7 @@ def _rules(
         elif not isinstance(frozen, bool):
             problems.append(Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"))
         elif (until := settings.get("frozen_until", 1)) is True or not isinstance(until, int) or until < 1 or (frozen and "frozen_until" in settings):
-            problems.append(Problem(f"{path}.frozen_until", "is not a valid number of epochs", until, "at least 1, and no frozen: true beside it"))
+            problems.append(Problem(f"{path}.frozen_until", "is not a valid number of epochs", until, "at least 1, in a rule without frozen: true"))
         elif "lr_factor" in settings and not _possible(settings["lr_factor"]):
             problems.append(Problem(f"{path}.lr_factor", "is not a valid factor", settings["lr_factor"], "a number of at least 0"))
         elif "lr" in settings and "lr_factor" in settings:
@@ -136,15 +136,15 @@ def _rules(
 def _not_frozen_problem(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
     """The problem of a layer that would be frozen except for its norms or biases, because an earlier rule matches those."""
     earlier = ", ".join(dict.fromkeys(f"'{taken[name]}'" for name in names))
-    hint = "put this rule first, or leave them out of its pattern; match: '*' means what no earlier rule takes"
-    return Problem(path, f"would not freeze all that it matches: {earlier} comes first and takes {first_few(names, 3)}", hint=hint)
+    hint = "put this rule first, or leave them out of its pattern; match: '*' matches all that no earlier rule matches"
+    return Problem(path, f"would not freeze all that it matches: {earlier} comes first and matches {first_few(names, 3)}", hint=hint)
 
 
 def _block_settings(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> tuple[dict[str, float], dict[str, int]]:
     """The learning rate factor of each parameter, and the epoch from which it is trained."""
     decay, pause, opened = rule["layer_decay"], rule.get("unfreeze_every", 0), rule.get("blocks") or []
     if set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _possible(decay):
-        expected = "{layer_decay: NUMBER}, the number at least 0 and usually below 1; beside it at most unfreeze_every and blocks"
+        expected = "{layer_decay: NUMBER}, with a number of at least 0, usually below 1; optionally also unfreeze_every and blocks"
         raise ConfigError(Problem(path, "is not a layer-wise decay", dict(rule), expected))
     if isinstance(pause, bool) or not isinstance(pause, int) or pause < (1 if "unfreeze_every" in rule else 0):
         raise ConfigError(Problem(f"{path}.unfreeze_every", "is not a valid number of epochs", pause, "a whole number of at least 1"))

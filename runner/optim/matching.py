@@ -87,8 +87,8 @@ def _limit_time(path: str, pattern: Any) -> Generator[None]:
     """Limit matching to some seconds of CPU time: nested repetitions in a regular expression can take years. Not in other threads."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        words = f"takes too long to match: after {_LONGEST_S:.0f} s of computing it has not been held against all parameter names"
-        raise ConfigError(Problem(path, words, pattern, hint="leave out repeats within repeats, such as (a+)+"))
+        words = f"takes too long to match: after {_LONGEST_S:.0f} s of CPU time, some parameter names have not been tried"
+        raise ConfigError(Problem(path, words, pattern, hint="avoid nested repeats, such as (a+)+"))
 
     if threading.current_thread() is not threading.main_thread():
         yield

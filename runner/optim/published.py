@@ -50,19 +50,19 @@ def fetch(url: str, file: Path, checksum: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         download_url_to_file(url, str(file), checksum, progress=False)
     except (OSError, RuntimeError) as error:  # no network, full disk, wrong checksum
-        hint = f"download {url} on a machine that has a network, and put it there: {file}"
-        raise ConfigError(Problem(PATH, f"cannot be downloaded: {first_line(error)}", url, f"a network, or the file in torch's cache ({file})", hint)) from None
+        hint = f"download {url} on a machine with network access, and copy the file to {file}"
+        raise ConfigError(Problem(PATH, f"cannot be downloaded: {first_line(error)}", url, f"network access, or the file at {file}", hint)) from None
 
 
 def require_checksum(file: Path, expected: str | None, name: str) -> None:
     """Raise a ConfigError if a file's SHA-256 does not begin as expected, or no checksum is known."""
     digest = sha256(file)
     if expected is None and name.startswith("torchaudio:"):
-        hint = f"initialise.sha256={digest} takes the file that was downloaded ({file})"
-        raise ConfigError(Problem("initialise.sha256", "is missing: torchaudio publishes no checksum of its weights", None, "the SHA-256 of the file", hint))
+        hint = f"initialise.sha256={digest} accepts the file that was downloaded ({file})"
+        raise ConfigError(Problem("initialise.sha256", "is missing: torchaudio publishes no checksums of its weights", None, "the SHA-256 of the file", hint))
     if expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())):
         words = f"the file in torch's cache does not match its checksum: {file}"
-        raise ConfigError(Problem(PATH, words, digest, expected, "remove it: it is downloaded again"))
+        raise ConfigError(Problem(PATH, words, digest, expected, "delete it, and it will be downloaded again"))
 
 
 Found = tuple[Path, str, str | None, Callable[[], nn.Module]]

@@ -39,6 +39,6 @@ def begin_late_momentum(optimizer: Optimizer, *_: Any) -> None:
         late = [one for one in group["params"] if one.grad is not None and one not in state] if group["momentum"] else []
         if late and group["dampening"]:  # dampening does not apply to a first gradient
             hint = "set optimizer.fused=false"
-            raise ConfigError(Problem("optimizer.dampening", "fused SGD cannot begin with a parameter whose first gradient comes later", hint=hint))
+            raise ConfigError(Problem("optimizer.dampening", "is not supported by fused SGD for a parameter whose first gradient comes late", hint=hint))
         for one in late:
             state[one]["momentum_buffer"] = torch.zeros_like(one)

@@ -54,7 +54,7 @@ def _waiting(model: nn.Module, named: Sequence[Named], until: int) -> Waiting:
 
 def cautions(rules: Mapping[str, Any], later: Sequence[Waiting] = (), *, steps_per_epoch: int, total_steps: int) -> list[Problem]:
     """Warnings about parameters that wait for an epoch beyond the end of training."""
-    words, hint = "training ends before this epoch, so it never trains what is frozen until then", "a smaller number here, a larger max_epochs, or frozen: true"
+    words, hint = "training ends before this epoch, so what is frozen until then is never trained", "lower it, raise max_epochs, or set frozen: true"
     last = {"frozen_until": 0, "unfreeze_every": max((one.until for one in later), default=0)}
     found = [(name, key, rule[key], max(last[key], rule[key] * steps_per_epoch)) for name, key, rule in _waiting_rules(rules)]
     return [Problem(f"param_groups.{name}.{key}", words, epochs, hint=hint) for name, key, epochs, until in found if until >= total_steps]

@@ -92,7 +92,7 @@ def _locate_files(file: str) -> list[Path]:
         raise ConfigError(Problem(PATH, "is a pipe or a device, not a file of weights", str(file)))
     if not paths[0].is_file():
         hint = (
-            did_you_mean(str(path), map(str, path.parent.iterdir())) or f"it was looked for at {paths[0].absolute()}"
+            did_you_mean(str(path), map(str, path.parent.iterdir())) or f"samewise looked for it at {paths[0].absolute()}"
             if path.parent.is_dir()
             else f"the folder {path.parent} does not exist"
         )

@@ -45,7 +45,8 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
     elif scheme == "env" or (scheme == "tcp" and re.fullmatch(r".+:\d+", address)):
         store = _tcp_store(address, timeout_s)
     else:
-        raise ConfigError(Problem("strategy.init_method", "is not a valid meeting point", init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
+        expected = "tcp://HOST:PORT, file:///PATH, env:// or null"
+        raise ConfigError(Problem("strategy.init_method", "is not an address where ranks can meet", init_method, expected))
     store.set_timeout(timedelta(seconds=timeout_s))
     # The agent's store outlives the ranks: restarted ranks must not read what their predecessors wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -182,7 +182,7 @@ class Processes(Peers):
         hint = "strategy.timeout_s sets how long to wait"
         if missing:
             return TrainingError(
-                Problem(ranks_in_words(missing), f"did not respond: {waited}", hint=f"it hangs, or is slower than the others: look at its log; {hint}")
+                Problem(ranks_in_words(missing), f"did not respond: {waited}", hint=f"look at its log: it hangs, or is slower than the others; {hint}")
             )
         return TrainingError(Problem(ranks_in_words(list(words)), f"wait for each other: {waited}", hint=hint))
 
@@ -217,5 +217,5 @@ def _collective() -> str:
 
         entries = json.loads(_dump_fr_trace_json())["entries"]
         last = max(entries, key=lambda entry: entry["record_id"])
-        return f" ({last['profiling_name']}, the {last['collective_seq_id']}th collective of this process)"
+        return f" ({last['profiling_name']}, collective {last['collective_seq_id']} of this process)"
     return ""

@@ -84,4 +84,4 @@ def _is_read(variable: str) -> bool:
 def _too_late(variable: str, value: str) -> Problem:
     when = "before CUDA is used" if variable.startswith("CUBLAS") else "before torch is imported"
     hint = f"export {variable}={value} before Python starts; in a notebook: restart the kernel, and begin with import os; os.environ['{variable}'] = '{value}'"
-    return Problem(f"reproducibility.variables.{variable}", f"must be set {when}, and this process has already done that", value, hint=hint)
+    return Problem(f"reproducibility.variables.{variable}", f"must be set {when}, which has already happened in this process", value, hint=hint)

@@ -44,7 +44,7 @@ def snapshot(weights: str) -> Path:
         raise ConfigError(Problem(PATH, "is not the name of a Hugging Face model", weights, "hf:OWNER/NAME, or hf:OWNER/NAME@REVISION"))
     name, revision = given["name"], given["revision"] or "main"
     folder = cache() / ("models--" + name.replace("/", "--"))
-    download = f"on a machine that has a network: hf download {name}" + (f" --revision {revision}" if given["revision"] else "")
+    download = f"on a machine with network access: hf download {name}" + (f" --revision {revision}" if given["revision"] else "")
     if not folder.is_dir():
         held = [f"hf:{one.name.removeprefix('models--').replace('--', '/')}" for one in folder.parent.glob("models--*")]
         hint = "; ".join(filter(None, (did_you_mean(weights, held), f"{download}; HF_HOME says where the cache is")))

@@ -16,8 +16,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "warnings.md"
 
 HEAD = """# Warnings
 
-A setting that would not have the effect that its name promises causes an error or a warning. `samewise check` and `samewise train` print warnings and
-continue; `samewise check --strict` exits with code 2 if there is one. `python tests/docs/warnings_page.py --write` generates this page by running
+If a setting would not have the effect that its name promises, there is an error or a warning. `samewise check` and `samewise train` print warnings and
+continue; after a warning, `samewise check --strict` exits with code 2. `python tests/docs/warnings_page.py --write` generates this page by running
 each command; a test compares the page with their output.
 
 | warning | reason |
@@ -36,10 +36,10 @@ WARNINGS: dict[str, tuple[str, str]] = {
     "A moving average that spans more than the training": ("it stays close to the initial weights", f"{EMA}decay=0.99998 callbacks.ema.rescale=false"),
     "A moving average that is never updated": ("it would keep the initial weights", f"{EMA}every_steps=1000"),
     "TF32 on the CPU": ("only CUDA devices support it", "precision=tf32"),
-    "float16 on the CPU": ("it is slower there, not faster", "precision=fp16"),
-    "A layer that is never unfrozen": ("training ends first", "+param_groups.head={match:'fc.*',frozen_until:5}"),
+    "float16 on the CPU": ("most CPUs are slower with it, not faster", "precision=fp16"),
+    "A layer that is never unfrozen": ("training ends first", "+param_groups.head={match:fc.*,frozen_until:5}"),
     "A `max_steps` that is not reached": ("`max_epochs` ends training first", "max_steps=1000"),
-    "Settings of another choice": ("an experiment file sets them for its own choice; a different choice gets only those that it takes", OTHER),
+    "Settings of another choice": ("an experiment file sets them for its own choice; another choice gets only those that it takes", OTHER),
     "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
 }
 
@@ -64,7 +64,7 @@ def page() -> str:
     table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"
     table += "| `train callbacks=a,b` | this is a sweep, with a run for each; `callbacks=[a,b]` is one run with both |\n"
     table += "| A metric that torchmetrics warns of | a class without evaluated samples makes it meaningless; reported once, when it is first computed |\n"
-    table += "| `debug=...` of an experiment with `initialise.weights` | the reduced run starts with random weights, since its model has other sizes |\n"
+    table += "| `debug=...` with `initialise.weights` | the reduced run starts with random weights, since its model has other sizes |\n"
     table += "| A loss in the second half of `debug=...` that is five times the first loss | the learning rate is too high, or the model has a mistake |\n"
     blocks = []
     for what, (_, overrides) in WARNINGS.items():

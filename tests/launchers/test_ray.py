@@ -147,7 +147,7 @@ def test_three_jobs_give_the_bits_of_runs_alone(samewise, cluster, tmp_path, mon
         without.delenv("RAY_AUTH_TOKEN")
         refused = samewise("sweep", *sweep)
     assert refused.returncode == 2
-    assert "Ray refuses: Unauthorized" in refused.stderr
+    assert "Ray refused the request: Unauthorized" in refused.stderr
     assert "3 jobs submitted" in samewise("sweep", *sweep).stderr
     assert "3 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not a second time
     done = samewise("sweep", *sweep, "--wait", "--json")

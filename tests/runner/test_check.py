@@ -1,4 +1,4 @@
-"""What `check` finds, all at once and before anything is built."""
+"""What `check` finds, in one report and before anything is built."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 BARE = Project(ROOT)
 
 
-def found(*overrides: str) -> dict[str, Problem]:
+def find_problems(*overrides: str) -> dict[str, Problem]:
     composed = compose(overrides, project=BARE, strict=False)
     return {problem.path: problem for problem in problems(composed, BARE)}
 
 
-def test_the_default_config_has_nothing_wrong() -> None:
-    assert found() == {}
+def test_the_default_config_has_no_problems() -> None:
+    assert find_problems() == {}
 
 
 CHOICES = sorted(f"{file.parent.relative_to(ROOT / 'configs')}={file.stem}" for file in (ROOT / "configs").glob("**/*.yaml") if file.parent != ROOT / "configs")
@@ -39,29 +39,29 @@ SMALL = {
     "gan_digits": ("gan", "adversarial"),
     "audio_classification_spoken_digits": ("audio", "labelled_recordings", "sounds", "spectrogram"),
 }
-"""An experiment of each recipe, and words in the names of choices that may fit it."""
+"""An experiment of each recipe, and words in the names of the choices that may fit it."""
 
 
 ANYWHERE = (
     *("optimizer", "scheduler", "param_groups", "initialise", "precision", "strategy", "callbacks"),
     *("checkpoint", "tracking", "reproducibility", "launcher", "sweeper"),
 )
-"""Groups whose choices go with any experiment, and so with each other: composed together, one of each group at a time."""
+"""Groups whose choices fit any experiment, and therefore each other: composed together, one of each group at a time."""
 NEEDED = {"model=timm": ["model.name=resnet10t"]}
-"""What a choice leaves to whoever chooses it."""
+"""What a choice requires in addition."""
 OF_GROUPS = [[choice for choice in CHOICES if choice.startswith(f"{group}=")] for group in ANYWHERE]
 TOGETHER = [list(filter(None, row)) for row in itertools.zip_longest(*OF_GROUPS)]
 
 
 @pytest.mark.parametrize("choices", TOGETHER, ids=" ".join)
-def test_every_choice_that_goes_with_any_experiment_has_nothing_wrong(choices: list[str]) -> None:
-    if found(*choices):  # they may not go together
-        assert not {choice: problems for choice in choices if (problems := found(choice))}
+def test_every_choice_that_fits_any_experiment_has_no_problems(choices: list[str]) -> None:
+    if find_problems(*choices):  # they may not fit each other
+        assert not {choice: problems for choice in choices if (problems := find_problems(choice))}
 
 
 @pytest.mark.slow  # tests/kept composes all experiments
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice.partition("=")[0] not in ANYWHERE])
-def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: str) -> None:
+def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str) -> None:
     """A data set of speech has no number of classes to give an image classifier: it fits another recipe's experiment."""
     group, name = choice.split("=")
     likely = [experiment for experiment, words in SMALL.items() if group != "experiment" and any(word in name for word in words)]
@@ -107,7 +107,7 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
         (["model._target_=torchvision.models.resnet19"], "model._target_", "did you mean 'resnet18'?"),
         (["callbacks.progress._target_=samewise.runner.callbacks.progres.Progress"], "callbacks.progress._target_", "does not exist"),
         (["+model.num_clases=3"], "model.num_clases", "did you mean 'num_classes'?"),
-        (["+optimizer.nestrov=true"], "optimizer.nestrov", "did you mean 'nesterov'? Or leave it out, or remove it by ~optimizer.nestrov"),
+        (["+optimizer.nestrov=true"], "optimizer.nestrov", "did you mean 'nesterov'? Or leave it out, or remove it with ~optimizer.nestrov"),
         (["optimizer.momentum=fast"], "optimizer.momentum", "a number"),
         (["optimizer.nesterov=3"], "optimizer.nesterov", "true or false"),
         (["model=resnet18", "+model.weights=IMAGENET1K_V9"], "model.weights", "IMAGENET1K_V1"),
@@ -119,30 +119,30 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
         (["run_root=/proc/runs"], "run_root", "cannot write"),
     ],
 )
-def test_each_wrong_thing_is_found_at_its_path(overrides: list[str], path: str, words: str) -> None:
-    told = found(*overrides)
+def test_each_problem_is_found_at_its_path(overrides: list[str], path: str, words: str) -> None:
+    told = find_problems(*overrides)
     assert words in str(told[path]), told
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_device_that_is_not_there_is_found() -> None:
-    assert "not available" in found("device=cuda")["device"].message
+def test_a_device_that_is_not_available_is_found() -> None:
+    assert "not available" in find_problems("device=cuda")["device"].message
 
 
 def test_problems_of_every_kind_come_in_one_report() -> None:
-    told = found(
+    told = find_problems(
         "lr=1", "optimizer.lr=-1", "batch_size=7", "replicas=2", "model._target_=os.system", "+optimizer.nestrov=true", "run_root=/dev/null/x", "device=tpu"
     )
     assert {"lr", "optimizer.lr", "batch_size", "model._target_", "optimizer.nestrov", "run_root", "device"} <= set(told)
 
 
-def test_settings_must_be_sound_before_variables_are_set() -> None:
+def test_settings_with_problems_are_not_sound() -> None:
     assert settings_are_sound(compose([], project=BARE))
     assert not settings_are_sound(compose(["+reproducibility.variables.PATH=x"], project=BARE))
     assert not settings_are_sound(compose(["lr=1"], project=BARE, strict=False))
 
 
-def test_a_component_of_a_declared_package_is_checked_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_of_a_declared_package_is_checked_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab_to_check.py").write_text(
         "from __future__ import annotations\nimport torch\nclass Net(torch.nn.Module):\n    def __init__(self, width: int, *, kind: Unknown = None): ...\n"
     )
@@ -186,11 +186,11 @@ def test_a_component_of_a_declared_package_is_checked_as_any(tmp_path: Path, mon
         ("fast", float | torch.Tensor, False),
     ],
 )
-def test_a_value_fits_an_annotation_unless_it_is_surely_wrong(value: object, annotation: object, right: bool) -> None:
+def test_a_value_fits_an_annotation_unless_it_is_clearly_wrong(value: object, annotation: object, right: bool) -> None:
     assert fits(value, annotation) is right
 
 
-def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() -> None:
+def test_a_label_without_a_class_points_to_the_setting_that_counts_classes() -> None:
     output, label = torch.zeros(1, 7), torch.tensor([7])
     with pytest.raises(IndexError) as caught:
         torch.nn.functional.cross_entropy(output, label)
@@ -199,7 +199,7 @@ def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() ->
     assert "the label 7" in problem.message
 
 
-def test_sequences_where_images_are_given_are_told_by_the_setting_that_makes_them() -> None:
+def test_sequences_in_place_of_images_point_to_the_dimensions_setting() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.nn.Conv1d(1, 2, 3)(torch.zeros(2, 1, 1, 8))
     assert "recipe.dimensions=1" in explain_step_error(caught.value).hint
@@ -207,7 +207,7 @@ def test_sequences_where_images_are_given_are_told_by_the_setting_that_makes_the
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lr", "is_warned_of"), [(1e4, True), (0.01, False)])
-def test_a_trial_whose_loss_rises_without_bound_is_warned_of(lr: float, is_warned_of: bool, samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_loss_that_rises_without_bound_is_warned_about(lr: float, is_warned_of: bool, samewise: Callable[..., Any], tmp_path: Path) -> None:
     reduced = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}"]
     done = samewise("train", *reduced, f"optimizer.lr={lr}")
     assert done.returncode == 0, done.stderr
@@ -215,7 +215,7 @@ def test_a_trial_whose_loss_rises_without_bound_is_warned_of(lr: float, is_warne
 
 
 @pytest.mark.slow
-def test_strict_fails_where_a_setting_cannot_do_what_it_says(samewise: Callable[..., Any]) -> None:
+def test_check_strict_turns_warnings_into_a_failure(samewise: Callable[..., Any]) -> None:
     command = ["check", "dataset=digits", "model=resnet20_cifar", "model.width=2", "transforms=images", "batch_size=512", "evaluate.batch_size=64"]
     late = ["scheduler=warmup_cosine", "max_epochs=2", "precision=fp16", "device=cpu"]
     for strict, code in ((["--strict"], 2), ([], 0)):

@@ -1,4 +1,4 @@
-"""The command line, as a person uses it: in a process of its own where what is imported or printed last matters."""
+"""The command line, as a person uses it: in a separate process if imports or the last output matter."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("seed=range(2)", "one training for each value\n"),
     ],
 )
-def test_train_says_that_it_is_a_sweep_before_it_starts_one(samewise: Run, given: str, told: str) -> None:
-    done = samewise("train", given, "--fresh")  # which goes on with no sweep
+def test_train_announces_a_sweep_before_starting_it(samewise: Run, given: str, told: str) -> None:
+    done = samewise("train", given, "--fresh")  # which a sweep refuses
     assert done.returncode == 2
     assert done.stderr.startswith(f"note: {given} is a sweep, with {told}"), done.stderr
 
 
-def test_a_sweep_says_that_it_is_of_one_run(samewise: Run, here: Path) -> None:
+def test_a_sweep_of_one_run_says_so(samewise: Run, here: Path) -> None:
     done = samewise("sweep", "experiment=resnet18_digits", "--list")
     assert done.returncode == 0
     assert "note: no override has several values (KEY=A,B), so this is a sweep of one run" in done.stderr
     assert "note" not in samewise("sweep", "experiment=resnet18_digits", "seed=1,2", "--list").stderr
 
 
-def afresh(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command in an interpreter of its own."""
+def run_in_new_process(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new interpreter."""
     command = [sys.executable, "-m", "samewise", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, env={**os.environ, **variables}, check=False)
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
-def test_what_should_answer_at_once_imports_neither_torch_nor_mlflow(arguments: list[str], tmp_path: Path) -> None:
+def test_quick_commands_import_neither_torch_nor_mlflow(arguments: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "samewise", *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
     )
@@ -77,7 +77,7 @@ def test_what_should_answer_at_once_imports_neither_torch_nor_mlflow(arguments: 
     assert not {name for name in imported if name.split(".")[0] in ("torch", "torchvision", "mlflow")}
 
 
-def test_help_lists_every_command_and_each_explains_itself(samewise: Run) -> None:
+def test_help_lists_every_command_with_a_summary(samewise: Run) -> None:
     told = samewise("--help").stdout
     assert {"train", "check", "show", "list", "completion"} <= set(commands())
     for name, command in commands().items():
@@ -85,7 +85,7 @@ def test_help_lists_every_command_and_each_explains_itself(samewise: Run) -> Non
         assert command.summary
 
 
-def test_help_tells_the_exit_codes_that_errors_have(samewise: Run) -> None:
+def test_help_lists_the_exit_codes_of_errors(samewise: Run) -> None:
     told = samewise("--help").stdout.partition("exit codes:\n")[2]
     assert re.findall(r"^  (\d)  ", told, re.MULTILINE) == ["0", "1", "2", "3", "4"]
     assert {error.exit_code for error in (errors.TrainingError, errors.ConfigError, errors.Interrupted, errors.NotTrusted)} == {1, 2, 3, 4}
@@ -93,10 +93,10 @@ def test_help_tells_the_exit_codes_that_errors_have(samewise: Run) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which signals a process catches")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_train_that_is_stopped_before_it_trains_says_so(here: Path, number: signal.Signals) -> None:
+def test_train_stopped_before_it_trains_says_so(here: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "samewise", "train", "experiment=resnet18_digits", "debug=tiny", "tracking=none"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not caught(process.pid) >> (number - 1) & 1:
+        while not caught_signals(process.pid) >> (number - 1) & 1:
             assert process.poll() is None
         process.send_signal(number)
         assert process.stderr is not None
@@ -105,18 +105,18 @@ def test_train_that_is_stopped_before_it_trains_says_so(here: Path, number: sign
     assert not (here / "runs").exists()
 
 
-def caught(pid: int) -> int:
-    """The signals that a process catches, a bit for each."""
+def caught_signals(pid: int) -> int:
+    """The signals that a process catches, one bit each."""
     return int(re.search(r"^SigCgt:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1], 16)
 
 
-def test_a_run_without_a_name_is_told_from_a_folder(samewise: Run, here: Path) -> None:
+def test_an_empty_run_argument_is_refused(samewise: Run, here: Path) -> None:
     done = samewise("eval", "")
     assert done.returncode == 2
     assert done.stderr.startswith("error: RUN: is empty")
 
 
-def test_an_experiment_that_is_a_pipe_is_not_waited_for(samewise: Run, here: Path) -> None:
+def test_a_pipe_in_place_of_a_config_file_is_refused_without_waiting(samewise: Run, here: Path) -> None:
     (here / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
     (here / "configs" / "experiment").mkdir(parents=True)
     os.mkfifo(here / "configs" / "experiment" / "mine.yaml")
@@ -128,7 +128,7 @@ def test_an_experiment_that_is_a_pipe_is_not_waited_for(samewise: Run, here: Pat
     assert "mine.yaml: is damaged: it is not a regular file" in done.stderr
 
 
-def test_what_ends_training_before_the_max_steps_that_were_asked_for_is_said(samewise: Run, here: Path) -> None:
+def test_max_steps_that_max_epochs_cuts_short_is_reported(samewise: Run, here: Path) -> None:
     told = samewise("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200").stdout
     assert "max_steps: is not reached: max_epochs=20 ends training after 80 steps; hint: max_epochs=50" in told
     assert "is not reached" not in samewise("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200", "max_epochs=50").stdout
@@ -183,7 +183,7 @@ BAD = {
         "it is a launcher, whose place is `launcher`",
     ),
     "a misspelt package": (["check", "--static", "model._target_=torchvision.modls.resnet18"], "did you mean 'torchvision.models.resnet18'?"),
-    "no such weights": (["check", *DIGITS, "initialise.weights=nope.pt"], "it was looked for at /"),
+    "no such weights": (["check", *DIGITS, "initialise.weights=nope.pt"], "samewise looked for it at /"),
     "a metric that is not computed": (
         ["train", *DIGITS, "tracking=none", "evaluate.monitor=valid/nope", "evaluate.mode=max"],
         "evaluate.monitor: no such metric is computed",
@@ -197,7 +197,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_input_gives_a_clear_message_and_code_2_and_leaves_nothing(kind: str, samewise: Run, here: Path) -> None:
+def test_bad_input_gives_a_clear_message_and_exit_code_2_and_writes_nothing(kind: str, samewise: Run, here: Path) -> None:
     done = samewise(*BAD[kind][0])
     assert done.returncode == 2, done.stderr
     assert any(word in done.stderr for word in BAD[kind][1].split("|")), done.stderr
@@ -206,19 +206,19 @@ def test_bad_input_gives_a_clear_message_and_code_2_and_leaves_nothing(kind: str
 
 @pytest.mark.slow
 def test_a_bad_config_ends_the_process_with_code_2_before_anything_is_written(tmp_path: Path) -> None:
-    done = afresh("train", "lr=1", "max_epochs=0", folder=tmp_path)
+    done = run_in_new_process("train", "lr=1", "max_epochs=0", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("2 problems:")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = afresh("show", "lr=1", "--debug", folder=tmp_path)
+    done = run_in_new_process("show", "lr=1", "--debug", folder=tmp_path)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
 
 
-def test_show_tells_what_train_would_do_and_where_each_value_comes_from(samewise: Run) -> None:
+def test_show_prints_what_train_would_do_and_the_origin_of_each_value(samewise: Run) -> None:
     done = samewise("show", "seed=3", "--json", "--origin")
     told = json.loads(done.stdout)
     assert told["config"]["seed"] == 3
@@ -228,17 +228,17 @@ def test_show_tells_what_train_would_do_and_where_each_value_comes_from(samewise
     assert told["choices"]["optimizer"] == "sgd"
 
 
-def test_options_may_stand_between_overrides(samewise: Run) -> None:
+def test_options_may_come_between_overrides(samewise: Run) -> None:
     assert json.loads(samewise("show", "seed=3", "--json", "max_epochs=4").stdout)["config"]["max_epochs"] == 4
 
 
-def test_check_says_all_problems_as_json(samewise: Run) -> None:
+def test_check_reports_all_problems_as_json(samewise: Run) -> None:
     done = samewise("check", "--static", "--json", "batch_size=0", "optimizer=sdg")
     assert done.returncode == 2
     assert {problem["path"] for problem in json.loads(done.stdout)["problems"]} == {"batch_size", "optimizer"}
 
 
-def test_a_project_of_ones_own_is_found_from_a_folder_within_it(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_project_is_found_from_a_subfolder(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_within"]\nconfigs = "settings"\n')
     (here / "lab_within").mkdir()
     (here / "lab_within" / "__init__.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
@@ -290,6 +290,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}" """
     assert all(word.startswith(line.split()[-1]) for word in done.stdout.split())
 
 
-def test_a_broken_line_completes_to_nothing(tmp_path: Path) -> None:
-    done = afresh("-sc", "query=bash", folder=tmp_path, COMP_LINE="samewise train optimizer=sdg a=[ ")
+def test_a_malformed_command_line_completes_to_nothing(tmp_path: Path) -> None:
+    done = run_in_new_process("-sc", "query=bash", folder=tmp_path, COMP_LINE="samewise train optimizer=sdg a=[ ")
     assert (done.stdout, done.stderr) == ("", "")

@@ -32,7 +32,7 @@ def other() -> dict[str, torch.Tensor]:
     return {name: torch.randn_like(value) for name, value in network().state_dict().items()}
 
 
-def loaded(weights: str | Path, **more: Any) -> bool:
+def loads(weights: str | Path, **more: Any) -> bool:
     model = network()
     initialise(model, {"weights": str(weights), **more})
     return all(torch.equal(value, other()[name]) for name, value in model.state_dict().items())
@@ -46,7 +46,7 @@ def problem(weights: str | Path, **more: Any) -> Problem:
     return one
 
 
-def in_parts(folder: Path) -> list[Path]:
+def write_in_parts(folder: Path) -> list[Path]:
     folder.mkdir()
     files = [folder / f"model-{number}-of-2.safetensors" for number in (1, 2)]
     parts = [{name: value for name, value in other().items() if name.startswith(f"{number}.")} for number in (0, 1)]
@@ -59,7 +59,7 @@ def in_parts(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Hugging Face's cache with two commits of someone/net, the second of which is its main."""
+    """Hugging Face's cache with two commits of someone/net; the second is main."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     folder = tmp_path / "hub" / "models--someone--net"
     for commit in COMMITS:
@@ -75,81 +75,83 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_folder_is_read_in_one_file_or_in_several(tmp_path: Path) -> None:
+def test_a_folder_is_read_from_one_file_or_several(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     write_tensors(tmp_path / "whole" / "model.safetensors", other())
     (tmp_path / "whole" / "pytorch_model.bin").write_bytes(b"never read")
-    assert loaded(tmp_path / "whole", sha256=sha256(tmp_path / "whole" / "model.safetensors"))
-    files = in_parts(tmp_path / "parts")
-    assert loaded(tmp_path / "parts")
+    assert loads(tmp_path / "whole", sha256=sha256(tmp_path / "whole" / "model.safetensors"))
+    files = write_in_parts(tmp_path / "parts")
+    assert loads(tmp_path / "parts")
     files[1].unlink()
     told = problem(tmp_path / "parts")
     assert (told.message, told.expected) == ("model.safetensors.index.json lists files that do not exist, or none", "model-2-of-2.safetensors")
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "state.pt", "..safetensors"])
-def test_an_index_names_files_of_its_own_folder_alone(tmp_path: Path, name: str) -> None:
+def test_an_index_may_only_name_files_of_its_own_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"0.weight": name}}))
     assert "0.weight" in problem(tmp_path).message
 
 
-def test_a_folder_with_a_pickle_alone_is_refused_with_what_reads_its_tensors(tmp_path: Path) -> None:
+def test_a_folder_with_only_a_pickle_is_refused_with_how_to_read_its_tensors(tmp_path: Path) -> None:
     torch.save(other(), tmp_path / "pytorch_model.bin")
     told = problem(tmp_path)
     assert told.message == "the folder contains no weights"
     assert str(told.hint).endswith(f"name the pickle itself to read its tensors, and nothing else: {tmp_path / 'pytorch_model.bin'}")
-    assert loaded(tmp_path / "pytorch_model.bin")
+    assert loads(tmp_path / "pytorch_model.bin")
 
 
-def test_a_name_means_what_the_cache_has_of_it(cache: Path) -> None:
-    assert loaded("hf:someone/net")
-    assert loaded(f"hf:someone/net@{COMMITS[1]}")
-    assert not loaded("hf:someone/net@v1")
+def test_a_name_is_looked_up_in_the_cache(cache: Path) -> None:
+    assert loads("hf:someone/net")
+    assert loads(f"hf:someone/net@{COMMITS[1]}")
+    assert not loads("hf:someone/net@v1")
 
 
 @pytest.mark.parametrize(
     ("weights", "message", "hint"),
     [
-        ("hf:someone/nett", "is not in Hugging Face's cache", "did you mean 'hf:someone/net'?; on a machine that has a network: hf download someone/nett; "),
-        ("hf:someone/net@v2", "has no revision 'v2'", "on a machine that has a network: hf download someone/net --revision v2"),
+        ("hf:someone/nett", "is not in Hugging Face's cache", "did you mean 'hf:someone/net'?; on a machine with network access: hf download someone/nett; "),
+        ("hf:someone/net@v2", "has no revision 'v2'", "on a machine with network access: hf download someone/net --revision v2"),
         ("hf:../net", "is not the name of a Hugging Face model", ""),
         ("hf:someone/net@../../../refs", "is not the name of a Hugging Face model", ""),
     ],
 )
-def test_what_is_not_there_is_told_with_how_to_get_it(cache: Path, weights: str, message: str, hint: str) -> None:
+def test_weights_missing_from_the_cache_are_reported_with_how_to_get_them(cache: Path, weights: str, message: str, hint: str) -> None:
     told = problem(weights)
     assert message in told.message
     assert str(told.hint or "").startswith(hint)
 
 
-def test_a_file_that_is_not_what_its_name_in_the_cache_says_is_refused(cache: Path) -> None:
+def test_a_cached_file_that_does_not_match_its_checksum_is_refused(cache: Path) -> None:
     blob = (cache / "snapshots" / COMMITS[1] / "model.safetensors").resolve()
     write_tensors(blob, {name: value + 1 for name, value in other().items()})
     told = problem("hf:someone/net")
     assert (told.message.partition(":")[0], told.expected) == ("the file in Hugging Face's cache does not match its checksum", blob.name)
 
 
-def test_a_name_is_settled_when_the_command_is_given_and_its_content_is_a_part_of_the_experiment(cache: Path, tmp_path: Path) -> None:
-    def composed(weights: str, strict: bool = True) -> Any:
+def test_a_name_is_resolved_at_once_and_its_content_counts_in_the_fingerprint(cache: Path, tmp_path: Path) -> None:
+    def compose_weights(weights: str, strict: bool = True) -> Any:
         return compose([f"initialise.weights='{weights}'"], project=Project(tmp_path), strict=strict)
 
-    by_name, by_tag = composed("hf:someone/net"), composed("hf:someone/net@v1")
+    by_name, by_tag = compose_weights("hf:someone/net"), compose_weights("hf:someone/net@v1")
     assert by_name.cfg.initialise.weights == f"hf:someone/net@{COMMITS[1]}"
     blob = (cache / "snapshots" / COMMITS[1] / "model.safetensors").resolve().name
     assert identity(by_name.whole)["initialise"]["weights"] == f"sha256:{blob}"
     shutil.copytree(cache / "snapshots" / COMMITS[1], tmp_path / "copy")
-    assert by_name.fingerprint == composed(str(tmp_path / "copy")).fingerprint == composed(str(tmp_path / "copy" / "model.safetensors")).fingerprint
+    assert (
+        by_name.fingerprint == compose_weights(str(tmp_path / "copy")).fingerprint == compose_weights(str(tmp_path / "copy" / "model.safetensors")).fingerprint
+    )
     assert by_name.fingerprint != by_tag.fingerprint
-    (told,) = composed("hf:someone/other", strict=False).problems
+    (told,) = compose_weights("hf:someone/other", strict=False).problems
     assert told.path == "initialise.weights"
-    files = in_parts(tmp_path / "parts")
-    before = composed(str(tmp_path / "parts")).fingerprint
+    files = write_in_parts(tmp_path / "parts")
+    before = compose_weights(str(tmp_path / "parts")).fingerprint
     write_tensors(files[1], {})
-    assert composed(str(tmp_path / "parts")).fingerprint != before
+    assert compose_weights(str(tmp_path / "parts")).fingerprint != before
 
 
-def test_what_is_left_out_may_be_missing_in_the_file(tmp_path: Path) -> None:
-    """As the head, of a checkpoint of the encoder alone."""
+def test_excluded_weights_may_be_missing_in_the_file(tmp_path: Path) -> None:
+    """For example the head, in a checkpoint of the encoder alone."""
     write_tensors(tmp_path / "model.safetensors", {name: value for name, value in other().items() if name.startswith("0.")})
     model = network()
     initialise(model, {"weights": str(tmp_path), "exclude": ["1.*"]})
@@ -158,17 +160,17 @@ def test_what_is_left_out_may_be_missing_in_the_file(tmp_path: Path) -> None:
     assert problem(tmp_path, exclude=["1.*", "2.*"]).message == "matches nothing in the file or in the model"
 
 
-def test_weight_norm_of_older_files_loads_and_stays_itself_where_lora_is_added(tmp_path: Path) -> None:
-    def made(norm: Any) -> nn.Module:
+def test_older_weight_norm_loads_and_is_kept_beside_lora(tmp_path: Path) -> None:
+    def build_model(norm: Any) -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(norm(nn.Linear(3, 4)), nn.Linear(4, 2))
 
-    old = made(torch.nn.utils.weight_norm)
+    old = build_model(torch.nn.utils.weight_norm)
     with torch.no_grad():
         old[0].weight_g.mul_(2)
     torch.save(old.state_dict(), tmp_path / "old.pt")
     assert "0.weight_g" in old.state_dict()
-    model, inputs = made(torch.nn.utils.parametrizations.weight_norm), torch.randn(5, 3)
+    model, inputs = build_model(torch.nn.utils.parametrizations.weight_norm), torch.randn(5, 3)
     initialise(model, {"weights": str(tmp_path / "old.pt"), "parametrisations": {"lora": {"match": "1.weight", "kind": "lora", "rank": 1}}})
     assert torch.allclose(model(inputs), old(inputs))
     assert "1.parametrizations.weight.0.lora_up" in model.state_dict()

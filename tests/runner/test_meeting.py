@@ -27,34 +27,34 @@ def as_rank_0(monkeypatch) -> None:
     monkeypatch.setattr(meeting, "_met", {})
 
 
-def refused(init_method: str | None) -> str:
+def refusal(init_method: str | None) -> str:
     meeting._met.clear()
     with pytest.raises(ConfigError) as caught:
         meeting.meeting_point(2.0, init_method)
     return str(caught.value)
 
 
-def test_a_file_serves_one_job_and_one_that_an_earlier_job_has_left_is_refused(as_rank_0, tmp_path) -> None:
+def test_a_meeting_file_serves_one_job_and_a_leftover_one_is_refused(as_rank_0, tmp_path) -> None:
     place = f"file://{tmp_path}/meet"
     store = meeting.meeting_point(2.0, place)
     store.set("joined/0", "")
     assert store.check(["joined/0"])
-    assert "left by another job" in refused(place)
-    assert f"rm {tmp_path}/meet" in refused(place)
+    assert "left by another job" in refusal(place)
+    assert f"rm {tmp_path}/meet" in refusal(place)
 
 
-def test_a_file_that_cannot_be_written_is_refused(as_rank_0) -> None:
-    assert "the file cannot be used: No such file or directory" in refused("file:///nowhere/meet")
+def test_a_meeting_file_that_cannot_be_written_is_refused(as_rank_0) -> None:
+    assert "the file cannot be used: No such file or directory" in refusal("file:///nowhere/meet")
 
 
 @pytest.mark.parametrize("agent_keeps_a_store", [False, True])
-def test_a_tcp_address_whose_port_is_taken_is_refused_by_the_setting_s_name(as_rank_0, monkeypatch, agent_keeps_a_store) -> None:
+def test_a_tcp_address_with_a_taken_port_is_refused_naming_the_setting(as_rank_0, monkeypatch, agent_keeps_a_store) -> None:
     if agent_keeps_a_store:
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with socket.socket(socket.AF_INET6) as taken:
         taken.bind(("::", 0))
         taken.listen()
-        told = refused(f"tcp://localhost:{taken.getsockname()[1]}")
+        told = refusal(f"tcp://localhost:{taken.getsockname()[1]}")
     assert "strategy.init_method: another program uses this port" in told
 
 
@@ -62,21 +62,21 @@ def test_a_tcp_address_that_does_not_answer_is_refused(as_rank_0, monkeypatch) -
     monkeypatch.setenv("RANK", "1")
     with socket.socket() as free:
         free.bind(("localhost", 0))  # nobody listens
-        told = refused(f"tcp://localhost:{free.getsockname()[1]}")
+        told = refusal(f"tcp://localhost:{free.getsockname()[1]}")
     assert "strategy.init_method: rank 0 does not answer within 2 s" in told
 
 
 def test_without_an_address_the_environment_must_give_one(as_rank_0) -> None:
-    assert "the environment lacks MASTER_ADDR, MASTER_PORT" in refused(None)
+    assert "the environment lacks MASTER_ADDR, MASTER_PORT" in refusal(None)
 
 
 @pytest.mark.parametrize("place", ["ftp://host:1", "tcp://host", "file://relative", "somewhere"])
-def test_what_is_no_place_is_refused_at_once(place) -> None:
-    with pytest.raises(ConfigError, match="is not a valid meeting point"):
+def test_an_invalid_meeting_point_is_refused_at_once(place) -> None:
+    with pytest.raises(ConfigError, match="is not an address where ranks can meet"):
         Elastic(init_method=place)
 
 
-def test_a_backend_that_torch_is_built_without_is_refused_with_those_it_has() -> None:
+def test_a_backend_missing_from_torch_is_refused_with_the_available_ones() -> None:
     there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
     for name, is_there in there.items():
         if is_there:
@@ -91,7 +91,7 @@ def test_a_backend_that_torch_is_built_without_is_refused_with_those_it_has() ->
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
-def test_ranks_that_meet_elsewhere_give_the_same_bits(samewise, tmp_path, clean_environment, scheme) -> None:
+def test_ranks_that_meet_at_an_address_or_file_give_the_same_bits(samewise, tmp_path, clean_environment, scheme) -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -116,7 +116,7 @@ def test_ranks_that_meet_elsewhere_give_the_same_bits(samewise, tmp_path, clean_
     assert Path(json.loads(said[0][0])["folder"]).name == Path(json.loads(alone.stdout)["folder"]).name
 
 
-def test_a_connection_that_is_lost_before_the_training_names_the_rank_whose_process_is_gone(as_rank_0, monkeypatch) -> None:
+def test_a_connection_lost_before_training_names_the_rank_that_is_gone(as_rank_0, monkeypatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     monkeypatch.setattr(

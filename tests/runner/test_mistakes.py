@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong on the first day, fifty of it: the message's first line says what to do."""
+"""Typical mistakes of newcomers: the error message says what to do, and its first line gives a hint."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ MISTAKES = {
     "a word for a number": ((*DIGITS, "optimizer.lr=high"), "expected: a number"),
     "a batch that cannot be cut": ((*DIGITS, "batch_size=30", "replicas=4"), "batch_size=32"),
     "a batch larger than the data": ((*DIGITS, "batch_size=100000"), "loader.drop_last=false"),
-    "a setting of another optimizer": ((*DIGITS, "optimizer=adam", "optimizer.momentum=0.8"), "remove it by ~optimizer.momentum"),
-    "an argument that the model lacks": ((*DIGITS, "+model.depth=3"), "remove it by ~model.depth"),
+    "a setting of another optimizer": ((*DIGITS, "optimizer=adam", "optimizer.momentum=0.8"), "remove it with ~optimizer.momentum"),
+    "an argument that the model lacks": ((*DIGITS, "+model.depth=3"), "remove it with ~model.depth"),
     "another number of classes": ((*DIGITS, "model.num_classes=5"), "model.num_classes=${dataset.num_classes}"),
     "a metric misspelt": ((*DIGITS, "evaluate.monitor=valid/acc"), "did you mean 'valid/accuracy'?"),
     "a metric without its split": ((*DIGITS, "evaluate.monitor=accuracy"), "evaluate.monitor=valid/accuracy"),
@@ -123,14 +123,14 @@ IN_FILES = {
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, but for one called runs."""
+    """A folder that is empty except for one called runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     return tmp_path
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_the_first_line_says_what_to_do(kind: str, samewise: Callable[..., Any], here: Path) -> None:
+def test_each_mistake_gets_advice_and_the_first_line_has_a_hint(kind: str, samewise: Callable[..., Any], here: Path) -> None:
     given, advice = MISTAKES[kind]
     done = samewise(*given)
     assert list((here / "runs").iterdir()) == []
@@ -142,7 +142,7 @@ def test_the_first_line_says_what_to_do(kind: str, samewise: Callable[..., Any],
 
 
 @pytest.mark.parametrize("kind", IN_FILES)
-def test_a_mistake_in_an_experiment_file_is_one_problem_with_its_line_and_says_what_to_write(kind: str, samewise: Callable[..., Any], here: Path) -> None:
+def test_a_mistake_in_an_experiment_file_is_reported_with_its_line_and_advice(kind: str, samewise: Callable[..., Any], here: Path) -> None:
     text, advice = IN_FILES[kind]
     (here / "experiment").mkdir()
     (here / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
@@ -153,14 +153,14 @@ def test_a_mistake_in_an_experiment_file_is_one_problem_with_its_line_and_says_w
     assert advice in first.partition("hint: ")[2], done.stderr
 
 
-def test_a_files_several_mistakes_are_told_at_once(samewise: Callable[..., Any], here: Path) -> None:
+def test_several_mistakes_in_a_file_are_reported_at_once(samewise: Callable[..., Any], here: Path) -> None:
     (here / "experiment").mkdir()
     (here / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - model: resnet20_cifar\ndataset: digits\nseed: one\n")
     told = json.loads(samewise("check", "experiment=mine", "--config-dir", here, "--static", "--json").stdout or "{}").get("problems", [])
     assert [one["where"].rpartition(":")[2] for one in told] == ["3", "4", "5"]
 
 
-def test_advice_on_what_a_data_set_lacks_is_given_once_for_each_group(samewise: Callable[..., Any], here: Path) -> None:
+def test_advice_on_an_unsuitable_data_set_is_given_once_for_each_group(samewise: Callable[..., Any], here: Path) -> None:
     told = samewise("check", "dataset=spoken_digits", "--json").stdout
     found = {one["path"].partition(".")[0]: one for one in json.loads(told)["problems"]}
     assert set(found) == {"model", "transforms"}
@@ -183,9 +183,7 @@ class Net(torch.nn.Module):
 """
 
 
-def test_debug_ends_in_the_forward_that_failed_and_the_first_line_names_it(
-    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_debug_ends_in_the_failed_forward_and_the_first_line_names_it(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from samewise.runner.cli import main
 
     (here / "lab").mkdir()
@@ -195,14 +193,14 @@ def test_debug_ends_in_the_forward_that_failed_and_the_first_line_names_it(
     given = ["dataset=digits", "model={_target_:lab.Net,num_classes:10}", "~model.shortcut", "~model.in_channels", "~model.width"]
     assert main(["check", *given, "tracking=none", "debug=tiny", "device=cpu", "--debug"]) == 2
     traceback, _, told = capfd.readouterr().err.partition("\nerror: ")
-    assert "samewise.runner.errors.ConfigError" not in traceback  # the error behind it ends the traceback
+    assert "samewise.runner.errors.ConfigError" not in traceback  # the traceback ends with the underlying error
     assert traceback.rstrip().splitlines()[-1].startswith("RuntimeError: ")
     frames = [line for line in traceback.splitlines() if line.startswith("  File ")]
     assert [line for line in frames if "/torch/" not in line][-1].endswith("in forward")
     assert "in forward: return self.head(" in told.splitlines()[0]
 
 
-def test_a_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Path, samewise: Callable[..., Any]) -> None:
+def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Path, samewise: Callable[..., Any]) -> None:
     from torchvision.io import write_png
 
     for split in ("train", "valid"):
@@ -210,7 +208,7 @@ def test_a_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: 
             (here / "data" / split / label).mkdir(parents=True)
             for number in range(80):
                 write_png(torch.full((3, 32, 32), number, dtype=torch.uint8), str(here / "data" / split / label / f"{number}.png"))
-    damaged = here / "data" / "train" / "b" / "77.png"  # neither in the step nor among what the fingerprint reads
+    damaged = here / "data" / "train" / "b" / "77.png"  # neither used by the step nor read for the fingerprint
     damaged.write_bytes(damaged.read_bytes()[:40])
     given = ["dataset=image_folder", f"dataset.root={here / 'data'}", "dataset.num_classes=2", "dataset.cache=memory", "batch_size=2", "device=cpu"]
     done = samewise("check", *given, "model=resnet20_cifar", "model.width=2")

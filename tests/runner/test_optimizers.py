@@ -51,7 +51,7 @@ def sgd(**settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
-def test_a_choice_lists_the_constructors_arguments_with_their_defaults_lr_first(path: Path) -> None:
+def test_a_choice_lists_the_constructors_arguments_with_their_defaults(path: Path) -> None:
     node = read(path)
     target = node.pop("_target_")
     kind = Muon if target.startswith("samewise.") else getattr(torch.optim, target.rpartition(".")[2])
@@ -63,7 +63,7 @@ def test_a_choice_lists_the_constructors_arguments_with_their_defaults_lr_first(
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
-def test_every_choice_trains_and_says_its_implementation(path: Path) -> None:
+def test_every_choice_trains_and_describes_its_implementation(path: Path) -> None:
     model = network(matrices=path.stem.startswith("muon"))
     made = build(read(path), model)
     optimizer = made["train"]
@@ -79,7 +79,7 @@ def test_every_choice_trains_and_says_its_implementation(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
-def test_its_step_computes_the_same_with_and_without_the_profilers_range(path: Path) -> None:
+def test_a_step_computes_the_same_with_and_without_the_profiler_range(path: Path) -> None:
     weights = list[bytes]()
     for quick in (False, True):
         model = network(matrices=path.stem.startswith("muon"))
@@ -92,7 +92,7 @@ def test_its_step_computes_the_same_with_and_without_the_profilers_range(path: P
     assert weights[0] == weights[1]
 
 
-def test_who_is_hooked_to_a_step_or_profiles_it_hears_of_it() -> None:
+def test_hooks_and_profilers_are_notified_of_a_step() -> None:
     model, heard = network(), list[str]()
     (optimizer,) = build(sgd(momentum=0.9), model).values()
     model(torch.ones(4, 6)).sum().backward()
@@ -112,7 +112,7 @@ def test_the_config_may_choose_another_implementation() -> None:
     assert implementation(build(sgd(), network())["train"]) == "fused"
 
 
-def test_fused_is_left_alone_where_a_parameter_cannot_have_it() -> None:
+def test_fused_is_not_used_if_a_parameter_does_not_support_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64))
     assert implementation(build(sgd(), model)["train"]) == "loop"
 
@@ -126,7 +126,7 @@ def test_groups_carry_their_options_and_factors_multiply_the_learning_rate() -> 
     assert [(group["name"], group["tensors"], group["elements"]) for group in groups] == [("rest", 2, 56), ("norms", 2, 16), ("head", 2, 27)]
 
 
-def test_the_optimizers_state_can_be_loaded_without_trusting_it(tmp_path: Path) -> None:
+def test_the_optimizer_state_can_be_loaded_without_trusting_it(tmp_path: Path) -> None:
     model = network()
     optimizer = build({"_target_": "torch.optim.AdamW"}, model, {"norms": {"match": "norm", "weight_decay": 0.0}})["train"]
     model(torch.ones(1, 6)).sum().backward()
@@ -140,7 +140,7 @@ def test_the_optimizers_state_can_be_loaded_without_trusting_it(tmp_path: Path) 
 PHASES = (Phase("generator", ("generator",)), Phase("critic", ("critic",)))
 
 
-def test_each_phase_has_an_optimizer_of_its_own_or_the_same_for_all() -> None:
+def test_each_phase_has_its_own_optimizer_or_all_have_the_same_kind() -> None:
     model = nn.ModuleDict({"critic": nn.Linear(2, 2), "generator": nn.Linear(2, 2)})
     made = build({"generator": sgd(), "critic": {"_target_": "torch.optim.Adam", "lr": 0.01, "betas": [0.5, 0.9]}}, model, phases=PHASES)
     assert [(name, type(optimizer).__name__) for name, optimizer in made.items()] == [("generator", "SGD"), ("critic", "Adam")]
@@ -150,7 +150,7 @@ def test_each_phase_has_an_optimizer_of_its_own_or_the_same_for_all() -> None:
     assert [optimizer.param_groups[0]["param_names"][0] for optimizer in both.values()] == ["generator.weight", "critic.weight"]
 
 
-def test_phases_without_an_optimizer_and_optimizers_without_a_phase_are_told_together() -> None:
+def test_unmatched_phases_and_optimizers_are_reported_together() -> None:
     model = nn.ModuleDict({"critic": nn.Linear(2, 2), "generator": nn.Linear(2, 2)})
     with pytest.raises(ConfigError) as caught:
         build({"generator": sgd(), "critik": sgd()}, model, phases=PHASES)
@@ -178,7 +178,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("node", "rules", "path", "message"), WRONG)
-def test_what_cannot_be_is_told_at_its_key(node: dict[str, Any], rules: dict[str, Any], path: str, message: str) -> None:
+def test_an_invalid_setting_is_reported_at_its_key(node: dict[str, Any], rules: dict[str, Any], path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         build(node, network(), rules)
     assert [problem.path for problem in caught.value.problems] == [path]
@@ -188,20 +188,20 @@ def test_what_cannot_be_is_told_at_its_key(node: dict[str, Any], rules: dict[str
     ("given", "expected"),
     [(("generator", "critic", "other"), ["optimizer.other"]), (("generator",), ["optimizer"]), ((), ["optimizer", "optimizer"])],
 )
-def test_a_phase_too_many_and_one_too_few_are_each_an_error(given: tuple[str, ...], expected: list[str]) -> None:
+def test_an_extra_optimizer_and_missing_ones_are_errors(given: tuple[str, ...], expected: list[str]) -> None:
     model = nn.ModuleDict({"critic": nn.Linear(2, 2), "generator": nn.Linear(2, 2)})
     with pytest.raises(ConfigError) as caught:
         build({name: sgd() for name in given}, model, phases=PHASES)
     assert [problem.path for problem in caught.value.problems] == expected
 
 
-def test_a_factor_multiplies_the_optimizers_own_learning_rate_where_none_is_given() -> None:
+def test_a_factor_multiplies_the_optimizers_default_learning_rate() -> None:
     made = build({"_target_": "torch.optim.Adam"}, network(), {"head": {"match": "2.*", "lr_factor": 10}})["train"]
     assert [group["lr"] for group in made.param_groups] == [0.001, 0.01]
 
 
 @pytest.mark.parametrize(("count", "more"), [(4, ""), (5, ""), (6, ", and 1 more"), (8, ", and 3 more")])
-def test_five_of_the_parameters_that_muon_cannot_train_are_named(count: int, more: str) -> None:
+def test_up_to_five_parameters_that_muon_cannot_train_are_named(count: int, more: str) -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros([1] * dims)) for dims in (2, *([1, 3, 4, 0] * 2)[:count])])
     with pytest.raises(ConfigError) as caught:
         build({"_target_": "torch.optim.Muon"}, model)
@@ -210,7 +210,7 @@ def test_five_of_the_parameters_that_muon_cannot_train_are_named(count: int, mor
 
 
 class Ours(torch.optim.SGD):
-    """An optimizer of somebody's own; its learning rate has no default, and it counts how often one is made."""
+    """A user's optimizer; its learning rate has no default, and it counts how often one is created."""
 
     made = 0
 
@@ -220,44 +220,44 @@ class Ours(torch.optim.SGD):
         type(self).made += 1
 
 
-def own(make: Any, rules: dict[str, Any] | None = None, **settings: Any) -> Any:
+def build_own(make: Any, rules: dict[str, Any] | None = None, **settings: Any) -> Any:
     partial = functools.partial(make, **settings)
     return build_optimizers({"_target_": "lab.Ours"}, rules, network(), (Phase(),), instantiate=lambda node, path: partial)["train"]
 
 
-def test_an_optimizer_of_ones_own_is_made_once_with_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_optimizer_is_created_once_with_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ours, "made", 0)
-    made = own(Ours, {"norms": {"match": "norm", "lr": 0.5}}, lr=0.1, kind="odd", betas=[0.5, 0.9])
+    made = build_own(Ours, {"norms": {"match": "norm", "lr": 0.5}}, lr=0.1, kind="odd", betas=[0.5, 0.9])
     assert (Ours.made, made.kind, made.betas) == (1, "odd", (0.5, 0.9))
     assert [group["lr"] for group in made.param_groups] == [0.1, 0.5]
     assert implementation(made) == "loop"
     with pytest.raises(ConfigError, match=r"optimizer.lr: is needed by lr_factor"):
-        own(Ours, {"norms": {"match": "norm", "lr_factor": 2}})
+        build_own(Ours, {"norms": {"match": "norm", "lr_factor": 2}})
 
 
 def test_an_optimizer_may_be_made_by_a_function() -> None:
     def makes(params: Any, lr: float = 0.2, fused: bool | None = None) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=lr, fused=fused)
 
-    made = own(makes, {"norms": {"match": "norm", "lr_factor": 2}})
+    made = build_own(makes, {"norms": {"match": "norm", "lr_factor": 2}})
     assert [group["lr"] for group in made.param_groups] == [0.2, 0.4]
     assert implementation(made) == "fused"
 
 
-def test_what_is_no_optimizer_waiting_for_its_parameters_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is not a partial optimizer"):
+def test_anything_but_a_partial_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be partial"):
         build_optimizers(sgd(), None, network(), (Phase(),), instantiate=lambda node, path: torch.optim.SGD)
-    with pytest.raises(ConfigError, match="does not make an optimizer"):
-        own(lambda params, lr=0.1: object())
+    with pytest.raises(ConfigError, match="does not create an optimizer"):
+        build_own(lambda params, lr=0.1: object())
 
 
-def test_the_arithmetic_is_chosen_only_where_the_config_leaves_it_open() -> None:
+def test_an_implementation_is_chosen_only_if_the_config_leaves_it_open() -> None:
     assert implementation(build(sgd(differentiable=True), network())["train"]) == "loop"
     assert implementation(build({"_target_": "torch.optim.Adadelta"}, network())["train"]) == "loop"
     assert build({"_target_": "torch.optim.Adadelta"}, network())["train"].defaults["foreach"] is False
 
 
-def test_shards_have_fused_arithmetic_where_torch_has_it_for_them() -> None:
+def test_shards_use_fused_arithmetic_if_torch_supports_it_for_them() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = network()
@@ -265,12 +265,12 @@ def test_shards_have_fused_arithmetic_where_torch_has_it_for_them() -> None:
         found = {name: build({"_target_": f"torch.optim.{name}"}, model)["train"] for name in ("Adam", "AdamW", "SGD", "Adagrad")}
         assert {name: implementation(made) for name, made in found.items()} == {"Adam": "fused", "AdamW": "fused", "SGD": "loop", "Adagrad": "loop"}
         assert found["SGD"].defaults["foreach"] is False
-        assert own(functools.partial(torch.optim.SGD, momentum=0.5)).defaults["fused"]
+        assert build_own(functools.partial(torch.optim.SGD, momentum=0.5)).defaults["fused"]
     finally:
         dist.destroy_process_group()
 
 
-def test_a_description_has_each_groups_options_and_neither_its_parameters_nor_what_it_began_with() -> None:
+def test_a_description_has_the_options_of_each_group_and_nothing_else() -> None:
     made = build(sgd(momentum=0.5), network(), {"norms": {"match": "norm", "weight_decay": 0.25}})
     for group in made["train"].param_groups:
         group["initial_lr"] = 3.0
@@ -288,13 +288,13 @@ def test_a_description_has_each_groups_options_and_neither_its_parameters_nor_wh
 
 
 @pytest.mark.gpu
-def test_on_cuda_fused_where_there_are_kernels_and_foreach_elsewhere() -> None:
+def test_cuda_uses_fused_kernels_if_there_are_any_and_foreach_otherwise() -> None:
     found = {name: implementation(build({"_target_": f"torch.optim.{name}"}, network().cuda())["train"]) for name in ("SGD", "AdamW", "Adagrad", "Adadelta")}
     assert found == {"SGD": "fused", "AdamW": "fused", "Adagrad": "foreach", "Adadelta": "foreach"}
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_a_parameter_whose_first_gradient_comes_later_begins_its_momentum_then(nesterov: bool) -> None:
+def test_a_late_first_gradient_starts_the_momentum_as_in_torch(nesterov: bool) -> None:
     torch.manual_seed(0)
     layers = [nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
@@ -313,7 +313,7 @@ def test_a_parameter_whose_first_gradient_comes_later_begins_its_momentum_then(n
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_with_dampening_it_is_refused_with_what_helps() -> None:
+def test_a_late_first_gradient_with_dampening_is_refused_with_a_way_out() -> None:
     layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     made = build(sgd(momentum=0.9, dampening=0.5), layers)["train"]
     layers[0](torch.ones(1, 3)).sum().backward()

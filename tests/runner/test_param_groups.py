@@ -34,7 +34,7 @@ def by_name(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def torchvision_split(model: nn.Module) -> tuple[set[str], set[str]]:
-    """What torchvision's references/classification/utils.py does for norm_weight_decay: walk the modules, ask each whether it is a norm."""
+    """As torchvision's references/classification/utils.py does for norm_weight_decay: walk the modules and check whether each is a norm."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm, nn.LocalResponseNorm)
     norms, others = set(), set()
     for place, module in model.named_modules():
@@ -46,7 +46,7 @@ def torchvision_split(model: nn.Module) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize(
     ("build", "counts"), [(torchvision.models.resnet50, (106, 55)), (torchvision.models.swin_t, None), (torchvision.models.convnext_tiny, None)]
 )
-def test_no_decay_on_norms_splits_as_torchvisions_references_do(build: Any, counts: tuple[int, int] | None) -> None:
+def test_no_decay_on_norms_splits_as_in_torchvisions_references(build: Any, counts: tuple[int, int] | None) -> None:
     with torch.device("meta"):
         model = build()
     groups = by_name(parameter_groups(model, {"norms": {"match": "norm", "weight_decay": 0.0}}))
@@ -74,14 +74,14 @@ def test_the_first_rule_that_matches_wins(resnet: nn.Module) -> None:
     assert sum(len(group["params"]) for group in groups.values()) == len(list(resnet.parameters()))
 
 
-def test_a_class_is_named_bare_or_by_any_module_that_offers_it() -> None:
+def test_a_class_may_be_named_alone_or_with_any_module_that_exports_it() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
     for pattern in ("type:Linear", "type:torch.nn.Linear", "type:torch.nn.modules.linear.Linear", "linear"):
         assert names(by_name(parameter_groups(model, {"found": {"match": pattern}}))["found"]) == ["2.weight", "2.bias"]
     assert names(by_name(parameter_groups(model, {"found": {"match": "type:_ConvNd"}}))["found"]) == ["0.weight", "0.bias"]
 
 
-def test_biases_are_found_by_every_name_that_torch_gives_them() -> None:
+def test_biases_are_found_under_every_name_that_torch_uses() -> None:
     model = nn.ModuleDict({"rnn": nn.LSTM(2, 2), "attention": nn.MultiheadAttention(2, 1), "conv": nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 2, 1))})
     groups = by_name(parameter_groups(model, {"biases": {"match": "bias"}, "convolutions": {"match": "convolution"}}))
     assert names(groups["biases"]) == ["rnn.bias_ih_l0", "rnn.bias_hh_l0", "attention.in_proj_bias", "attention.out_proj.bias", "conv.bias"]
@@ -107,7 +107,7 @@ def test_layer_decay_multiplies_the_learning_rate_of_each_block(resnet: nn.Modul
     assert len({group["name"] for group in groups}) == len(groups)
 
 
-def test_layer_decay_multiplies_a_rules_own_rate_and_factor_too() -> None:
+def test_layer_decay_multiplies_the_rate_and_factor_of_a_rule_too() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
     rules = {"layers": {"layer_decay": 0.5}, "first": {"match": "0.*", "lr_factor": 10}, "second": {"match": "1.*", "lr": 0.3}}
     groups = parameter_groups(model, rules)
@@ -118,8 +118,8 @@ def test_layer_decay_multiplies_a_rules_own_rate_and_factor_too() -> None:
     ]
 
 
-def test_blocks_may_lie_deeper_and_what_is_around_them_is_a_block_too() -> None:
-    """Of a ViT each layer of the encoder; what comes before and after these, in the order in which the model has it."""
+def test_blocks_may_be_nested_and_the_parts_around_them_count_as_blocks() -> None:
+    """In a ViT, each layer of the encoder is a block; so are the parts before and after the layers, in the model's order."""
     with torch.device("meta"):
         model = torchvision.models.VisionTransformer(image_size=8, patch_size=4, num_layers=3, num_heads=2, hidden_dim=8, mlp_dim=8, num_classes=3)
     groups = parameter_groups(model, {"layers": {"layer_decay": 0.5, "blocks": ["encoder.layers"]}})
@@ -130,16 +130,16 @@ def test_blocks_may_lie_deeper_and_what_is_around_them_is_a_block_too() -> None:
     assert [factors[name] for name in ("encoder.pos_embedding", "conv_proj.weight", "class_token")] == [0.5**5, 0.5**6, 0.5**7]
 
 
-def test_blocks_that_wait_for_each_other_wait_as_rules_by_name_would(resnet: nn.Module) -> None:
-    def told(rules: dict[str, Any]) -> list[Any]:
+def test_blocks_that_unfreeze_in_turn_equal_rules_by_name(resnet: nn.Module) -> None:
+    def summarise(rules: dict[str, Any]) -> list[Any]:
         return [(one.until, list(map(id, one.parameters)), list(map(id, one.layers))) for one in waiting(resnet, rules, steps_per_epoch=5)]
 
     order = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
     by_name = {name: {"match": f"{name}.*", "frozen_until": 2 * (6 - place)} for place, name in enumerate(order)}
-    assert told({"a": {"layer_decay": 1.0, "unfreeze_every": 2}}) == told(by_name)
-    assert [until for until, *_ in told(by_name)] == [10, 20, 30, 40, 50, 60]
+    assert summarise({"a": {"layer_decay": 1.0, "unfreeze_every": 2}}) == summarise(by_name)
+    assert [until for until, *_ in summarise(by_name)] == [10, 20, 30, 40, 50, 60]
     first = {"stem": {"match": ["conv1.*", "bn1.*"], "frozen_until": 1}}
-    mixed = told(first | {"a": {"layer_decay": 0.5, "unfreeze_every": 2}})
+    mixed = summarise(first | {"a": {"layer_decay": 0.5, "unfreeze_every": 2}})
     assert [until for until, *_ in mixed] == [5, 10, 20, 30, 40]
     rules = {"a": {"layer_decay": 1.0, "unfreeze_every": 1}}
     later = waiting(resnet, rules, steps_per_epoch=5)
@@ -148,19 +148,19 @@ def test_blocks_that_wait_for_each_other_wait_as_rules_by_name_would(resnet: nn.
 
 
 @pytest.mark.parametrize("factor", [0, 0.5, 1, 3])
-def test_any_number_from_0_is_a_factor(factor: float) -> None:
+def test_any_factor_of_at_least_zero_is_allowed(factor: float) -> None:
     groups = by_name(parameter_groups(nn.Linear(2, 2), {"biases": {"match": "bias", "lr_factor": factor}}))
     assert groups["biases"]["lr_factor"] == factor
     assert "lr_factor" not in groups["rest"]
     parameter_groups(nn.Linear(2, 2), {"layers": {"layer_decay": factor}})
 
 
-def test_a_rule_that_is_null_is_left_out_and_those_after_it_are_not() -> None:
+def test_a_null_rule_is_left_out_and_later_ones_apply() -> None:
     groups = by_name(parameter_groups(nn.Linear(2, 2), {"none": None, "biases": {"match": "bias", "lr": 1.0}}))
     assert set(groups) == {"biases", "rest"}
 
 
-def test_where_nothing_is_left_to_train_the_part_is_named() -> None:
+def test_a_part_with_nothing_left_to_train_is_named() -> None:
     model = nn.ModuleDict({"generator": nn.Linear(2, 2), "critic": nn.Linear(2, 2)})
     rules = {"a": {"match": "critic.*", "frozen": True}}
     with pytest.raises(ConfigError, match="no parameter below critic is left to train"):
@@ -185,7 +185,7 @@ def test_a_phase_gets_its_share_while_rules_see_the_whole_model() -> None:
         parameter_groups(model, rules, prefixes=("critc",))
 
 
-def test_an_expression_that_would_take_years_to_match_is_refused(resnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expression_that_takes_too_long_to_match_is_refused(resnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matching, "_LONGEST_S", 0.1)
     with pytest.raises(ConfigError, match=r"param_groups.a.match: takes too long to match"):
         parameter_groups(resnet, {"a": {"match": r"re:^(\w*\.?)*!$", "lr": 1.0}})
@@ -226,13 +226,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("rules", "path", "message"), WRONG)
-def test_a_rule_that_cannot_be_meant_is_told_with_the_nearest_name(resnet: nn.Module, rules: dict[str, Any], path: str, message: str) -> None:
+def test_an_invalid_rule_is_reported_with_the_nearest_name(resnet: nn.Module, rules: dict[str, Any], path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parameter_groups(resnet, rules)
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
-def test_all_wrong_rules_are_told_at_once(resnet: nn.Module) -> None:
+def test_all_wrong_rules_are_reported_at_once(resnet: nn.Module) -> None:
     with pytest.raises(ConfigError) as caught:
         parameter_groups(resnet, {"a": {"match": "embedding"}, "b": {"match": "norm"}, "c": {"match": "fd.*"}, "d": 3})
     assert [problem.path for problem in caught.value.problems] == ["param_groups.a.match", "param_groups.c.match", "param_groups.d"]
@@ -241,15 +241,15 @@ def test_all_wrong_rules_are_told_at_once(resnet: nn.Module) -> None:
     assert [problem.path for problem in caught.value.problems] == ["param_groups.d", "param_groups.layers", "param_groups.c.match"]
 
 
-def test_a_rule_that_would_leave_norms_of_what_it_freezes_trained_is_refused(resnet: nn.Module) -> None:
+def test_a_rule_that_cannot_freeze_all_it_matches_is_refused(resnet: nn.Module) -> None:
     norms, layer = {"match": "norm", "weight_decay": 0.0}, {"match": "layer1.*", "frozen": True}
-    with pytest.raises(ConfigError, match=r"would not freeze all that it matches: 'norms' comes first and takes layer1\.0\.bn1\.weight"):
+    with pytest.raises(ConfigError, match=r"would not freeze all that it matches: 'norms' comes first and matches layer1\.0\.bn1\.weight"):
         parameter_groups(resnet, {"norms": norms, "first": layer})
     parameter_groups(resnet, {"first": layer, "norms": norms})
     assert not any(parameter.requires_grad for name, parameter in resnet.named_parameters() if name.startswith("layer1."))
 
 
-def test_freezing_everything_freezes_what_no_rule_before_takes(resnet: nn.Module) -> None:
+def test_freezing_everything_spares_what_earlier_rules_take(resnet: nn.Module) -> None:
     groups = parameter_groups(resnet, {"head": {"match": "fc.*"}, "rest": {"match": "*", "frozen": True}})
     assert [[name for name, _ in group["params"]] for group in groups] == [["fc.weight", "fc.bias"]]
 
@@ -264,14 +264,14 @@ def test_freezing_everything_freezes_what_no_rule_before_takes(resnet: nn.Module
         ("squeezenet1_1", "classifier.1"),
     ],
 )
-def test_the_head_is_a_models_last_layer_whatever_it_is_called(name: str, head: str) -> None:
+def test_the_head_is_the_last_layer_of_a_model_whatever_its_name(name: str, head: str) -> None:
     with torch.device("meta"):
         model = torchvision.models.get_model(name, num_classes=7)
     (group,) = parameter_groups(model, yaml.safe_load((Path(__file__).parents[2] / "configs" / "param_groups" / "head_only.yaml").read_text()))
     assert (group["name"], names(group)) == ("head", [f"{head}.weight", f"{head}.bias"])
 
 
-def test_a_kind_of_which_the_model_has_none_is_told_as_that() -> None:
+def test_a_kind_of_parameter_that_the_model_lacks_is_reported() -> None:
     with pytest.raises(ConfigError, match="the model has none: set this rule to null"):
         parameter_groups(nn.Linear(2, 2, bias=False), {"a": {"match": "bias"}})
 

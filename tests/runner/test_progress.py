@@ -1,4 +1,4 @@
-"""What is said while a run trains, where there is no terminal."""
+"""What is printed while a run trains, without a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samewise.runner.callbacks import progress
 TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=[progress]"]
 
 
-def test_a_run_says_what_it_trains_how_far_it_is_and_when_it_will_end(samewise, tmp_path) -> None:
+def test_a_run_reports_what_it_trains_its_progress_and_its_expected_end(samewise, tmp_path) -> None:
     done = samewise("train", *TINY, "optimizer.lr=0.03", "seed=1", "+callbacks.progress.line_s=0", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     name, folder, size, *lines = done.stderr.splitlines()
@@ -24,16 +24,16 @@ def test_a_run_says_what_it_trains_how_far_it_is_and_when_it_will_end(samewise, 
     (state,) = tmp_path.glob("*/*/checkpoints/step-00000020/state.pt")
     weights = torch.load(state, weights_only=True)["model"]
     learned = sum(tensor.numel() for name, tensor in weights.items() if name.rpartition(".")[2] in ("weight", "bias"))
-    assert size == f"  {learned:,} parameters, 64 samples, 20 steps of 16, 4 per epoch"
+    assert size == f"  {learned:,} parameters, 64 samples, 20 steps of 16 samples, 4 per epoch"
     told = [re.match(r"epoch \d+/\d+  step (\d+) of 20  loss \d+\.\d{4}  accuracy [01]\.\d{4}  \S+ steps/s, ends at about \d\d:\d\d", line) for line in lines]
     assert [int(match[1]) for match in told if match] == list(range(1, 21))
 
 
 @pytest.mark.parametrize(("step_s", "expected"), [(1.0, [11, 72, 133, 194]), (0.04, [])])
-def test_without_a_terminal_the_end_is_foretold_after_ten_seconds_and_then_told_once_a_minute(
+def test_without_a_terminal_progress_is_reported_after_ten_seconds_and_each_minute(
     monkeypatch: pytest.MonkeyPatch, capfd, step_s: float, expected: list[int]
 ) -> None:
-    """A short run says nothing between its evaluations."""
+    """A short run prints nothing between its evaluations."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     bar = progress.ProgressBar()
@@ -59,7 +59,7 @@ def test_without_a_terminal_the_end_is_foretold_after_ten_seconds_and_then_told_
     assert told == expected
 
 
-def test_the_end_says_what_matters_first_and_the_digest_in_a_quiet_line(samewise, tmp_path, monkeypatch) -> None:
+def test_the_final_output_has_results_first_and_the_digest_last(samewise, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = samewise("train", *TINY, "max_steps=8")
     summary = json.loads(next(tmp_path.glob("runs/*/*/summary.json")).read_text())

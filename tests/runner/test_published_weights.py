@@ -1,4 +1,4 @@
-"""Published weights by name: from the cache or downloaded, only where the checksum is theirs; the weights of a run by its name."""
+"""Published weights by name: from the cache or downloaded, only if their checksum matches; the weights of a run by its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = ["classifier.1.*"]
 
 
 class Published:
-    """A SqueezeNet's weights at an address of this machine, in the place of those that torchvision publishes."""
+    """Weights of a SqueezeNet at an address on this machine, in place of those that torchvision publishes."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(1)
@@ -45,7 +45,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
     return Published(tmp_path, monkeypatch)
 
 
-def made() -> nn.Module:
+def new_model() -> nn.Module:
     torch.manual_seed(0)
     return models.squeezenet1_1(num_classes=10)
 
@@ -58,10 +58,10 @@ def problem(model: nn.Module, settings: dict[str, Any], **more: str) -> Problem:
     return one
 
 
-def test_weights_by_name_are_fetched_once_and_leave_the_head_and_all_randomness_as_they_were(published: Published) -> None:
-    untouched, after = made(), torch.rand(1)
+def test_published_weights_are_fetched_once_and_leave_head_and_generators_alone(published: Published) -> None:
+    untouched, after = new_model(), torch.rand(1)
     for there in (True, False):
-        model = made()
+        model = new_model()
         initialise(model, {"weights": NAME, "exclude": HEAD}, **OF_SQUEEZENET)
         assert torch.equal(torch.rand(1), after)
         state = model.state_dict()
@@ -71,29 +71,29 @@ def test_weights_by_name_are_fetched_once_and_leave_the_head_and_all_randomness_
             published.there.unlink()  # from now on only the cache has them
 
 
-def test_a_head_for_other_classes_is_refused_with_the_setting_that_leaves_it_out(published: Published) -> None:
+def test_a_head_for_other_classes_is_refused_with_the_setting_that_excludes_it(published: Published) -> None:
     with pytest.raises(ConfigError) as caught:
-        initialise(made(), {"weights": "torchvision:SqueezeNet1_1_Weights.IMAGENET1K_V1"})
+        initialise(new_model(), {"weights": "torchvision:SqueezeNet1_1_Weights.IMAGENET1K_V1"})
     told = [(one.message, one.hint) for one in caught.value.problems if isinstance(one, Problem)]
     hint = "leave it out, and keep it as initialised: initialise.exclude=[classifier.1.*]"
     assert told == [(f"the shape of 'classifier.1.{part}' differs", hint) for part in ("weight", "bias")]
 
 
-def test_without_a_network_it_is_told_what_to_put_where(published: Published) -> None:
+def test_without_a_network_the_error_says_what_to_download_to_where(published: Published) -> None:
     address = f"http://127.0.0.1:1/{published.there.name}"
     published.move_to(address)
-    told = problem(made(), {"weights": NAME}, **OF_SQUEEZENET)
+    told = problem(new_model(), {"weights": NAME}, **OF_SQUEEZENET)
     assert told.message.startswith("cannot be downloaded: ")
-    assert told.hint == f"download {address} on a machine that has a network, and put it there: {published.cached}"
+    assert told.hint == f"download {address} on a machine with network access, and copy the file to {published.cached}"
     assert not published.cached.exists()
 
 
 def test_a_file_with_another_checksum_is_neither_read_nor_kept(published: Published) -> None:
     published.there.write_bytes(published.there.read_bytes()[:-1] + b"?")
-    assert "invalid hash value" in problem(made(), {"weights": NAME}, **OF_SQUEEZENET).message
+    assert "invalid hash value" in problem(new_model(), {"weights": NAME}, **OF_SQUEEZENET).message
     assert not published.cached.exists()
     published.cached.write_bytes(b"not a file of weights")
-    assert problem(made(), {"weights": NAME}, **OF_SQUEEZENET).message.startswith("the file in torch's cache does not match its checksum")
+    assert problem(new_model(), {"weights": NAME}, **OF_SQUEEZENET).message.startswith("the file in torch's cache does not match its checksum")
 
 
 @pytest.mark.parametrize(
@@ -104,24 +104,24 @@ def test_a_file_with_another_checksum_is_neither_read_nor_kept(published: Publis
         ("torchaudio:WAV2VEC_BASE", "", "torchaudio publishes no such weights", "did you mean 'WAV2VEC2_BASE'?"),
     ],
 )
-def test_a_name_that_is_not_published_is_told_with_the_nearest(name: str, made_by: str, message: str, hint: str) -> None:
+def test_a_name_that_is_not_published_is_reported_with_the_nearest(name: str, made_by: str, message: str, hint: str) -> None:
     told = problem(nn.Linear(1, 1), {"weights": name}, made_by=made_by)
     assert (told.message, told.hint) == (message, hint)
 
 
-def test_torchaudios_files_are_taken_by_a_checksum_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchaudio_files_need_a_checksum_from_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     cached = tmp_path / "hub" / "torchaudio" / "models" / "conv_tasnet_base_libri2mix.pt"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"something")
     told = problem(nn.Linear(1, 1), {"weights": "torchaudio:CONVTASNET_BASE_LIBRI2MIX"})
-    assert (told.path, told.hint) == ("initialise.sha256", f"initialise.sha256={sha256(cached)} takes the file that was downloaded ({cached})")
+    assert (told.path, told.hint) == ("initialise.sha256", f"initialise.sha256={sha256(cached)} accepts the file that was downloaded ({cached})")
     told = problem(nn.Linear(1, 1), {"weights": "torchaudio:CONVTASNET_BASE_LIBRI2MIX", "sha256": "0" * 64})
     assert told.message.startswith("the file in torch's cache does not match")
 
 
 @pytest.mark.slow
-def test_torchaudios_weights_are_those_of_its_own_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchaudio_weights_load_into_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchaudio.models import conv_tasnet_base
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -133,15 +133,15 @@ def test_torchaudios_weights_are_those_of_its_own_bundle(tmp_path: Path, monkeyp
     assert all(torch.equal(value, given.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_published_weights_are_refused_by_a_model_that_does_not_scale_images_as_they_have_learned(published: Published) -> None:
-    model = made()
+def test_published_weights_are_refused_by_a_model_with_other_input_scaling(published: Published) -> None:
+    model = new_model()
     model.transform_input = False
     assert problem(model, {"weights": NAME, "exclude": HEAD}, **OF_SQUEEZENET).path == "model.transform_input"
     model.transform_input = True
     initialise(model, {"weights": NAME, "exclude": HEAD}, **OF_SQUEEZENET)
 
 
-def test_a_file_of_a_model_whose_state_has_a_version_loads(tmp_path: Path) -> None:
+def test_weights_of_a_model_with_a_versioned_state_load(tmp_path: Path) -> None:
     given, model = models.mnasnet0_5(num_classes=2), models.mnasnet0_5(num_classes=2)
     torch.save(given.state_dict(), tmp_path / "weights.pt")
     initialise(model, {"weights": str(tmp_path / "weights.pt")})
@@ -161,18 +161,18 @@ def run_below(root: Path) -> Path:
     return run
 
 
-def test_a_runs_weights_are_its_best_checkpoint_and_a_part_of_the_experiment(tmp_path: Path) -> None:
+def test_the_weights_of_a_run_are_its_best_checkpoint_and_count_in_the_fingerprint(tmp_path: Path) -> None:
     best = run_below(tmp_path) / "checkpoints" / "step-00000002"
 
-    def composed(weights: str, strict: bool = True) -> Any:
+    def compose_weights(weights: str, strict: bool = True) -> Any:
         return compose([f"run_root={tmp_path}", f"initialise.weights={weights}"], project=Project(tmp_path), strict=strict)
 
-    by_name, by_path = composed("run:3f2a"), composed(str(best))
+    by_name, by_path = compose_weights("run:3f2a"), compose_weights(str(best))
     assert by_name.cfg.initialise.weights == str(best)
     assert by_name.fingerprint == by_path.fingerprint
     (best / "manifest.json").write_text(json.dumps({"sha256": "5" * 64}))
-    assert composed("run:3f2a").fingerprint != by_name.fingerprint
-    (told,) = composed("run:3f2b", strict=False).problems
+    assert compose_weights("run:3f2a").fingerprint != by_name.fingerprint
+    (told,) = compose_weights("run:3f2b", strict=False).problems
     assert (told.path, told.message) == ("initialise.weights", f"no such run in {tmp_path}")
     (best.parent / "best").unlink()
-    assert composed("run:digits").cfg.initialise.weights == str(best.parent / "step-00000004")
+    assert compose_weights("run:digits").cfg.initialise.weights == str(best.parent / "step-00000004")

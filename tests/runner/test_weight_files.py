@@ -1,4 +1,4 @@
-"""Files of weights: what of a file is told where it does not fit, and what is taken from it where it does."""
+"""Files of weights: what is reported if a file does not fit, and what is taken from it if it does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def problems(model: nn.Module, file: Path, **settings: Any) -> tuple[Problem | s
 
 
 @pytest.mark.parametrize(("wrong", "shown", "more"), [(9, 9, 0), (10, 10, 0), (11, 10, 1), (13, 10, 3)])
-def test_ten_problems_are_told_and_how_many_more_there_are(tmp_path: Path, wrong: int, shown: int, more: int) -> None:
+def test_at_most_ten_problems_are_listed_and_the_rest_are_counted(tmp_path: Path, wrong: int, shown: int, more: int) -> None:
     good, bad = layers(1).state_dict(), layers(wrong + 1, width=3).state_dict()
     torch.save({**bad, **good}, tmp_path / "weights.pt")
     told = problems(layers(wrong + 1), tmp_path / "weights.pt")
@@ -36,7 +36,7 @@ def test_ten_problems_are_told_and_how_many_more_there_are(tmp_path: Path, wrong
     assert [problem.message for problem in told[shown:]] == ([f"and {more} more"] if more else [])
 
 
-def test_a_file_of_another_model_is_told_with_three_names_of_each(tmp_path: Path) -> None:
+def test_a_file_of_another_model_is_reported_with_three_names_of_each(tmp_path: Path) -> None:
     torch.save({f"other.{number}": torch.zeros(1) for number in range(5)}, tmp_path / "weights.pt")
     (problem,) = problems(layers(5), tmp_path / "weights.pt")
     assert problem.value == ["other.0", "other.1", "other.2"]
@@ -52,15 +52,15 @@ def test_a_file_of_another_model_is_told_with_three_names_of_each(tmp_path: Path
         ({"model": {"epoch": 3}}, "is not a state_dict: 'epoch' is not a tensor", "int"),
     ],
 )
-def test_what_is_no_state_dict_is_told_by_its_first_entry(tmp_path: Path, content: Any, message: str, value: str) -> None:
+def test_a_file_that_is_not_a_state_dict_is_reported_by_its_first_entry(tmp_path: Path, content: Any, message: str, value: str) -> None:
     torch.save(content, tmp_path / "weights.pt")
     (problem,) = problems(layers(1), tmp_path / "weights.pt")
     assert (problem.message, problem.value) == (message, value)
 
 
-def test_a_missing_file_or_folder_is_told_as_what_it_is(tmp_path: Path) -> None:
+def test_a_missing_file_or_folder_is_reported_as_such(tmp_path: Path) -> None:
     (problem,) = problems(layers(1), tmp_path / "weights.pt")
-    assert (problem.message, problem.hint) == ("the file does not exist", f"it was looked for at {tmp_path / 'weights.pt'}")
+    assert (problem.message, problem.hint) == ("the file does not exist", f"samewise looked for it at {tmp_path / 'weights.pt'}")
     (problem,) = problems(layers(1), tmp_path / "missing" / "weights.pt")
     assert problem.hint == f"the folder {tmp_path / 'missing'} does not exist"
     (tmp_path / "weights.pth").touch()
@@ -68,7 +68,7 @@ def test_a_missing_file_or_folder_is_told_as_what_it_is(tmp_path: Path) -> None:
     assert problem.hint == f"did you mean '{tmp_path / 'weights.pth'}'?"
 
 
-def test_a_digest_may_be_given_by_its_first_eight_digits_and_in_capitals(tmp_path: Path) -> None:
+def test_a_digest_may_be_given_by_eight_or_more_digits_in_either_case(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     torch.save(layers(1).state_dict(), file)
     digest = sha256(file)
@@ -79,7 +79,7 @@ def test_a_digest_may_be_given_by_its_first_eight_digits_and_in_capitals(tmp_pat
         assert (problem.path, problem.value, problem.expected) == ("initialise.sha256", given, digest)
 
 
-def test_a_pattern_that_matches_nothing_in_the_file_is_told_with_the_nearest_folder_or_name(tmp_path: Path) -> None:
+def test_a_pattern_that_matches_nothing_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     torch.save({f"layer{number}.conv.weight": torch.zeros(1) for number in range(3)}, tmp_path / "weights.pt")
     told = problems(layers(1), tmp_path / "weights.pt", exclude=["layer4.*", "layer1.*", "layer0.conv.wieght"])
     assert [(problem.value, problem.hint) for problem in told] == [
@@ -88,7 +88,7 @@ def test_a_pattern_that_matches_nothing_in_the_file_is_told_with_the_nearest_fol
     ]
 
 
-def test_a_name_that_looks_like_a_wrappers_and_is_the_models_own_stays(tmp_path: Path) -> None:
+def test_a_module_named_like_a_wrapper_keeps_its_name(tmp_path: Path) -> None:
     given = nn.ModuleDict({"model": layers(2)})
     torch.save(given.state_dict(), tmp_path / "weights.pt")
     made = nn.ModuleDict({"model": layers(2)})
@@ -97,7 +97,7 @@ def test_a_name_that_looks_like_a_wrappers_and_is_the_models_own_stays(tmp_path:
 
 
 class Counting(nn.Module):
-    """Has a state that is no tensor."""
+    """Has state that is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Counting(nn.Module):
         self.seen = state
 
 
-def test_a_modules_extra_state_is_loaded_too(tmp_path: Path) -> None:
+def test_the_extra_state_of_a_module_is_loaded(tmp_path: Path) -> None:
     given, made = Counting(), Counting()
     given.seen = {"count": 3}
     torch.save(given.state_dict(), tmp_path / "weights.pt")
@@ -119,7 +119,7 @@ def test_a_modules_extra_state_is_loaded_too(tmp_path: Path) -> None:
     assert torch.equal(made.head.weight, given.head.weight)
 
 
-def test_the_count_of_batches_is_missed_on_neither_side(tmp_path: Path) -> None:
+def test_the_count_of_batches_may_be_missing_on_either_side(tmp_path: Path) -> None:
     with_count: dict[str, Tensor] = nn.Sequential(nn.BatchNorm2d(3)).state_dict()
     torch.save(with_count, tmp_path / "weights.pt")
     initialise(nn.Sequential(FrozenBatchNorm2d(3)), {"weights": str(tmp_path / "weights.pt")})
@@ -127,8 +127,8 @@ def test_the_count_of_batches_is_missed_on_neither_side(tmp_path: Path) -> None:
     initialise(nn.BatchNorm2d(3), {"weights": str(tmp_path / "weights.pt")})
 
 
-def test_a_part_that_only_the_file_has_is_told_once_with_what_leaves_it_out(tmp_path: Path) -> None:
-    """As Inception's auxiliary output, or the quantizer of wav2vec 2.0."""
+def test_a_part_that_only_the_file_has_is_reported_once_with_how_to_exclude_it(tmp_path: Path) -> None:
+    """For example the auxiliary output of Inception, or the quantizer of wav2vec 2.0."""
     torch.save({**layers(2).state_dict(), **{f"quantizer.{name}": torch.zeros(1) for name in ("weight", "bias", "codes")}}, tmp_path / "weights.pt")
     (problem,) = problems(layers(2), tmp_path / "weights.pt")
     assert (problem.message, problem.hint) == ("the file's 'quantizer.*' is not in the model: 3 names", "leave it out: initialise.exclude=[quantizer.*]")

@@ -94,7 +94,7 @@ def _unknown_arguments(node: Node, path: str, made: Callable[..., Any]) -> Itera
     for key, value in node.items():
         if key not in names and key not in SPECIAL and key not in told:
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
-            remove = f"leave it out, or remove it by ~{path}.{key}"
+            remove = f"leave it out, or remove it with ~{path}.{key}"
             reason = f"{made.__qualname__} {NO_SUCH_ARGUMENT}"
             hint = f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}"
             yield Problem(f"{path}.{key}", reason, value, hint=hint)

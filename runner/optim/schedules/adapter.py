@@ -29,7 +29,7 @@ class TorchSchedule(Schedule):
 
     def __init__(self, *, scheduler: Callable[[Optimizer], Any], unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(callable(scheduler), "scheduler", "is not a partial scheduler, which takes its optimizer later", scheduler, "a class with `_partial_: true`")
+        require(callable(scheduler), "scheduler", "must be partial, because it gets its optimizer later", scheduler, "a class with `_partial_: true`")
         self.scheduler = scheduler
         self._defaults: dict[str, dict[str, Any]] = {}
         self._bases: dict[str, list[Options]] = {}
@@ -64,7 +64,7 @@ class TorchSchedule(Schedule):
         try:
             scheduler = self.scheduler(stand_in)
         except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(Problem("scheduler.scheduler", f"cannot be made: {error}", self.scheduler)) from None
+            raise ConfigError(Problem("scheduler.scheduler", f"cannot be created: {error}", self.scheduler)) from None
         step = getattr(scheduler, "step", None)
         if not callable(step) or any(parameter.default is parameter.empty for parameter in inspect.signature(step).parameters.values()):
             kind, hint = type(scheduler).__name__, "use samewise.runner.optim.schedules.Plateau, or subclass Schedule"

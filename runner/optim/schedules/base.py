@@ -125,8 +125,8 @@ class Schedule(abc.ABC):
         """What it is set to do at `path` of the config but will not, since training ends earlier; training lasts so many steps (None: its whole span)."""
         left = self.span.total_steps if steps is None else steps
         length = Span(self.span.steps_per_epoch, left).length(self.unit)
-        words = f"training has {length} {self.unit}{'s' * (length != 1)} for it, so it would not complete"
-        hint = f"at most {length}; or a longer training; or another scheduler"
+        words = f"training has only {length} {self.unit}{'s' * (length != 1)} for it, so it would not complete"
+        hint = f"set at most {length}, train longer, or choose another scheduler"
         found = [Problem(f"{path}.{name}", words, getattr(self, name), hint=hint) for name, least in self.needs().items() if least > length]
         for name, (schedule, start) in self.parts().items():
             if start < left:  # otherwise its start is reported
