@@ -57,11 +57,16 @@ def compose_arguments(args: argparse.Namespace, *, strict: bool = True) -> Compo
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its name and summary (its module's first docstring line), known without an import."""
+    """A command: its name and file."""
 
     name: str
-    summary: str
     path: Path
+
+    @property
+    def summary(self) -> str:
+        """The first line of its module's docstring, read without an import."""
+        first = (ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        return first.removeprefix(f"`samewise {self.name}`: ").rstrip(".")
 
     def load(self, parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
         """Import the command's module and no other; set up the parser, and return the function that runs it."""
@@ -73,10 +78,6 @@ class Command:
 
 def commands() -> dict[str, Command]:
     """All commands by name, `train` first: every file in commands/ is one."""
-    found = dict[str, Command]()
-    for file in sorted(Path(__file__).parent.glob("*.py"), key=lambda file: (file.stem != "train", file.stem)):
-        if not file.name.startswith("_"):
-            name = file.stem.replace("_", "-")
-            first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-            found[name] = Command(name, first.removeprefix(f"`samewise {name}`: ").rstrip("."), file)
-    return found
+    files = [file for file in Path(__file__).parent.glob("*.py") if not file.name.startswith("_")]
+    found = [Command(file.stem.replace("_", "-"), file) for file in sorted(files, key=lambda file: (file.stem != "train", file.stem))]
+    return {one.name: one for one in found}

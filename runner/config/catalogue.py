@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
+from functools import cache
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
@@ -43,6 +44,7 @@ GROUPS = {
 """Groups that are not a key of the schema, or whose key is described elsewhere."""
 
 
+@cache
 def field_summaries(kind: type) -> dict[str, str]:
     """The docstring of each field of a settings class: the string literal below it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

@@ -74,19 +74,25 @@ class FileConfigSource(_Inside, file_config_source.FileConfigSource):
 
 
 class ImportlibResourcesConfigSource(_Inside, importlib_resources_config_source.ImportlibResourcesConfigSource):
-    """Hydra's class under the same name, which looks for a package's file once, and parses it once; that saves a third of the time to compose."""
+    """Hydra's class under the same name, which looks for a package's file or folder once, and parses a file once; that saves a third of the time to compose."""
 
     def is_config(self, config_path: str) -> bool:
-        key = self.path, config_path
-        if key not in _IS_CONFIG:
-            _IS_CONFIG[key] = super().is_config(config_path)
-        return _IS_CONFIG[key]
+        return _remember(_IS_CONFIG, (self.path, config_path), super().is_config)
+
+    def is_group(self, config_path: str) -> bool:
+        return _remember(_IS_GROUP, (self.path, config_path), super().is_group)
 
     def load_config(self, config_path: str) -> ConfigResult:
         key = self.provider, self.path, config_path
         if key not in _PARSED:
             _PARSED[key] = pickle.dumps(super().load_config(config_path), pickle.HIGHEST_PROTOCOL)
         return pickle.loads(_PARSED[key])
+
+
+def _remember(known: dict[tuple[str, str], bool], key: tuple[str, str], ask: Callable[[str], bool]) -> bool:
+    if key not in known:
+        known[key] = ask(key[1])
+    return known[key]
 
 
 class _Loader(ConfigLoaderImpl):
@@ -96,7 +102,7 @@ class _Loader(ConfigLoaderImpl):
         pass
 
 
-_IS_CONFIG = dict[tuple[str, str], bool]()
+_IS_CONFIG, _IS_GROUP = dict[tuple[str, str], bool](), dict[tuple[str, str], bool]()
 _PARSED = dict[tuple[str, str, str], bytes]()
 """Pickled, in this process and for it: a copy of a config takes copy.deepcopy three times as long."""
 

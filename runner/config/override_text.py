@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -24,15 +25,6 @@ ONE_CHOICE = (*_ONE, "reproducibility", "checkpoint", "tracking", "launcher", "s
 
 _PATTERN = re.compile(r"(\+*(?:[\w.]+\.)?(?:\w+_)?pattern)=([^'\"]+)")
 """A setting that is a regular expression, not quoted."""
-
-_OPEN = tuple(
-    f"{section.name}.{field.name}".replace(".", r"\.")
-    for section in fields(schema.Experiment)
-    if is_dataclass(kind := get_type_hints(schema.Experiment)[section.name])
-    for field in fields(cast(Any, kind))
-    if str(field.type).startswith("dict[")
-)
-"""Settings whose keys are the user's own (`tracking.tags`, `evaluate.also`), as patterns: a key of theirs is added as it is set, without a +."""
 
 
 def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
@@ -60,7 +52,7 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
             problems.append(
                 Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
             )
-        elif re.match(rf"({'|'.join(_OPEN)})(\.|=)", text):
+        elif re.match(rf"({'|'.join(_open_settings())})(\.|=)", text):
             good.append(parser.parse_override(f"++{text}"))
         elif override.is_hydra_override() or override.key_or_group == "hydra":
             problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise only uses Hydra to compose configs"))
@@ -158,3 +150,11 @@ def unreadable(text: str, error: Exception) -> Problem:
     if value.startswith("(") and value.endswith(")"):
         return Problem(key, "is not a list", text, "KEY=[A,B]", f"write {key}=[{value[1:-1]}], with square brackets")
     return Problem(key, f"cannot be read: {first_line(error).rstrip('.')}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
+
+
+@cache
+def _open_settings() -> tuple[str, ...]:
+    """Settings whose keys are the user's own (`tracking.tags`, `evaluate.also`), as patterns: a key of theirs is added as it is set, without a +."""
+    sections = get_type_hints(schema.Experiment)
+    own = [(name, field) for name, kind in sections.items() if is_dataclass(kind) for field in fields(kind) if str(field.type).startswith("dict[")]
+    return tuple(f"{name}.{field.name}".replace(".", r"\.") for name, field in own)

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from samewise.runner.errors import ConfigError, Problem
 
 _SHARE: Final = 0.9
@@ -21,6 +19,8 @@ _GROUPS: Final = (("memory.max", "memory.current", "memory.stat"), ("memory/memo
 
 def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """The bytes still available on the machine or in this process's control group, including those used as file cache."""
+    import psutil  # here, since most commands ask for no memory
+
     free = psutil.virtual_memory().available
     for names in _GROUPS:
         limit, used, details = (groups / name for name in names)
@@ -37,6 +37,8 @@ def refuse_too_much_memory() -> Generator[None]:
 
     By Linux's RLIMIT_DATA, which counts what a process can write and shares with no other. Elsewhere nothing is bound.
     """
+    import psutil
+
     try:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:
