@@ -176,7 +176,7 @@ def _help() -> str:
             "  0  done",
             "  1  training failed; or, for verify, diff and reproduce: the bits differ or cannot be compared",
             "  2  the input was wrong: a config, an option, a file that is damaged or was altered",
-            "  3  interrupted; the same command resumes it",
+            "  3  interrupted; run the same command again to resume",
             "  4  reproduce: the bundle is intact, but nothing was run without --trust",
             "",
             "`samewise COMMAND --help` explains a command.",

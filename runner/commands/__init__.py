@@ -33,8 +33,8 @@ def add_project(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add the option to use a folder that someone else has made."""
-    parser.add_argument("--trust", action="store_true", help="use a folder that someone else has made and that you trust; remembered for it as it is now")
+    """Add the option to use what someone else has made."""
+    parser.add_argument("--trust", action="store_true", help="use what someone else made, if you trust it; for a folder, this is remembered until its config changes")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Write a finished run into one file, by which anyone can train it again."""
+"""Write a finished run into one file, with which anyone can train it again."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from samewise.runner.records.files import require_writable
 from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
-  samewise bundle 3f2a --out result.bundle                     config, code, versions, digests of data, trace, result
-  samewise bundle 3f2a --out result.bundle --with-weights      and the best and the last checkpoint
-  samewise bundle 3f2a --out result.bundle --sign key.pem      and result.bundle.sig, by OpenSSF's model-signing
+  samewise bundle 3f2a --out result.bundle                     config, code, versions, digests of the data, trace, result
+  samewise bundle 3f2a --out result.bundle --with-weights      also the best and the last checkpoint
+  samewise bundle 3f2a --out result.bundle --sign key.pem      also write result.bundle.sig, with OpenSSF's model-signing
   openssl ecparam -name prime256v1 -genkey -noout -out key.pem; openssl ec -in key.pem -pubout -out key.pub
 
-The file is a tar archive: the same run gives the same bytes. Its identity, which is printed, is the SHA-256 of its manifest.json, which lists that of every
-other part. Not in it: the data, passwords and tokens, and files that look like secrets. Check what your packages contain before you share it: their files are
-included.
+The file is a tar archive; the same run always gives the same bytes. The command prints its identity, the SHA-256 of its manifest.json, which lists the SHA-256
+of every other part. The data, passwords and tokens, and files that look like secrets are left out. All other files of your packages are included: look through
+them before you share the bundle.
 """
 
 

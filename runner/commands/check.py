@@ -1,4 +1,4 @@
-"""Find everything that can be found wrong without training."""
+"""Find every problem that can be found without training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samewise.runner.tracking import address, backends
 def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--strict", action="store_true", help="fail on warnings too: settings that cannot do what they say")
+    how.add_argument("--strict", action="store_true", help="exit with code 2 on warnings too: settings that cannot do what they say")
     how.add_argument("--static", action="store_true", help="only read the config: build nothing, load no data")
     parser.add_argument("--json", action="store_true", help="print {name, fingerprint, problems, notes} as JSON")
     parser.epilog = """\

@@ -22,8 +22,8 @@ from samewise.runner.tracking.sender import prepare_environment
 EXAMPLES = """examples:
   samewise diff 3f2a 91bc
   samewise diff runs/resnet18_digits/3f2a9c81d0b4 other/resnet18_digits/3f2a9c81d0b4 --json
-  samewise diff 3f2a 91bc --html diff.html       as a web page too
-  samewise diff 3f2a 91bc --log                  and as an artifact of both runs in MLflow
+  samewise diff 3f2a 91bc --html diff.html       also write a web page
+  samewise diff 3f2a 91bc --log                  also log the page to both runs in MLflow
 
 exit codes: 0 the same bits in all common steps; 1 they differ, or no step is common; 2 the input was wrong
 """
@@ -33,8 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="RUN", help=RUN)
     parser.add_argument("second", metavar="RUN")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a web page that needs nothing else")
-    parser.add_argument("--log", action="store_true", help="also keep the page in MLflow, as the artifact diff/OTHER.html of both runs")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained web page")
+    parser.add_argument("--log", action="store_true", help="also log the page to MLflow, as the artifact diff/OTHER.html of both runs")
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 

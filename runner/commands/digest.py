@@ -12,7 +12,7 @@ from samewise.runner.records.json_text import to_json
 EXAMPLES = """examples:
   samewise digest runs/resnet18_digits/3f2a9c81d0b4        a run's newest checkpoint
   samewise digest 3f2a                                     the same, by the start of its fingerprint
-  samewise digest checkpoints/step-00000040/state.pt       a file of torch.save
+  samewise digest checkpoints/step-00000040/state.pt       a file written by torch.save
 """
 
 

@@ -1,4 +1,4 @@
-"""Is this machine fit to train, and why not."""
+"""Check whether this machine is ready to train, and if not, why."""
 
 from __future__ import annotations
 

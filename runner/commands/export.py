@@ -35,14 +35,14 @@ EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
   samewise export 3f2a --to onnx --out digits               weights.safetensors and model.onnx; needs samewise[export]
   samewise export 3f2a --to pt2,onnx --weights ema --out digits
-  samewise export 3f2a --to onnx --out digits --register digits   a version of a registered MLflow model too, which `mlflow models serve` serves
-  samewise verify digits                                    run its test vectors in every runtime that is here
+  samewise export 3f2a --to onnx --out digits --register digits   also register it as an MLflow model, for `mlflow models serve`
+  samewise verify digits                                    run its test vectors in every installed runtime
 
 formats: safetensors  weights alone, by the model's names; written with every other format
-         pt2          torch.export's program, for Python and as the start for ExecuTorch
+         pt2          torch.export's program, for Python, and the starting point for ExecuTorch
          aoti         AOTInductor's package, compiled for this kind of CPU, for C++ and Python; needs a C++ compiler
          onnx         for onnxruntime in Python, C++, Java, C#, Node and browsers
-         onnx-int8    weights and what goes into them as int8, a quarter of the size; what it loses on the validation split is measured
+         onnx-int8    weights and their inputs as int8, a quarter of the size; the cost in the metric on the validation split is measured
          executorch   for phones and small devices; needs the package executorch
 """
 
@@ -50,20 +50,20 @@ formats: safetensors  weights alone, by the model's names; written with every ot
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
-    parser.add_argument("--to", default="pt2", metavar="FORMATS", help=f"one or more of {', '.join(KINDS)}, with commas (default: pt2)")
+    parser.add_argument("--to", default="pt2", metavar="FORMATS", help=f"one or more of {', '.join(KINDS)}, separated by commas (default: pt2)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write: a new or an empty one")
     add_checkpoint(parser)
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
     parser.add_argument("--module", metavar="NAME", help="export this module of the model, such as backbone (default: the model that the recipe calls)")
-    parser.add_argument("--bare", action="store_true", help="leave out the batch transforms before the model, such as normalising (default: they are in it)")
+    parser.add_argument("--bare", action="store_true", help="leave out the batch transforms before the model, such as normalisation (default: include them)")
     help_ = "refuse a format whose results differ from the model's by more than this share of the largest number (default: 1e-4)"
     parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
-    help_ = "refuse int8 where the metric that chose the checkpoint gets worse by more than this share of it (default: 0.02)"
+    help_ = "refuse int8 if the metric that chose the checkpoint gets worse by more than this share of its value (default: 0.02)"
     parser.add_argument("--most-lost", type=float, default=0.02, metavar="SHARE", help=help_)
-    help_ = "log the export as an MLflow model too, which `mlflow models serve` serves; --to onnx or onnx-int8"
+    help_ = "also log the export as an MLflow model, for `mlflow models serve`; needs --to onnx or onnx-int8"
     parser.add_argument("--log-model", action="store_true", help=help_)
     parser.add_argument("--register", metavar="NAME", help="also register that model under this name, as its next version")
-    parser.add_argument("--uri", help="the MLflow store with the run, where it is not the run's own")
+    parser.add_argument("--uri", help="the MLflow store with the run (default: the run's own)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")

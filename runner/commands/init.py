@@ -1,4 +1,4 @@
-"""Create a project in which `samewise train` trains at once."""
+"""Create a project that is ready for `samewise train`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ STARTER = Path(__file__).with_name("starter")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the project's folder: a new one, or one that is empty")
-    parser.add_argument("--package", metavar="NAME", help="the name of its package (default: the folder's name)")
+    parser.add_argument("--package", metavar="NAME", help="the name of the project's package (default: the folder's name)")
     parser.epilog = """\
 examples:
   samewise init shapes            a project in ./shapes with the package `shapes`
   samewise init . --package lab   in the current folder, if it is empty
 
-what it makes:
+what it creates:
   pyproject.toml          [tool.samewise]: the package that configs may name, the folder of configs, the experiment that plain `samewise train` trains
   NAME/data.py, model.py  a data set and a model of your own
   configs/                a choice for each of them, and the experiment `first`
-  .schema/, .vscode/      by which an editor completes and checks the configs; `samewise schema` writes them again
+  .schema/, .vscode/      for editors, which then complete and check the configs; `samewise schema` writes .schema/ again
   tests/, Makefile        `make test` trains a tiny version twice and compares the weights
 
 then:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the experiment's, for `experiment=NAME`")
+    parser.add_argument("name", metavar="NAME", help="the experiment's name, for `experiment=NAME`")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to change; for a run, values only: KEY=VALUE")
     parser.add_argument(
         "--from",
@@ -36,8 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.epilog = """\
 The file goes to experiment/NAME.yaml in your project's own folder of configs ([tool.samewise] configs; `samewise init` makes a project). It builds on the
-experiment of the run, and says what was chosen and set otherwise; where runs are kept and recorded (run_root, device, tracking, launcher, sweeper) is left out.
-It composes to the fingerprint of what it is from, which is checked: the same bits, in a folder of its name.
+run's experiment, and contains only what differs; settings for where runs are kept and recorded (run_root, device, tracking, launcher, sweeper) are left out.
+The new experiment has the fingerprint of the run or experiment it is made from, which is checked: the same bits, in a folder with the new name.
 
 examples:
   samewise new best --from 3f2a                                           after `samewise runs --sort valid/accuracy`

@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format", choices=["json", "csv", "coco"], help="the format of that file (default: by its extension); coco: COCO's results, for detection"
     )
     parser.add_argument("--threshold", type=float, metavar="SCORE", help="leave out boxes or classes with a lower score (0 to 1)")
-    help_ = "how many files the model takes at once (default: 1). In a batch the last bits of a prediction may differ, and so may random draws"
+    help_ = "how many files the model processes at once (default: 1). In a batch, the last bits of a prediction and random draws may differ"
     parser.add_argument("--batch", type=int, default=1, metavar="N", help=help_)
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_trust(parser)

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `profile`."""
     add_overrides(parser)
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps whose time is measured (default: 10)")
-    parser.add_argument("--traced", type=int, default=3, metavar="N", help="further steps that torch's profiler watches; 0: no trace (default: 3)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write it (default: profiles/NAME/FINGERPRINT; -2, -3, ... if that exists)")
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="how many steps to measure (default: 10)")
+    parser.add_argument("--traced", type=int, default=3, metavar="N", help="additional steps to record with torch's profiler; 0: no trace (default: 3)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write the files (default: profiles/NAME/FINGERPRINT; -2, -3, ... if that exists)")
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.epilog = """\
-Takes a few steps of the experiment and says where their time goes: data, transfer, transforms, forward, backward, exchange, optimizer, trace, callbacks,
-tracking; the shares add up to the step. Then what to change, and for each setting whether it gives the same bits or makes another experiment.
+Takes a few steps of the experiment and shows where their time goes: data, transfer, transforms, forward, backward, exchange, optimizer, trace, callbacks,
+tracking, other. The shares add up to the step. Then it lists settings to change, and says for each whether it gives the same bits or makes another experiment.
 
-It trains in a temporary folder: it creates no run and touches none that exists. The steps compute what `train` computes, to the bit.
+It trains in a temporary folder: it creates no run, and leaves existing runs as they are. The steps compute what `train` computes, to the bit.
 
-In the folder it writes:
-  rank-0.trace.json.gz    operators, Python, shapes and memory, with the ranges by name: drop it on https://ui.perfetto.dev. One for each process
+Files that it writes:
+  rank-0.trace.json.gz    one for each process: operators, Python calls, shapes, memory, and the parts above as named ranges; drop it on https://ui.perfetto.dev
   rank-0.flame.svg        which function called which, each as wide as its time: open it in a browser
   rank-0.memory.pickle    on CUDA: every allocation, for https://pytorch.org/memory_viz
   profile.json            the figures

@@ -23,12 +23,12 @@ from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
-  samewise report resnet18_digits-1a2b3c4d            the table here; the page, CSV and plots in the sweep's folder and in MLflow
-  samewise report 1a2b --open                         and the page in the browser
+  samewise report resnet18_digits-1a2b3c4d            print the table; write page, CSV and plots to the sweep's folder and to MLflow
+  samewise report 1a2b --open                         also open the page in the browser
   samewise report 1a2b --json | jq .effects           for programs
-  samewise report 1a2b --no-mlflow                    leave MLflow as it is
+  samewise report 1a2b --no-mlflow                    log nothing to MLflow
 
-An unfinished sweep is reported as far as it has got. Its runs in MLflow carry the tag `sweep`; the report goes into the experiment `... reports` beside it."""
+For an unfinished sweep, the report covers the results so far. In MLflow, its runs have the tag `sweep`; the report is in `EXPERIMENT reports`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -19,11 +19,11 @@ from samewise.runner.records.files import damaged_file, parse_json, read_json, r
 from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
-  samewise reproduce result.bundle                                  check all parts, say what it is, run nothing
-  samewise reproduce result.bundle --expect 5d1e...a9 --trust       check it, install its packages into an environment of its own, train, compare
+  samewise reproduce result.bundle                                  check all parts, describe the bundle, run nothing
+  samewise reproduce result.bundle --expect 5d1e...a9 --trust       check it, install its packages into a new environment, train, compare
   samewise reproduce result.bundle --key author.pub --trust         only if result.bundle.sig was made with the author's key
-  samewise reproduce result.bundle --here --trust                   with the packages and the samewise that are installed here
-  samewise reproduce result.bundle --trust dataset.root=/data/coco  the data are here
+  samewise reproduce result.bundle --here --trust                   with the packages and the samewise installed here
+  samewise reproduce result.bundle --trust dataset.root=/data/coco  your copy of the data is here
 
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong, such as an altered bundle;
 4 the bundle is intact, but nothing was run without --trust
@@ -36,8 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--expect", metavar="DIGEST", help="the identity that the bundle must have, as its author gave it")
     parser.add_argument("--key", type=Path, metavar="FILE", help="the author's public key, with which the bundle must be signed; needs samewise[sign]")
     parser.add_argument("--signature", type=Path, metavar="FILE", help="the signature (default: BUNDLE.sig)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the folder to unpack and rebuild it in, which is kept (default: a temporary folder)")
-    parser.add_argument("--here", action="store_true", help="use the packages and the samewise that are installed here; rebuild nothing")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="unpack and rebuild the bundle in this folder, and keep it (default: a temporary folder)")
+    parser.add_argument("--here", action="store_true", help="use the packages and the samewise installed here; rebuild nothing")
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
     parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
     add_trust(parser)

@@ -24,11 +24,11 @@ _LONGEST = 40  # maximum length of a value
 EXAMPLES = """examples:
   samewise runs                                                  all of them, the newest last
   samewise runs --sort valid/accuracy --where state=finished     the best first; --sort=-valid/loss: the lowest first
-  samewise runs --where name=resnet18_digits --diff              with what their configs differ in
+  samewise runs --where name=resnet18_digits --diff              with the settings in which they differ
   samewise runs --where 'valid/accuracy>0.9' --where optimizer.lr=0.1 --json      for programs, with all metrics
   samewise runs --uri http://tracking:5000 --sort valid/accuracy  the runs in an MLflow store, wherever they were trained
-  samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
-  samewise runs gc                                               the same for all that failed; --where chooses among those that failed or were interrupted
+  samewise runs rm 3f2a 91bc                                     list what would be deleted; --yes deletes it
+  samewise runs gc                                               the same for all that failed; with --where, for those that failed or were interrupted and match
 
 --sort and --where know metrics and settings (seed, optimizer.lr) by their names, and:
   name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("list", "rm", "gc"),
         default="list",
-        help="list (default); rm: delete the runs named; gc: those that failed",
+        help="list (default); rm: delete the given runs; gc: delete those that failed",
     )
     parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rm: {RUN}")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sort", metavar="KEY", help="by a column or metric, the largest first; --sort=-KEY: the smallest first")
     parser.add_argument("--diff", action="store_true", help="show what differs between their configs, instead of what was overridden")
-    parser.add_argument("--yes", action="store_true", help="delete what rm and gc name")
+    parser.add_argument("--yes", action="store_true", help="actually delete the runs; without it, rm and gc only list them")
     parser.add_argument("--json", action="store_true", help="print a JSON list, with all metrics")
 
 
@@ -117,7 +117,7 @@ def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
     elif not found:
         print("nothing to delete")
     elif not args.yes:
-        print("nothing has been deleted yet: --yes deletes these, with their checkpoints; what MLflow has of them stays")
+        print("nothing has been deleted yet: --yes deletes these, with their checkpoints; their records in MLflow stay")
     return 0
 
 

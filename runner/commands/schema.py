@@ -1,4 +1,4 @@
-"""Write JSON Schemas of all config files, by which editors complete and check them."""
+"""Write JSON Schemas of all config files, so that editors complete and check them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write them (default: .schema in the project's folder)")
     add_project(parser)
     parser.epilog = """\
-Groups, choices, settings and the arguments of all classes that a config may name, those of your own packages that your configs name included:
-write them again when you have added a class or a choice. An editor with a YAML language server then completes them, and marks unknown keys and
-wrong types. It takes the schema from a line in the config file:
+The schemas cover groups, choices, settings and the arguments of all classes that a config may name, including your own classes that your configs name.
+Run the command again after you add a class or a choice. An editor with a YAML language server then completes them, and marks unknown keys and
+wrong types. It finds the schema by a line in the config file:
 
   # yaml-language-server: $schema=../../.schema/model.json        in configs/model/mine.yaml
-  # yaml-language-server: $schema=../../.schema/experiment.json   in configs/experiment/mine.yaml, and in all that is `@package _global_`
+  # yaml-language-server: $schema=../../.schema/experiment.json   in configs/experiment/mine.yaml, and in every file that begins with `# @package _global_`
 
 or, in VS Code with the extension YAML, from `yaml.schemas` in .vscode/settings.json. `samewise init` writes both.
 

@@ -1,4 +1,4 @@
-"""Train every point of a sweep, or resume it: values a=1,2, ranges and intervals; repeats by seed=range(5)."""
+"""Train every point of a sweep, or resume it: values (a=1,2), ranges, intervals, and repeats (seed=range(5))."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show the progress of the sweep, or of all sweeps if none is named")
-    what.add_argument("--cancel", action="store_true", help="make its jobs save and stop, and start no more")
+    what.add_argument("--cancel", action="store_true", help="let its running jobs save and stop, and start no more")
     what.add_argument("--list", action="store_true", help="compose, check and print its points without starting any")
     parser.add_argument("--retry-failed", action="store_true", help="also run failed points again")
-    parser.add_argument("--wait", action="store_true", help="wait until the jobs have ended, even if the launcher does not need it")
+    parser.add_argument("--wait", action="store_true", help="wait until the jobs have ended, even if the launcher can continue without this command")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
     parser.add_argument("--json", action="store_true", help="print the points and their results as JSON")
 

@@ -29,12 +29,12 @@ EXAMPLES = """examples:
   samewise sync 3f2a                               one run, given by the start of its fingerprint
   samewise sync --run-root /mnt/cluster/runs       runs in another folder
   samewise sync --uri http://tracking:5000         to another store, from the beginning
-  samewise sync --to tensorboard                   event files of every run, wherever else it was reported
-  samewise sync 3f2a --log-model                   its model too, for `mlflow models serve`
-  samewise sync 3f2a --register digits             and as the next version of the registered model `digits`
+  samewise sync --to tensorboard                   write event files of every run, whatever backend it used
+  samewise sync 3f2a --log-model                   also log its model, for `mlflow models serve`
+  samewise sync 3f2a --register digits             also register the model, as the next version of `digits`
 
 What a backend already has is not sent again. Runs that are still training send their own metrics.
-Exit codes: 0 everything is there, 1 something could not be sent, 2 the run or the store was not found."""
+Exit codes: 0 everything has been sent; 1 something could not be sent; 2 the run or the store was not found."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="a store other than the run's own")
     parser.add_argument("--to", action="append", choices=list(TITLES), help="a backend other than the run's own (may be repeated)")
-    parser.add_argument("--log-model", action="store_true", help="log the best checkpoint as an MLflow model too, which `mlflow models serve` serves")
+    parser.add_argument("--log-model", action="store_true", help="also log the best checkpoint as an MLflow model, for `mlflow models serve`")
     parser.add_argument("--register", metavar="NAME", help="also register the model under this name, as its next version; for one RUN")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
     add_trust(parser)

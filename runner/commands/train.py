@@ -38,7 +38,7 @@ examples:
   samewise train experiment=resnet18_digits optimizer.lr=0.05 max_epochs=3
   samewise train model=resnet50 dataset=cifar10 optimizer=adamw batch_size=128 seed=1
   samewise train experiment=resnet18_digits debug=tiny
-  samewise train --config runs/resnet18_digits/3f2a9c81d0b4/config.yaml seed=1      what a run was, with another seed
+  samewise train --config runs/resnet18_digits/3f2a9c81d0b4/config.yaml seed=1      a run's config, with another seed
 
 commonly used keys:
   experiment=NAME            a complete experiment; `samewise list experiment` shows them all
@@ -53,7 +53,7 @@ commonly used keys:
   run_root=runs              where runs are kept
 
 Running the same command again resumes a run that was stopped, and reports one that is finished.
-With --fresh it is trained again, in a folder beside the first (-2, -3, ...); from then on the latest is the one that is resumed and reported."""
+With --fresh it is trained again, in a folder beside the first (-2, -3, ...); after that, the latest folder is resumed or reported."""
 
 
 def run(args: argparse.Namespace) -> int:

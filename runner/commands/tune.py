@@ -30,29 +30,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tune`."""
     parser.add_argument("what", metavar="WHAT", help="batch_size, lr or loader")
     add_overrides(parser)
-    parser.add_argument("--steps", type=int, metavar="N", help="batch_size, loader: steps measured of each setting (3, 20); lr: steps of the test (100)")
-    parser.add_argument("--low", type=float, metavar="LR", help="lr: where to begin (default: 1e-6)")
-    parser.add_argument("--high", type=float, metavar="LR", help="lr: where to end, if the loss has not diverged before (default: 10)")
+    parser.add_argument("--steps", type=int, metavar="N", help="how many steps: batch_size: 3 by default, loader: 20, per setting; lr: 100 in all")
+    parser.add_argument("--low", type=float, metavar="LR", help="lr: the lowest rate (default: 1e-6)")
+    parser.add_argument("--high", type=float, metavar="LR", help="lr: the highest rate, unless the loss diverges earlier (default: 10)")
     parser.add_argument(
         "--largest", action="store_true", help="batch_size: continue until memory runs out, even if larger batches are no faster (always on CUDA)"
     )
     parser.add_argument(
-        "--memory", type=float, metavar="GB", help="batch_size: how much memory to use at most (default: on CUDA all, else 0.8 of what is free)"
+        "--memory", type=float, metavar="GB", help="batch_size: use at most this much memory (default: all on CUDA, 0.8 of the free memory on the CPU)"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="loader: how many workers to try at most (default: the number of cores)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write an experiment with what was found: a new file FOLDER/experiment/NAME.yaml")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write curve and figures (default: profiles/NAME/FINGERPRINT; -2, -3, ...)")
+    parser.add_argument("--workers", type=int, metavar="N", help="loader: try at most this many workers (default: the number of cores)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the result as an experiment, to a new file FOLDER/experiment/NAME.yaml")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write the curve and the figures (default: profiles/NAME/FINGERPRINT; -2, -3, ...)")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.epilog = """\
-batch_size   doubles the batch until a sample gets no faster or memory ends, and suggests the smallest batch that is as fast per sample as the fastest.
-             With --largest it also finds the largest that fits, to an eighth. On the CPU it takes no more than 0.8 of the free memory, and does not try what
-             would take more by the growth so far. A batch size is part of the experiment: other bits, and often another learning rate.
+batch_size   doubles the batch until the time per sample stops falling or memory runs out, and suggests the smallest batch within 3 % of the fastest.
+             With --largest it also finds the largest batch that fits, to within an eighth. On the CPU it uses at most 0.8 of the free memory, and does not
+             try a size that would need more. The batch size is part of the experiment: another one gives other bits, and often needs another learning rate.
 lr           the range test (Smith 2017): the learning rate rises at every step from --low to --high, and training stops when the loss diverges. Suggests
-             where the smoothed loss falls fastest, at most a third of the rate of the lowest loss, and draws the curve (lr.png).
-loader       measures steps with 0, 1, 2, 4, ... workers, more prefetched, and on CUDA pinned memory or not. Suggests the fewest workers among the fastest.
+             the rate at which the smoothed loss falls fastest, but at most a third of the rate with the lowest loss, and draws the curve (lr.png).
+loader       measures steps with 0, 1, 2, 4, ... workers, then with more prefetching, and on CUDA with and without pinned memory. Suggests the fewest
+             workers within 3 % of the fastest.
              The loader's settings never change a result.
 
-Nothing is trained: the steps are taken in a temporary folder, from the experiment's first weights each time. No run is made, none that is there is touched.
+Each trial takes its steps in a temporary folder, from the experiment's initial weights. No run is created, and existing runs stay as they are.
 
 examples:
   samewise tune lr experiment=resnet18_digits

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   samewise ui --run-root /mnt/cluster/runs
   samewise ui --uri postgresql+psycopg2://me@db/mlflow
 
-Over SSH: ssh -L 5000:127.0.0.1:5000 MACHINE, then open the address on this machine. Ctrl-C stops the UI."""
+To see the UI of a remote machine: ssh -L 5000:127.0.0.1:5000 MACHINE, start it there, and open the address on your own machine. Ctrl-C stops the UI."""
 
 _HOST = "127.0.0.1"
 _USUAL_PORT = 5000

@@ -34,11 +34,11 @@ EXAMPLES = """examples:
   samewise verify 3f2a --steps 50                          the first 50 steps
   samewise verify 3f2a loader.num_workers=3                with three workers: the same bits
   samewise verify 3f2a seed=1                              another seed: diverges at step 1
-  samewise verify 61df...0b --uri http://tracking:5000     from MLflow alone, by its run id: its folder may be gone
-  samewise verify result.bundle                            a bundle that `samewise bundle` made, with the code that is here
-  samewise verify 3f2a --audit 2                           two of the parts between kept checkpoints, drawn at random
-  samewise verify 3f2a --audit all                         all of them: what was forged is named
-  samewise verify digits                                   what `samewise export` wrote, in every runtime that is here
+  samewise verify 61df...0b --uri http://tracking:5000     by its MLflow run id, from MLflow alone: its folder may be gone
+  samewise verify result.bundle                            a bundle from `samewise bundle`, with the code installed here
+  samewise verify 3f2a --audit 2                           two parts of the training, drawn at random
+  samewise verify 3f2a --audit all                         all parts; names what was forged
+  samewise verify digits                                   an export, in every runtime that is installed
 
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
 """

@@ -46,7 +46,7 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
         store = _tcp_store(address, timeout_s)
     else:
         expected = "tcp://HOST:PORT, file:///PATH, env:// or null"
-        raise ConfigError(Problem("strategy.init_method", "is not an address where ranks can meet", init_method, expected))
+        raise ConfigError(Problem("strategy.init_method", "is not a rendezvous address", init_method, expected))
     store.set_timeout(timedelta(seconds=timeout_s))
     # The agent's store outlives the ranks: restarted ranks must not read what their predecessors wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

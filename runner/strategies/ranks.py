@@ -66,7 +66,7 @@ class RankStrategy(Strategy, abc.ABC):
             message = f"this torch is built without {self.backend.upper()}" if self.backend in BACKENDS else "no such backend"
             raise ConfigError(Problem("backend", message, self.backend, " or ".join(there), "" if self.backend in BACKENDS else nearest(self.backend, there)))
         if self.init_method is not None and not PLACE.fullmatch(self.init_method):
-            raise ConfigError(Problem("init_method", "is not an address where ranks can meet", self.init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
+            raise ConfigError(Problem("init_method", "is not a rendezvous address", self.init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
 
     @property
     def size(self) -> int:
