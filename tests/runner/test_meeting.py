@@ -72,7 +72,7 @@ def test_without_an_address_the_environment_must_give_one(as_rank_0) -> None:
 
 @pytest.mark.parametrize("place", ["ftp://host:1", "tcp://host", "file://relative", "somewhere"])
 def test_an_invalid_meeting_point_is_refused_at_once(place) -> None:
-    with pytest.raises(ConfigError, match="is not an address where ranks can meet"):
+    with pytest.raises(ConfigError, match="is not a rendezvous address"):
         Elastic(init_method=place)
 
 
