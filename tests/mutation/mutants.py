@@ -37,10 +37,8 @@ CHECKPOINTS = ["tests/runner/test_checkpoint_writing.py", "tests/runner/test_che
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
 INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_initial_weights.py", "tests/runner/test_weight_files.py"]
 PHASES, SCHEDULES = "tests/runner/test_phases.py", [f"tests/runner/test_schedules{name}.py" for name in ("_over_settings", "_together", "")]
-HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_is_held_where_it_is_frozen_as_a_whole", "test_what_cannot_be_meant_is_refused")]
-TRACED = [
-    f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says", "test_the_trace_digests_the_gradients_of_every_phase")
-]
+HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_keeps_its_statistics_only_if_it_is_frozen_as_a_whole", "test_invalid_frozen_settings_are_refused")]
+TRACED = [f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_equals_a_full_one_there", "test_the_trace_digests_the_gradients_of_every_phase")]
 TESTS = {
     "training/loop.py": [PARTS, *TRACED, STEPS, SEVERAL, RESUMING, FAILURES],
     **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "progress", "recorder", "due", "state", "batches")},

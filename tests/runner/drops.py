@@ -1,4 +1,4 @@
-"""The source of a schedule whose momentum changes at a step, for packages that tests write: a change that a trace has to show."""
+"""The source of a schedule that changes the momentum at a given step, for packages that tests write: a change that a trace has to show."""
 
 DROPS = """
 from samewise.runner.optim.schedules import Schedule

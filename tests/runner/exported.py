@@ -1,4 +1,4 @@
-"""What tests of exports share: a small experiment, and what `samewise verify` says of an export's folder."""
+"""Shared by tests of exports: a small experiment, and the result of `samewise verify` for the folder of an export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def trained_in(root: Path) -> Path:
 
 
 def verified(samewise: Callable[..., Any], folder: Path, code: int, *options: str) -> dict[str, dict[str, Any]]:
-    """By format, what it says of that in Python; `code` is the exit code that is expected."""
+    """By format, the results for Python; `code` is the expected exit code."""
     done = samewise("verify", folder, "--json", *options)
     assert done.returncode == code, done.stderr
     return {one["format"]: one for one in json.loads(done.stdout)["formats"] if one["language"] == "Python"}

@@ -1,6 +1,6 @@
-"""Ranks of a run, as torchrun starts them: forks of a process that has imported torch, each told by its environment which rank it is.
+"""Ranks of a run, as torchrun starts them: forks of a process that has imported torch, each of which learns its rank from its environment.
 
-What starts them for a user is tested in test_launch.py. Tests import this as `samewise_runner_jobs`.
+The launcher for users is tested in test_launch.py. Tests import this as `samewise_runner_jobs`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Job:
         return "".join(rank.output for rank in self.ranks)
 
     def steps(self) -> int:
-        """How many the trace has."""
+        """The number of steps in the trace."""
         return sum(path.read_bytes().count(b"\n") - 1 for path in self.run_root.glob("*/*/trace.jsonl"))
 
     def wait_for_step(self, step: int) -> None:
@@ -95,7 +95,7 @@ def free_port() -> int:
 
 
 def run(run_root: Path, ranks: int, *overrides: str, experiment: Sequence[str] = TINY) -> Path:
-    """Train to the end on so many ranks; the run's folder."""
+    """Train to the end on this many ranks; returns the run's folder."""
     job = Job(run_root, ranks, *overrides, experiment=experiment)
     assert job.wait() == [0] * ranks, job.errors
     assert job.output.count("\n") == 1, "rank 0 alone prints the summary"

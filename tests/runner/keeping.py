@@ -24,7 +24,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def write(folder: Path, steps: Iterable[int], losses: Sequence[float] = (), **settings: Any) -> Checkpoints:
-    """One for each step, of which each has a loss where there are some."""
+    """One for each step, with a loss each if any are given."""
     return write_metrics(folder, {step: {"valid/loss": losses[number]} if losses else {} for number, step in enumerate(steps)}, **settings)
 
 

@@ -75,7 +75,7 @@ EXPERIMENT = [*TINY, *MODEL, "recipe._target_=lab_of_code.science.Science", "dat
 
 
 def forget() -> None:
-    """What another process would not have: the modules of the lab, and its folder on the path."""
+    """Remove what a new process would not have: the modules of the lab, and its folder on the path."""
     for name in [name for name in sys.modules if "lab_of_code" in name]:
         del sys.modules[name]
     sys.path[:] = [place for place in sys.path if not (Path(place) / "lab_of_code").is_dir()]
@@ -94,7 +94,7 @@ def edit(file: Path, old: str = "", new: str = "\nEDITED = True\n") -> str:
 
 
 def write(file: Path, text: str) -> None:
-    """Python takes bytecode for that of a source of the same length and second: each version gets a second of its own."""
+    """Python reuses bytecode for a source of the same length and second, so each version gets its own second."""
     at = file.stat().st_mtime + 2
     file.write_text(text)
     os.utime(file, (at, at))
@@ -112,7 +112,7 @@ EDITS = {
 
 @contextlib.contextmanager
 def at_work_in(project: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
-    """The project, made in a folder that is the current one meanwhile."""
+    """Create the project in a folder and make it the current folder for the duration."""
     for name, text in FILES.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
@@ -122,7 +122,7 @@ def at_work_in(project: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path
 
 
 def trainer(samewise: Callable[..., Any], root: Path) -> Callable[..., Any]:
-    """What trains the experiment below a run root, as another process would."""
+    """A function that trains the experiment below a run root, as a new process would."""
 
     def train(*arguments: str) -> Any:
         forget()
@@ -132,7 +132,7 @@ def trainer(samewise: Callable[..., Any], root: Path) -> Callable[..., Any]:
 
 
 def fingerprint_in(lab: Path) -> Callable[[], str]:
-    """What gives the experiment's fingerprint with the code as it is then."""
+    """A function that returns the experiment's fingerprint with the code as it is at that time."""
     from samewise.runner.config import compose, project
 
     experiment = compose.compose(EXPERIMENT, project=project.find(lab))

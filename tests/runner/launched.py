@@ -1,4 +1,4 @@
-"""A `samewise train ... strategy.nproc=N` in a process of its own, and the ranks that it has started."""
+"""A `samewise train ... strategy.nproc=N` in its own process, and the ranks that it has started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def start(run_root: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
-    """The ranks of a launcher that are alive, by their numbers."""
+    """The living ranks of a launcher, by number."""
     found: dict[int, psutil.Process] = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(process.pid).children():

@@ -1,4 +1,4 @@
-"""The experiments by which `reproducibility=portable` is tested, trained in one process; their records are printed as digests.
+"""The experiments that test `reproducibility=portable`, trained in one process; the digests of their traces are printed.
 
 python portable_runs.py FOLDER NAME...
 """
@@ -31,7 +31,7 @@ COMMON = ["reproducibility=portable", "debug=tiny", "max_steps=5", "tracking=non
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Train them, and say of each what it came to."""
+    """Train them, and print the digest of each trace."""
     from samewise.runner.cli import main as samewise
 
     for name in names:

@@ -1,4 +1,4 @@
-"""How the promise is tested: runs of the command line in processes of their own, some of them killed. Tests get it as the fixture `promise`."""
+"""How the promise is tested: runs of the command line in separate processes, some of which are killed. Tests get it as the fixture `promise`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class Promise:
     """One small experiment, to be trained again and again.
 
     Args:
-        overrides: What makes it.
+        overrides: The overrides that define it.
     """
 
     def __init__(self, overrides: Sequence[str]) -> None:
         self.overrides = list(overrides)
 
     def start(self, run_root: Path, *overrides: str) -> Forked:
-        """Train in a process of its own."""
+        """Train in a separate process."""
         return Forked("train", *self.overrides, f"run_root={run_root}", *overrides, "--json", said=run_root / f"said-{time.monotonic_ns()}")
 
     def run(self, run_root: Path, *overrides: str) -> Path:
-        """Train to the end; the run's folder."""
+        """Train to the end; returns the run's folder."""
         process = self.start(run_root, *overrides)
         assert process.wait(200) == 0, process.errors
         return Path(json.loads(process.output)["folder"])
 
     def run_afresh(self, run_root: Path, *overrides: str) -> Path:
-        """The same in an interpreter that has imported nothing yet, as a user starts it."""
+        """Like `run`, in a new interpreter, as a user would start it."""
         command = [sys.executable, "-m", "samewise", "train", *self.overrides, f"run_root={run_root}", *overrides, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -61,10 +61,10 @@ def weights(folder: Path) -> str:
 
 
 def trace(folder: Path) -> bytes:
-    """Digests of every step's batch, inputs, loss and weights."""
+    """The trace: digests of every step's batch, inputs, gradients and weights, and the loss."""
     return (folder / "trace.jsonl").read_bytes()
 
 
 def trace_lines(run_root: Path) -> int:
-    """Steps that the runs below a folder have traced, each trace with a line of its own before them."""
+    """The number of lines in the traces of all runs below a folder: one for each step, and a head line for each trace."""
     return sum(path.read_bytes().count(b"\n") for path in run_root.glob("*/*/trace.jsonl"))

@@ -1,7 +1,7 @@
-"""All that can be reached from an object, as a flat mapping of paths to what stands there: by it a resumed run is compared with an undisturbed one.
+"""Everything that can be reached from an object, as a flat mapping from paths to values: used to compare a resumed run with an undisturbed one.
 
-It knows nothing of what a checkpoint holds: it follows attributes, items, closures and bound arguments until it comes to tensors, numbers and text. What it
-cannot look into has to be named in `OPAQUE`, so nothing is passed over in silence. Tests import this as `samewise_runner_reachable`.
+It does not know what a checkpoint contains: it follows attributes, items, closures and bound arguments down to tensors, numbers and text. What it
+cannot inspect must be named in `OPAQUE`, so nothing is skipped silently. Tests import this as `samewise_runner_reachable`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 PLAIN = (type(None), bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(Ellipsis))
 ITERATORS = (type(iter(())), type(iter([])), type(iter(range(0))))
-"""Those that can be read without being used up."""
+"""Iterators that can be copied, so that reading them does not consume them."""
 OPAQUE = {
     "Lock": "guards, holds nothing",
     "RLock": "guards, holds nothing",
@@ -46,23 +46,23 @@ OPAQUE = {
     "View": "shows the run, which is reached by itself",
     "PyRRef": "lives in another process, which sees it itself",
 }
-"""Classes that are not looked into, by name, with the reason."""
+"""Classes that are not inspected, by name, with the reason."""
 
 Paths = dict[str, Any]
 
 
 def reachable(root: Any, *, skipped: Mapping[tuple[str, str], str] = {}) -> Paths:
-    """What stands at each path from `root`.
+    """The value at each path from `root`.
 
     Args:
-        root: Where to begin.
+        root: The object to start from.
         skipped: (class, attribute) to the reason why it is not followed; the class may be a base of the object's.
     """
     return _Walk(skipped).all(root)
 
 
 def difference(one: Paths, other: Paths) -> str | None:
-    """The first path at which they differ, with what stands there in each; None where they agree."""
+    """The first path at which they differ, with both values; None if they agree."""
     for path in [*one, *(path for path in other if path not in one)]:
         first, second = one.get(path, "nothing"), other.get(path, "nothing")
         if first != second:
@@ -73,8 +73,8 @@ def difference(one: Paths, other: Paths) -> str | None:
 def of_tensor(tensor: Tensor) -> tuple[Any, ...]:
     """A tensor's kind, dtype, shape, strides and device, whether it takes gradients, and a digest of its bytes."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    # a copy, because torch does not resize what NumPy looks at, as fully sharded data parallelism wants to
-    missing = local.is_meta or not local.numel() or not local.untyped_storage().nbytes()  # the last: set free until it is gathered again
+    # a copy, because fully sharded data parallelism resizes storages, which torch refuses while NumPy shares them
+    missing = local.is_meta or not local.numel() or not local.untyped_storage().nbytes()  # the last case: freed until it is gathered again
     data = b"" if missing else local.detach().cpu().flatten().clone().view(torch.uint8).numpy()
     kind = type(tensor).__name__, str(tensor.dtype), list(tensor.shape), list(local.stride()), str(tensor.device), tensor.requires_grad
     return (*kind, xxhash.xxh3_64_hexdigest(data))
@@ -84,25 +84,25 @@ class _Walk:
     def __init__(self, skipped: Mapping[tuple[str, str], str]) -> None:
         self._skipped = skipped
         self._found: Paths = {}
-        self._seen: dict[int, tuple[str, Any]] = {}  # by id; the object is kept, so that its id stays its own
+        self._seen: dict[int, tuple[str, Any]] = {}  # by id; the object is kept alive, so that its id is not reused
         self._storages: dict[int, str] = {}
 
     def all(self, root: Any) -> Paths:
-        waiting = [("", root)]  # in the order of the attributes, and not by recursion: a model may be deep
+        waiting = [("", root)]  # in the order of the attributes, and without recursion: a model may be deep
         while waiting:
             path, value = waiting.pop()
             waiting.extend((f"{path}{step}", inner) for step, inner in reversed(list(self._visit(path, value))))
         return self._found
 
     def _visit(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Note what stands at a path; what it leads to."""
+        """Record the value at a path; yields what it leads to."""
         if isinstance(value, PLAIN):
             self._found[path] = value
         elif isinstance(value, float | np.generic):
             self._found[path] = float(value).hex()  # nan is nan, and -0.0 is not 0.0
         elif isinstance(value, enum.Enum | Path | type | types.ModuleType):
             self._found[path] = type(value).__name__ if isinstance(value, Path) else str(value)
-        elif id(value) in self._seen and not isinstance(value, tuple):  # of what cannot change it is no matter whether it is there twice
+        elif id(value) in self._seen and not isinstance(value, tuple):  # for immutable values it does not matter whether they appear twice
             self._found[path] = f"the same as {self._seen[id(value)][0]}"
         else:
             self._seen[id(value)] = path, value
@@ -149,7 +149,7 @@ class _Walk:
             self._found[f"{path}.storage"] = f"that of {owner}"
 
     def _items(self, mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-        """An object that is a key stands under the path at which it was met before; numbers of hooks, which count on, are left out."""
+        """An object used as a key is named by the path where it was first found; ids of hooks, which keep increasing, are replaced by positions."""
         hooks = isinstance(mapping, collections.OrderedDict) and bool(mapping) and all(isinstance(key, int) for key in mapping)
         for number, (key, inner) in enumerate(list(mapping.items())):
             known = self._seen.get(id(key))
@@ -168,7 +168,7 @@ class _Walk:
         kinds = {kind.__name__ for kind in type(value).__mro__}
         if kinds & OPAQUE.keys():
             return
-        if "GradScaler" in kinds:  # its tensors are made at the first step, and none is missing before that
+        if "GradScaler" in kinds:  # its tensors are created at the first step, and none is needed before that
             yield ".state_dict()", value.state_dict()
         slots = [name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name)]
         held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__")}}

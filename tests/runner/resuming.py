@@ -1,4 +1,4 @@
-"""Takes a run in pieces of one step, each resumed from disk by the code that a user's command runs, and notes all that can be reached at every step.
+"""Trains a run in pieces of one step, each resumed from disk by the code that a user's command runs, and records everything reachable at every step.
 
 Tests import this as `samewise_runner_resuming`.
 """
@@ -82,12 +82,12 @@ AFTER_A_STEP = {
     ("GradScaler", "_scale"): "made at the first step from _init_scale; state_dict() gives its value",
     ("GradScaler", "_growth_tracker"): "made at the first step from _init_growth_tracker; state_dict() gives its value",
 }
-"""What a resumed run need not have before its first step, and has after it."""
+"""What a resumed run may lack before its first step, and has after it."""
 AFTER_AN_EVALUATION = {
     ("Recorder", "scores"): "for the pictures at the end, for which they are made again",
     ("Split", "loader"): "made at its first use",
 }
-"""What a resumed run need not have before its first evaluation, and has after it."""
+"""What a resumed run may lack before its first evaluation, and has after it."""
 SKIPPED = {
     "begins": {**NEVER, **AFTER_A_STEP, **AFTER_AN_EVALUATION},
     "stepped": {**NEVER, **AFTER_AN_EVALUATION},
@@ -96,7 +96,7 @@ SKIPPED = {
 
 
 class Killed(BaseException):
-    """Ends a run where it stands: what it has not saved is lost."""
+    """Ends a run immediately: what it has not saved is lost."""
 
 
 Moment = tuple[str, int]
@@ -105,15 +105,15 @@ Note = Callable[[Moment, Paths], None]
 
 @contextmanager
 def watched(note: Note, *, before_step: Callable[[Run], None] = lambda run: None, skipped: Mapping[tuple[str, str], str] = {}) -> Iterator[None]:
-    """Within it the loop tells what can be reached before each step (with what the step is given), after it, and after each evaluation."""
+    """Within it `note` receives everything reachable before each step (including the step's inputs), after it, and after each evaluation."""
     train_step, evaluate, record = loop.train_step, loop.evaluate, Recorder.record
     current = list[Run]()
 
     def all_of(run: Run, moment: str, **further: Any) -> None:
-        if moment != "begins" and run.strategy.micro_batches:  # every forward pass begins by seeding them, those that a process serves others by too
+        if moment != "begins" and run.strategy.micro_batches:  # every forward pass begins by seeding them, including those that a process runs for others
             further["generators"] = _generators()
         everything = {"model": run.model, "strategy": run.strategy, "run": run, "switches": _switches(), **further}
-        if "samewise-check-" not in str(run.folder.path):  # else it is the step that a check tries
+        if "samewise-check-" not in str(run.folder.path):  # otherwise it is the trial step of a check
             note((moment, run.step), reachable(everything, skipped={**SKIPPED[moment], **skipped}))
 
     def noted_step(run: Run, micro_batches: Any) -> Any:
@@ -158,7 +158,7 @@ def _switches() -> dict[str, Any]:
 
 @dataclass
 class Seen:
-    """What was reached in a run, at each moment, and what it left."""
+    """What was reachable in a run at each moment, and what the run left on disk."""
 
     moments: dict[Moment, Paths] = field(default_factory=dict)
     left: Paths = field(default_factory=dict)
@@ -166,30 +166,30 @@ class Seen:
 
 
 def composed(*overrides: str) -> Composed:
-    """A config with all references resolved, as the file that a run keeps of it: each of many builds would resolve them again."""
+    """A config with all references resolved, like the file that a run keeps: otherwise each of many builds would resolve them again."""
     return parse(dump(compose(overrides, project=Project(Path.cwd(), configs=(CONFIGS,)))))
 
 
 def at_once(run: Run) -> None:
-    """Does not stop it."""
+    """Does not stop the run."""
 
 
 def stopped(run: Run) -> None:
-    """Asks it to stop, as a scheduler's signal does: it finishes the step that comes, and saves."""
+    """Asks the run to stop, as a scheduler's signal does: it finishes the next step, and saves."""
     run.strategy.peers.ask_stop("SIGTERM")
 
 
 def trained(
     config: Composed, folder: Path, *, before_step: Callable[[Run], None] = at_once, prepare: Callable[[Run], None] = at_once, most: int | None = None
 ) -> Seen:
-    """Train to the end, in pieces where something stops it, each built anew and restored from disk.
+    """Train to the end, in pieces if something stops the run, each built again and restored from disk.
 
     Args:
         config: What to train, from `composed`.
         folder: Where to keep the run.
         before_step: Called before each step; may stop the run, or raise `Killed`.
         prepare: Called with each run that is built.
-        most: After how many pieces to leave off.
+        most: The largest number of pieces.
     """
     seen = Seen()
 
@@ -213,7 +213,7 @@ def trained(
 
 
 def _save_scores(scores: Any, folder: Path) -> None:
-    """All that pictures could show: to draw them takes longer than the run."""
+    """Write everything that pictures could show: drawing them takes longer than the run."""
     (folder / "scores.txt").write_text("\n".join(f"{path}: {value}" for path, value in reachable(scores).items()))
 
 
@@ -238,7 +238,7 @@ def left(folder: Path) -> Paths:
 
 
 def watch_rank(file: str) -> None:
-    """In a rank's process: note all that can be reached, at each moment, in a file of its own."""
+    """In a rank's process: write everything reachable at each moment to the rank's own file."""
     handle = open(f"{file}-{os.environ['RANK']}.jsonl", "w")  # noqa: SIM115 (for as long as the process lives)
 
     def note(moment: Moment, paths: Paths) -> None:
@@ -252,7 +252,7 @@ _FOR_GOOD = ExitStack()
 
 
 def on_ranks(run_root: Path, ranks: int, *overrides: str) -> list[Seen]:
-    """Train to the end on so many processes; what each of them saw."""
+    """Train to the end on this many processes; returns what each of them saw."""
     helpers = Path(__file__).parents[1] / "helpers.py"
     before = f"import runpy; runpy.run_path({str(helpers)!r}); import samewise_runner_resuming; samewise_runner_resuming.watch_rank({str(run_root / 'seen')!r})"
     job = jobs.Job(run_root, ranks, f"--config-dir={CONFIGS}", *overrides, experiment=TINY, before=before)
@@ -263,7 +263,7 @@ def on_ranks(run_root: Path, ranks: int, *overrides: str) -> list[Seen]:
 
 
 def cut(folder: Path, target: Path, *, after: int) -> Path:
-    """A copy of a run as if it had been killed when its checkpoint of that step was the newest whole one."""
+    """A copy of a run as if it had been killed when the checkpoint of that step was its newest complete one."""
     shutil.copytree(folder, target, symlinks=True)
     for one in checkpoint.list_checkpoints(target / "checkpoints"):
         if one.step > after:
@@ -274,7 +274,7 @@ def cut(folder: Path, target: Path, *, after: int) -> Path:
 
 
 def first_difference(whole: Seen, pieces: Seen, *, without: Sequence[str] = ()) -> str | None:
-    """The first moment and path at which they differ, in the order of training; None where they agree from where the pieces begin to where they end.
+    """The first moment and path at which they differ, in the order of training; None if they agree from the beginning of the pieces to their end.
 
     Args:
         whole: What was seen of a run that was not stopped.

@@ -1,4 +1,4 @@
-"""The space of configs from which runs are drawn that are resumed at every step. Tests import this as `samewise_runner_resuming_space`."""
+"""The space of configs from which the runs that are resumed at every step are drawn. Tests import this as `samewise_runner_resuming_space`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 CONFIGS = Path(__file__).with_name("resuming_configs")
 TINY = ["recipe=classification", "model=small", "debug=tiny", "transforms=digits", "callbacks=none", "tracking=none", "batch_size=12", "max_steps=4"]
 TINY += ["dataset.samples=32", "dataset.image_size=8", "loader.drop_last=false", "evaluate.batch_size=16", "checkpoint.every_steps=1"]
-"""Three steps an epoch, the last smaller; evaluated after each epoch and at the end."""
+"""Three steps per epoch, the last one smaller; evaluated after each epoch and at the end."""
 
 OPTIMIZERS = {
     **{name: [f"optimizer={name}"] for name in ("adadelta", "adafactor", "adagrad", "adamax", "asgd", "nadam", "radam", "rprop")},
@@ -22,9 +22,9 @@ OPTIMIZERS = {
     "asgd, averaging": ["optimizer=asgd", "optimizer.t0=2"],
     "muon_sgd": ["optimizer=muon_sgd", "param_groups=sgd_for_vectors"],
 }
-"""One for each choice of the group, and three in other ways."""
+"""One for each choice of the group, and further variants."""
 STEADY = {"adadelta", "adafactor", "adagrad", "asgd", "rprop", "asgd, averaging"}
-"""Those with neither momentum nor betas, which a schedule could move."""
+"""Those with neither momentum nor betas that a schedule could change."""
 SCHEDULERS = {
     **{name: [f"scheduler={name}"] for name in ("constant", "exponential", "polynomial", "one_cycle", "warm_up_then_plateau")},
     "cosine": ["scheduler=cosine", "scheduler.unit=step"],
@@ -68,17 +68,17 @@ FURTHER = {
     "checkpoint": [[], ["checkpoint.background=false"], ["checkpoint.keep_every_steps=2", "checkpoint.keep_last=1"]],
     "trace": [[], ["trace.every_steps=2"], ["trace.every_steps=0", "tracking.log_every_steps=2"]],
 }
-"""What else a config may combine, by what it is about."""
+"""Other settings that a config may combine, by subject."""
 
 
 def drawn(chance: random.Random, optimizer: str, scheduler: str) -> list[str]:
     """Overrides: an optimizer, a schedule, and a random choice of each of the rest."""
     chosen = {about: chance.choice(choices) for about, choices in FURTHER.items()}
-    if optimizer == "muon":  # whose model has none of these layers
+    if optimizer == "muon":  # its model has none of these layers
         chosen |= {"groups": [], "parametrisations": []}
     if optimizer == "muon_sgd":  # it has groups of its own
         chosen |= {"groups": []}
-    if optimizer == "rprop" and "param_groups=no_decay_on_norms" in chosen["groups"]:  # it knows no weight decay
+    if optimizer == "rprop" and "param_groups=no_decay_on_norms" in chosen["groups"]:  # it has no weight decay
         chosen |= {"groups": []}
     if scheduler == "one_cycle" and optimizer in STEADY:
         chosen |= {"momentum": ["scheduler.cycle_momentum=false"]}

@@ -1,4 +1,4 @@
-"""A run of each recipe that predicts from files, as small as it can be: two steps."""
+"""A run of two steps, as small as possible, for each recipe that predicts from files."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ EXPERIMENTS = {
 
 
 def overrides_of(recipe: str) -> list[str]:
-    """What to give to `samewise train`; of the vocoder's data `samples` is a clip's length."""
+    """The arguments for `samewise train`; for the vocoder's data `samples` is the length of a clip."""
     return [one for one in [*SMALL, *EXPERIMENTS[recipe]] if recipe != "vocoder" or one != "dataset.samples=16"]

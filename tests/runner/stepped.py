@@ -32,7 +32,7 @@ def ours(schedule: Schedule, made: Optimizer | None = None, *, steps: int = 120,
 
 
 def theirs(make: Callable[[Optimizer], reference.LRScheduler], made: Optimizer | None = None, *, steps: int = 120, every: int = 4) -> list[list[float]]:
-    """torch's, stepped after every so many steps, as long as it lets itself be stepped."""
+    """torch's scheduler, stepped after every `every` steps for as long as it allows."""
     made, values = made or optimizer(), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The promise of strategy=elastic: the same bits on any number of processes, also when they are killed and their number changes on the way."""
+"""The promise of strategy=elastic: the same bits on any number of processes, even if they are killed and their number changes on the way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_any_number_of_ranks_gives_the_same_bits(reference, tmp_path, ranks, fur
     assert_same(run(tmp_path, ranks, *further), reference)
 
 
-def test_the_promise_is_stated(reference):
+def test_the_promised_level_is_recorded(reference):
     assert json.loads((reference / "summary.json").read_text())["level"] == "R2"
 
 
@@ -45,13 +45,13 @@ def kill_one(run_root: Path, ranks: int, *, victim: int, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_started_on_4_killed_resumed_on_2_killed_finished_on_1(reference, tmp_path):
+def test_a_run_killed_on_4_ranks_and_on_2_finishes_on_1_with_the_same_bits(reference, tmp_path):
     kill_one(tmp_path, 4, victim=2, step=4)
     kill_one(tmp_path, 2, victim=0, step=8)
     assert_same(run(tmp_path, 1), reference)
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_saves(reference, tmp_path):
+def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step_and_saves(reference, tmp_path):
     job = Job(tmp_path, 2, "checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.keep_best=0")
     job.wait_for_step(2)
     os.kill(job.ranks[1].pid, signal.SIGUSR1)
@@ -64,21 +64,21 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_saves(reference,
 
 @pytest.mark.slow
 def test_plain_ddp_gives_other_bits(reference, tmp_path):
-    """The control: the tests above can fail."""
+    """The control: it shows that the tests above can fail."""
     folder = run(tmp_path, 4, "strategy=ddp")
     assert weights(folder) != weights(reference)
     assert folder.name != reference.name
     assert json.loads((folder / "summary.json").read_text())["level"] == "R0"
 
 
-def test_an_error_in_all_ranks_is_told_once(tmp_path):
+def test_an_error_in_all_ranks_is_reported_once(tmp_path):
     job = Job(tmp_path, 2, "optimizer.lr=1e30")
     assert set(job.wait()) == {1}
     assert job.errors.count("is not finite") == 1
     assert "Traceback" not in job.errors
 
 
-def test_an_error_in_one_rank_ends_all_and_is_told_once(tmp_path):
+def test_an_error_in_one_rank_ends_all_ranks_and_is_reported_once(tmp_path):
     job = Job(tmp_path, 2, "strategy.nproc=3")
     assert set(job.wait()) <= {1, 2}
     assert "3 processes" in job.errors
@@ -94,7 +94,7 @@ def test_a_rank_that_never_joins_is_named(tmp_path):
     assert "Traceback" not in job.errors
 
 
-def test_a_rank_0_that_does_not_answer_is_named(tmp_path):
+def test_an_unresponsive_rank_0_is_named(tmp_path):
     job = Job(tmp_path, 2, "strategy.join_timeout_s=3")
     job.ranks[0].kill()
     codes = job.wait()
@@ -139,7 +139,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(samewise, 
     assert not list(tmp_path.glob("*/*"))
 
 
-def test_ddp_with_too_few_processes_is_refused_with_the_way_out(samewise, tmp_path):
+def test_ddp_with_too_few_processes_is_refused_and_elastic_is_suggested(samewise, tmp_path):
     assert samewise("check", *TINY, f"run_root={tmp_path}", "strategy=ddp").returncode == 0
     done = samewise("train", *TINY, f"run_root={tmp_path}", "strategy=ddp", "strategy.nproc=1")
     assert done.returncode == 2
@@ -160,7 +160,7 @@ MORE = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("overrides", MORE.values(), ids=MORE)
-def test_more_of_what_a_run_may_have(tmp_path, overrides):
+def test_further_settings_give_the_same_bits_on_any_number_of_ranks(tmp_path, overrides):
     alone = run(tmp_path / "alone", 1, "strategy=single", *overrides)
     for ranks, further in ((2, ["strategy.bucket_mb=0.05"]), (4, []), (3, ["strategy.uneven=true"])):
         assert_same(run(tmp_path / str(ranks), ranks, *overrides, *further), alone)
@@ -170,7 +170,7 @@ def test_more_of_what_a_run_may_have(tmp_path, overrides):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(5))
-def test_five_seeds(tmp_path, seed):
+def test_five_seeds_each_give_the_same_bits_on_any_number_of_ranks(tmp_path, seed):
     overrides = [f"seed={seed}", "max_steps=20"]
     assert len({weights(run(tmp_path / str(ranks), ranks, *overrides)) for ranks in (1, 2, 4)}) == 1
 
@@ -178,7 +178,7 @@ def test_five_seeds(tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_killed_ten_times_on_changing_numbers_of_ranks(tmp_path):
+def test_a_run_killed_ten_times_on_changing_numbers_of_ranks_keeps_its_bits(tmp_path):
     alone, root, chance = run(tmp_path / "alone", 1, "max_steps=60"), tmp_path / "killed", random.Random(4)
     for kill in range(10):
         ranks = chance.choice([1, 2, 4])

@@ -25,7 +25,7 @@ EMA = ["callbacks=ema", "callbacks.ema.every_steps=2"]
 SMALL = {
     # batch norm, bf16, an average of weights; an epoch's last batch of 2 samples leaves replicas without any
     "classification": ["experiment=resnet18_digits", "model.width=8", "dataset.samples=34", "precision=bf16", "evaluate.every_epochs=4", *EMA, PARTIAL],
-    # from none to three targets an image, batch norm, clipping, micro-batches; the last batch of 5 images is cut unevenly
+    # zero to three targets per image, batch norm, clipping, micro-batches; the last batch of 5 images is cut unevenly
     "detection": [
         "experiment=retinanet_coco",
         "transforms=detection_flips",
@@ -67,14 +67,14 @@ def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, tmp_pat
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [11, 222, 3333, 44444, 555555])
 @pytest.mark.parametrize("recipe", SMALL)
-def test_five_seeds_of_every_recipe(recipe, seed, tmp_path):
+def test_five_seeds_of_every_recipe_give_the_same_bits_on_any_number_of_ranks(recipe, seed, tmp_path):
     same_on_1_2_and_4(tmp_path, recipe, f"seed={seed}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", SMALL)
-def test_every_recipe_started_on_4_killed_resumed_on_2_killed_and_finished_on_1_gives_the_bits_of_one(recipe, tmp_path):
+def test_every_recipe_killed_on_4_ranks_and_on_2_finishes_on_1_with_the_same_bits(recipe, tmp_path):
     experiment = [*COMMON, *SMALL[recipe], "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
     for ranks, victim, step in ((4, 2, 6), (2, 0, 13)):
         job = Job(tmp_path / "killed", ranks, experiment=experiment)
@@ -91,7 +91,7 @@ def test_every_recipe_started_on_4_killed_resumed_on_2_killed_and_finished_on_1_
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recipe", SMALL)
-def test_processes_that_share_a_gpu_give_the_bits_of_one(recipe, precision, tmp_path):
+def test_processes_that_share_a_gpu_give_the_bits_of_one_process(recipe, precision, tmp_path):
     same_on_1_2_and_4(tmp_path, recipe, "device=cuda", f"precision={precision}", "strategy.backend=gloo", "strategy.share_devices=true")
 
 

@@ -1,4 +1,4 @@
-"""samewise from Python: the commands' bits, whatever the process has done to torch; their errors as exceptions."""
+"""samewise from Python: it gives the commands' bits, whatever the process has done to torch, and raises their errors as exceptions."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ TINY = [
 ]
 
 
-def test_what_a_notebook_shows_of_a_config_is_one_line() -> None:
+def test_the_repr_of_a_config_is_short() -> None:
     assert repr(sw.compose(*TINY, "seed=1")).startswith("Composed(name='resnet18_digits', label='debug=tiny")
     assert len(repr(sw.compose(*TINY))) < 200
 
 
-def test_overrides_in_a_list_are_told_how_to_be_given() -> None:
+def test_overrides_passed_as_a_list_are_refused_with_the_right_call() -> None:
     with pytest.raises(ConfigError, match=r"samewise\.train\(\*overrides\)"):
         sw.train(TINY)  # pyright: ignore[reportArgumentType]
 
 
 def state() -> list[Any]:
-    """What a user may have set, and the generators."""
+    """Settings that a user may have changed, and the state of the generators."""
     return [
         torch.get_default_dtype(),
         torch.get_num_threads(),
@@ -64,7 +64,7 @@ def state() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def disturbed() -> Iterator[None]:
-    """A notebook in which much has been tried."""
+    """A notebook in which many settings were changed."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(2)
@@ -88,7 +88,7 @@ def disturbed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The summary of a run that the command has trained."""
+    """The summary of a run that the command trained."""
     from samewise.runner.cli import main
 
     root = tmp_path_factory.mktemp("command")
@@ -105,7 +105,7 @@ def trained(command: dict[str, Any], disturbed: None, tmp_path_factory: pytest.T
     return found
 
 
-def test_a_training_gives_the_commands_bits_whatever_the_process_has_set(trained: sw.Trained, command: dict[str, Any]) -> None:
+def test_training_gives_the_commands_bits_whatever_the_process_has_set(trained: sw.Trained, command: dict[str, Any]) -> None:
     assert trained.weights_sha256 == command["weights_sha256"]
     assert trained.metrics == command["metrics"]["final"]
     assert (trained.steps, trained.level, trained.is_new) == (6, "R2", True)
@@ -123,7 +123,7 @@ def test_a_finished_run_is_found_by_its_overrides_and_by_its_config(trained: sw.
     assert sw.load(trained.folder).config.fingerprint == composed.fingerprint
 
 
-def test_a_loaded_model_and_its_predictions_are_the_commands(samewise, trained: sw.Trained, command: dict[str, Any], tmp_path: Path) -> None:
+def test_a_loaded_model_predicts_what_the_command_predicts(samewise, trained: sw.Trained, command: dict[str, Any], tmp_path: Path) -> None:
     for name, colour in (("a", 40), ("b", 200)):
         Image.effect_noise((40, 40), colour).save(tmp_path / f"{name}.png")
     files = [tmp_path / "a.png", tmp_path / "b.png"]
@@ -147,7 +147,7 @@ def test_a_loaded_model_and_its_predictions_are_the_commands(samewise, trained: 
         sw.predict(loaded, *files)
 
 
-def test_runs_are_a_table(trained: sw.Trained, tmp_path: Path) -> None:
+def test_runs_are_listed_as_a_table(trained: sw.Trained, tmp_path: Path) -> None:
     table = sw.runs(trained.folder.parents[1], where="state=finished", sort="valid/accuracy", diff=True)
     (row,) = table[table["folder"] == str(trained.folder)].to_dict("records")
     assert row["valid/loss"] == trained.best["valid/loss"]
@@ -157,7 +157,7 @@ def test_runs_are_a_table(trained: sw.Trained, tmp_path: Path) -> None:
     assert set(empty.columns) <= set(table.columns)
 
 
-def test_what_is_wrong_is_raised(trained: sw.Trained, tmp_path: Path) -> None:
+def test_errors_are_raised_as_exceptions(trained: sw.Trained, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'optimizer\.lr'"):
         sw.compose("lr=1")
     with pytest.raises(ConfigError, match="at least 1") as refused:
@@ -186,7 +186,7 @@ def test_a_block_that_would_change_the_bits_is_refused(trained: sw.Trained, bloc
 
 
 @pytest.mark.parametrize("imported", ["torch is imported", "CUDA is used"])
-def test_a_variable_that_a_library_has_read_is_refused_and_one_that_it_has_not_is_set(monkeypatch: pytest.MonkeyPatch, imported: str) -> None:
+def test_a_variable_already_read_by_a_library_is_refused_and_an_unread_one_is_set(monkeypatch: pytest.MonkeyPatch, imported: str) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: imported == "CUDA is used")
     settings = SimpleNamespace(threads=1, variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
@@ -202,7 +202,7 @@ def test_a_variable_that_a_library_has_read_is_refused_and_one_that_it_has_not_i
             prepare(SimpleNamespace(threads=1, variables={"MKL_CBWR": "COMPATIBLE"}))
 
 
-def test_in_a_thread_no_signal_is_handled() -> None:
+def test_signal_handlers_are_left_alone_in_a_thread() -> None:
     before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
 
     def work() -> None:
@@ -215,7 +215,7 @@ def test_in_a_thread_no_signal_is_handled() -> None:
     assert seen == [before]
 
 
-def test_importing_and_composing_are_quick(tmp_path: Path) -> None:
+def test_importing_and_composing_load_no_heavy_packages(tmp_path: Path) -> None:
     code = "import sys, samewise; samewise.compose('experiment=resnet18_digits'); print({'torch', 'mlflow', 'pandas'} & set(sys.modules), dir(samewise))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("set() ")

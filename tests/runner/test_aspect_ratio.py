@@ -14,7 +14,7 @@ from samewise.runner.errors import ConfigError
 
 
 class Shapes:
-    """A data set that knows nothing but its images' shapes."""
+    """A data set that only has the shapes of its images."""
 
     def __init__(self, length: int = 500) -> None:
         self.ratios = torch.exp(torch.randn(length, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 0.5)
@@ -26,7 +26,7 @@ class Shapes:
         return self.ratios
 
 
-def test_groups_are_those_of_the_reference():
+def test_groups_match_the_reference():
     bounds = [2 ** (-1 + step / 3) for step in range(7)]
     ratios = [0.3, 0.5, 0.51, 0.99, 1.0, 1.01, 1.5, 2.0, 3.0, *Shapes().ratios.tolist()]
     assert groups_of(torch.tensor(ratios, dtype=torch.float64), 3).tolist() == [bisect.bisect_right(bounds, ratio + 1e-15) for ratio in ratios]
@@ -34,7 +34,7 @@ def test_groups_are_those_of_the_reference():
 
 
 @pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (8, 1), (4, 2)])
-def test_every_sample_comes_once_and_micro_batches_are_of_one_group_as_far_as_possible(replicas: int, accumulate: int):
+def test_every_sample_comes_once_and_micro_batches_rarely_mix_groups(replicas: int, accumulate: int):
     data, batch_size = Shapes(), 16
     order = GroupedByAspectRatio(data, seed=3, batch_size=batch_size, replicas=replicas, accumulate=accumulate)
     indices, groups = order.indices(2), groups_of(data.ratios, 3)
@@ -47,7 +47,7 @@ def test_every_sample_comes_once_and_micro_batches_are_of_one_group_as_far_as_po
             _, start, stop = plan.bounds(step, number)
             assert stop - start == size
             mixed += len(set(groups[indices[start:stop]].tolist())) > 1
-    assert mixed <= len(groups.unique())  # only what is left over
+    assert mixed <= len(groups.unique())  # only the leftovers
 
 
 def test_an_epoch_is_a_function_of_the_seed_and_its_number():
@@ -66,7 +66,7 @@ def test_images_of_one_group_keep_the_shuffled_order():
         assert order[groups[order] == group].tolist() == shuffled[groups[shuffled] == group].tolist()
 
 
-def test_micro_batches_come_as_the_reference_fills_them():
+def test_micro_batches_are_filled_as_in_the_reference():
     """A buffer for each group; a micro-batch comes as soon as its buffer is full."""
     data, size = Shapes(60), 4
     groups, buffers, expected = groups_of(data.ratios, 3), {}, []
@@ -81,6 +81,6 @@ def test_micro_batches_come_as_the_reference_fills_them():
     assert made[len(expected) :] == [index for group in sorted(buffers) for index in buffers[group]]
 
 
-def test_data_that_tell_no_shapes_are_refused():
+def test_data_without_aspect_ratios_are_refused():
     with pytest.raises(ConfigError, match="list does not report its images' aspect ratios"):
         GroupedByAspectRatio([1, 2, 3], seed=0, batch_size=2)

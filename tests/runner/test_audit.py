@@ -1,4 +1,4 @@
-"""`samewise verify --audit` takes parts of a run again, and names what was forged, however consistently the rest was made to agree with it."""
+"""`samewise verify --audit` replays parts of a run, and names what was forged, however consistently the rest was adjusted."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def dishonest(train: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def run(honest: Path, tmp_path: Path) -> Path:
-    return copied(honest, tmp_path)
+    return copy_run(honest, tmp_path)
 
 
-def copied(folder: Path, to: Path) -> Path:
+def copy_run(folder: Path, to: Path) -> Path:
     return Path(shutil.copytree(folder, to / folder.parent.name / folder.name, symlinks=True))
 
 
@@ -91,7 +91,7 @@ def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def forge(run: Path, *, line: tuple[int, dict[str, str]] | None = None, states: dict[int, Callable[[dict[str, Any]], Any]] | None = None) -> None:
-    """Alter a line of the trace and states of checkpoints, and make all that is derived from them agree: chain, hashes, digests, and the summary's roots."""
+    """Alter a line of the trace and states of checkpoints, and make everything derived from them consistent: chain, hashes, digests and summary."""
     head, *texts = (run / "trace.jsonl").read_text().splitlines()
     lines, chain = {one["step"]: one for one in map(json.loads, texts)}, 0
     if line:
@@ -114,7 +114,7 @@ def forge(run: Path, *, line: tuple[int, dict[str, str]] | None = None, states: 
     rewrite(run / "summary.json", lambda summary: summary.update(trace_sha256=trace, checkpoints_sha256=digests))
 
 
-def audited(samewise, run: Path, *given: str) -> dict[str, Any]:
+def audit(samewise, run: Path, *given: str) -> dict[str, Any]:
     done = samewise("verify", run, "--audit", *(given or ("all",)), "--json", "--trust")
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -122,21 +122,21 @@ def audited(samewise, run: Path, *given: str) -> dict[str, Any]:
     return found
 
 
-def test_an_honest_run_is_audited_in_parts_drawn_by_the_auditors_seed(samewise, run) -> None:
-    found = audited(samewise, run, "3", "--audit-seed", "7")
+def test_an_audit_of_an_honest_run_draws_its_parts_by_seed(samewise, run) -> None:
+    found = audit(samewise, run, "3", "--audit-seed", "7")
     assert found["same"], found["said"]
     replayed = found["audit"]["replayed"]
     assert (len(replayed), found["audit"]["steps"], found["compared"]) == (3, 30, 30)
     assert sorted([*replayed, *found["audit"]["left"]]) == [[start + 1, start + 10] for start in range(0, 100, 10)]
-    assert audited(samewise, run, "3", "--audit-seed", "7")["audit"]["replayed"] == replayed
-    assert audited(samewise, run, "3", "--audit-seed", "8")["audit"]["replayed"] != replayed
+    assert audit(samewise, run, "3", "--audit-seed", "7")["audit"]["replayed"] == replayed
+    assert audit(samewise, run, "3", "--audit-seed", "8")["audit"]["replayed"] != replayed
     told = samewise("verify", run, "--audit", "9").stdout
     assert "audited: 9 of 10 segments, 90 of 100 steps (drawn with --audit-seed " in told
     assert "not audited: steps " in told
 
 
-def test_all_of_an_honest_run_can_be_audited(samewise, run) -> None:
-    found = audited(samewise, run)
+def test_a_whole_honest_run_can_be_audited(samewise, run) -> None:
+    found = audit(samewise, run)
     assert found["same"], found["said"]
     assert (len(found["audit"]["replayed"]), found["compared"]) == (10, 100)
     assert found["said"][0] == "audited: 10 of 10 segments, 100 of 100 steps: the same bits"
@@ -145,20 +145,20 @@ def test_all_of_an_honest_run_can_be_audited(samewise, run) -> None:
 
 
 @pytest.mark.parametrize("stage", ["batch", "loss", "weights"])
-def test_a_forged_line_of_the_trace_is_named_although_all_else_agrees_with_it(samewise, run, stage) -> None:
+def test_a_forged_line_of_the_trace_is_named_even_if_all_else_agrees(samewise, run, stage) -> None:
     forge(run, line=(47, {stage: "0x1.8p+0" if stage == "loss" else "0" * 16}))
-    found = audited(samewise, run)
+    found = audit(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (47, stage)
     assert len(found["said"]) == 3, found["said"]
     assert f"step 47: the trace was altered ({stage})" in found["said"][0]
 
 
-def test_a_forged_line_to_which_the_checkpoints_were_not_fitted_is_found_by_replaying_one_part(samewise, run, honest) -> None:
+def test_a_forged_line_that_checkpoints_contradict_is_found_in_at_most_two_parts(samewise, run, honest) -> None:
     forge(run, line=(47, {"gradients": "0" * 16}))
     for folder in run.glob("checkpoints/step-*"):
         for name in ("state.pt", "manifest.json"):
             shutil.copy(honest / "checkpoints" / folder.name / name, folder / name)
-    found = audited(samewise, run, "1", "--audit-seed", "1")
+    found = audit(samewise, run, "1", "--audit-seed", "1")
     assert [41, 50] in found["audit"]["replayed"]
     assert len(found["audit"]["replayed"]) <= 2
     assert any("step 47: the trace was altered (gradients)" in line for line in found["said"])
@@ -173,41 +173,41 @@ def test_a_forged_weight_is_named(samewise, run) -> None:
         flip(state["model"]["last.weight"])
 
     forge(run, states={50: change})
-    found = audited(samewise, run, "1", "--audit-seed", "1")
+    found = audit(samewise, run, "1", "--audit-seed", "1")
     assert any("step 50: step-00000050 was altered" in line and "first in last.weight" in line for line in found["said"]), found["said"]
     assert len(found["audit"]["replayed"]) <= 2
     with_line = f"{combine(tensor_digests(torch.load(run / 'checkpoints/step-00000050/state.pt', weights_only=True)['model'])):016x}"
     forge(run, line=(50, {"weights": with_line}))
-    found = audited(samewise, run)
+    found = audit(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (50, "weights")
     assert all("step 51" not in line for line in found["said"]), found["said"]
 
 
 @pytest.mark.parametrize("where", ["momentum_buffer", "ema"])
-def test_forged_state_of_an_optimizer_or_a_callback_is_named_at_the_checkpoint_that_has_it(samewise, run, where) -> None:
+def test_forged_optimizer_or_callback_state_is_named_at_its_checkpoint(samewise, run, where) -> None:
     def change(state):
         flip(state["callbacks"]["ema"]["averaged"]["norm.bias"] if where == "ema" else state["optimizers"]["train"]["state"][2]["momentum_buffer"])
 
     forge(run, states={30: change})
-    found = audited(samewise, run)
+    found = audit(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (30, "checkpoint")
     named = "callbacks.ema: averaged: norm.bias" if where == "ema" else "the optimizer's momentum_buffer of norm.weight"
     assert found["parts"]["layer"] == named
     assert sum(line.startswith("step ") for line in found["said"]) == 1, found["said"]
 
 
-def test_where_the_part_after_a_forged_checkpoint_is_drawn_the_one_before_is_taken_again_too(samewise, run) -> None:
+def test_the_part_before_a_forged_checkpoint_is_replayed_too(samewise, run) -> None:
     def change(state):
         state["optimizers"]["train"]["state"][2]["momentum_buffer"] += 0.5
 
     forge(run, states={30: change})
-    seed = next(seed for seed in range(100) if audited_part(seed) == 3)
-    found = audited(samewise, run, "1", "--audit-seed", str(seed))
+    seed = next(seed for seed in range(100) if chosen_part(seed) == 3)
+    found = audit(samewise, run, "1", "--audit-seed", str(seed))
     assert found["audit"]["replayed"] == [[21, 30], [31, 40]]
     assert (found["parts"]["step"], found["parts"]["layer"]) == (30, "the optimizer's momentum_buffer of norm.weight")
 
 
-def audited_part(seed: int) -> int:
+def chosen_part(seed: int) -> int:
     from samewise.runner.training.audit import Segment, choose
 
     parts = [Segment(start, start + 10, None) for start in range(0, 100, 10)]
@@ -216,10 +216,10 @@ def audited_part(seed: int) -> int:
 
 
 @pytest.mark.slow
-def test_steps_that_were_trained_otherwise_are_found_where_that_began_with_what_was_other(samewise, honest, dishonest, tmp_path) -> None:
-    run = copied(dishonest, tmp_path)
-    shutil.copy(honest / "config.yaml", run / "config.yaml")  # what it says that it was trained with
-    found = audited(samewise, run)
+def test_the_first_step_trained_with_another_momentum_is_named(samewise, honest, dishonest, tmp_path) -> None:
+    run = copy_run(dishonest, tmp_path)
+    shutil.copy(honest / "config.yaml", run / "config.yaml")  # what it claims to be trained with
+    found = audit(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"], found["parts"]["layer"]) == (33, "weights", "first.weight")
     assert "the optimizer's momentum: 0.5 there, 0.9 here" in found["parts"]["reason"]
     assert "config.yaml is that of another experiment" in found["altered"][0]
@@ -237,29 +237,29 @@ def test_a_forged_metric_is_named(samewise, run, places) -> None:
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if "states" in places:
         forge(run, states={100: lambda state: state["metrics"].update({"valid/accuracy": 0.999})})
-    found = audited(samewise, run)
+    found = audit(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"], found["parts"]["layer"]) == (100, "metric", "valid/accuracy")
     assert samewise("verify", run).returncode == 1
 
 
-def test_what_cannot_be_audited_in_parts_is_said(samewise, run) -> None:
+def test_steps_that_can_only_be_audited_together_are_reported(samewise, run) -> None:
     for step in range(10, 90, 10):
         shutil.rmtree(run / f"checkpoints/step-{step:08d}")
-    said = "\n".join(audited(samewise, run)["said"])
+    said = "\n".join(audit(samewise, run)["said"])
     assert "audited: 2 of 2 segments, 100 of 100 steps: the same bits" in said
     assert "no checkpoint is kept between steps 0 and 90, so the steps between can only be audited together" in said
 
 
-def test_steps_that_were_resumed_from_another_run_cannot_be_audited(samewise, train, honest) -> None:
+def test_steps_resumed_from_another_run_cannot_be_audited(samewise, train, honest) -> None:
     start = honest / "checkpoints/step-00000050"
     run = train("resumed", *HUNDRED, "max_steps=70", f"resume_from={start}")
-    found = audited(samewise, run)
+    found = audit(samewise, run)
     assert found["same"], found["said"]
     assert found["audit"]["replayed"] == [[61, 70]]
     assert "cannot be audited: steps 1 to 60, which were not taken from a start that is kept here" in found["said"]
 
 
-def test_overrides_that_change_the_run_are_no_audit_of_it(samewise, run) -> None:
+def test_an_audit_refuses_overrides_that_change_the_run(samewise, run) -> None:
     done = samewise("verify", run, "seed=1", "--audit")
     assert done.returncode == 2
     assert done.stderr == "error: --audit: repeats the run as it was, but these overrides would change it; expected: none of them\n    value:    'seed'\n"
@@ -270,9 +270,9 @@ def test_overrides_that_change_the_run_are_no_audit_of_it(samewise, run) -> None
 def test_one_forged_step_of_a_thousand_is_found_by_replaying_at_most_two_parts(samewise, train, tmp_path) -> None:
     long = ["max_steps=1000", "checkpoint.every_steps=100", "checkpoint.keep_every_steps=100", "evaluate.every_steps=1000", "max_epochs=1000"]
     honest, other = train("thousand", *long), train("other", *long, "scheduler.drops_at=555")
-    run = copied(other, tmp_path)
+    run = copy_run(other, tmp_path)
     shutil.copy(honest / "config.yaml", run / "config.yaml")
-    seed = next(seed for seed in range(100) if audited_part(seed) == 5)
-    found = audited(samewise, run, "1", "--audit-seed", str(seed))
+    seed = next(seed for seed in range(100) if chosen_part(seed) == 5)
+    found = audit(samewise, run, "1", "--audit-seed", str(seed))
     assert (found["parts"]["step"], found["parts"]["layer"]) == (555, "first.weight")
     assert len(found["audit"]["replayed"]) <= 2

@@ -81,7 +81,7 @@ def home(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def elsewhere(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another folder, where there is the bundle and nothing of the project."""
+    """Another folder, with the bundle and nothing of the project."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(made / "one.bundle", tmp_path)
     return tmp_path
@@ -91,7 +91,7 @@ def identity_of(file: Path) -> str:
     return archive.unpack(file).identity
 
 
-def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+def test_a_bundle_has_the_same_bytes_each_time_and_overwrites_nothing(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     run = next((home / "runs" / "one").iterdir())
     done = samewise("bundle", run, "--out", tmp_path / "again.bundle", "--with-weights", "--json")
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_a_bundle_has_what_is_needed_and_no_secret(made: Path, tmp_path: Path) -
     assert {"torch", "hydra-core", "mlflow"} <= {pin.partition("==")[0] for pin in pins}
 
 
-def test_the_descriptions_are_an_ro_crate_of_all_parts_and_croissant_of_the_data(made: Path, tmp_path: Path) -> None:
+def test_a_bundle_describes_its_parts_as_ro_crate_and_its_data_as_croissant(made: Path, tmp_path: Path) -> None:
     contents = archive.unpack(made / "one.bundle", tmp_path / "parts")
     graph = {one["@id"]: one for one in json.loads((tmp_path / "parts" / "ro-crate-metadata.json").read_text())["@graph"]}
     assert graph["ro-crate-metadata.json"]["conformsTo"] == {"@id": "https://w3id.org/ro/crate/1.1"}
@@ -136,7 +136,7 @@ def test_the_descriptions_are_an_ro_crate_of_all_parts_and_croissant_of_the_data
     assert (file["name"], file["sha256"]) == ("word.txt", hashlib.sha256(b"digits").hexdigest())
 
 
-def test_code_other_than_the_run_was_trained_with_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+def test_a_run_whose_code_has_changed_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     file = home / "bundled_lab" / "scale.py"
     before = file.read_text()
     file.write_text("FACTOR = 3\n")
@@ -150,7 +150,7 @@ def test_code_other_than_the_run_was_trained_with_is_not_bundled(samewise: Calla
 
 
 @pytest.mark.parametrize("what", ["a metric", "a logged loss", "a checkpoint"])
-def test_a_run_that_was_altered_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path, what: str) -> None:
+def test_an_altered_run_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path, what: str) -> None:
     run = Path(shutil.copytree(next((home / "runs" / "one").iterdir()), tmp_path / "one" / "altered", symlinks=True))
     if what == "a metric":
         summary = json.loads((run / "summary.json").read_text())
@@ -173,7 +173,7 @@ def test_a_run_that_was_altered_is_not_bundled(samewise: Callable[..., Any], hom
     assert not (tmp_path / "altered.bundle").exists()
 
 
-def test_a_run_that_is_not_finished_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     run = shutil.copytree(next((home / "runs" / "one").iterdir()), tmp_path / "one" / "half", symlinks=True)
     (run / "summary.json").unlink()
     done = samewise("bundle", run, "--out", tmp_path / "half.bundle")
@@ -181,7 +181,7 @@ def test_a_run_that_is_not_finished_is_not_bundled(samewise: Callable[..., Any],
     assert "is not finished" in done.stderr
 
 
-def test_a_bundle_gives_the_same_bits_with_its_own_code_and_runs_nothing_before_it_is_trusted(samewise: Callable[..., Any], elsewhere: Path) -> None:
+def test_a_trusted_bundle_gives_the_same_bits_and_an_untrusted_one_is_not_run(samewise: Callable[..., Any], elsewhere: Path) -> None:
     done = samewise("reproduce", "one.bundle", "--here")
     assert done.returncode == 4
     assert "one.bundle: is intact, but nothing was run" in done.stderr
@@ -195,14 +195,14 @@ def test_a_bundle_gives_the_same_bits_with_its_own_code_and_runs_nothing_before_
     assert samewise("reproduce", "one.bundle", "--here", "--trust", "--out", "kept").returncode == 2
 
 
-def test_what_differs_is_named_step_by_step(samewise: Callable[..., Any], elsewhere: Path) -> None:
+def test_a_difference_is_reported_with_its_stage(samewise: Callable[..., Any], elsewhere: Path) -> None:
     done = samewise("reproduce", "one.bundle", "--here", "--trust", "--json", "optimizer.weight_decay=0.1")
     assert done.returncode == 1, done.stderr
     assert done.stdout, done.stderr
     assert json.loads(done.stdout)["parts"]["stage"] == "weights"
 
 
-def test_other_data_are_named_before_anything_is_trained(samewise: Callable[..., Any], elsewhere: Path) -> None:
+def test_changed_data_are_named_before_training(samewise: Callable[..., Any], elsewhere: Path) -> None:
     (elsewhere / "data").mkdir()
     for text, words in {"pixels": "word.txt has different content", None: "word.txt is missing"}.items():
         (elsewhere / "data" / "word.txt").unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def test_other_data_are_named_before_anything_is_trained(samewise: Callable[...,
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.9999])
-def test_a_bundle_that_was_cut_off_is_told_once(samewise: Callable[..., Any], elsewhere: Path, share: float) -> None:
+def test_a_truncated_bundle_is_reported_once(samewise: Callable[..., Any], elsewhere: Path, share: float) -> None:
     raw = (elsewhere / "one.bundle").read_bytes()
     (elsewhere / "cut.bundle").write_bytes(raw[: int(share * len(raw))])
     done = samewise("reproduce", "cut.bundle")
@@ -224,13 +224,13 @@ def test_a_bundle_that_was_cut_off_is_told_once(samewise: Callable[..., Any], el
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_another_bundle_than_the_one_expected_is_refused(samewise: Callable[..., Any], elsewhere: Path) -> None:
+def test_a_bundle_other_than_the_expected_one_is_refused(samewise: Callable[..., Any], elsewhere: Path) -> None:
     done = samewise("reproduce", "one.bundle", "--here", "--trust", "--expect", "0" * 64)
     assert done.returncode == 2
     assert "not the bundle that was expected" in done.stderr
 
 
-def test_verify_takes_a_bundle_and_holds_it_against_the_code_that_is_here(samewise: Callable[..., Any], home: Path) -> None:
+def test_verify_compares_a_bundle_with_the_current_code(samewise: Callable[..., Any], home: Path) -> None:
     refused = samewise("verify", "one.bundle")
     assert refused.returncode == 2
     assert "one.bundle: does not show who made it, yourself included" in refused.stderr
@@ -243,7 +243,7 @@ def test_verify_takes_a_bundle_and_holds_it_against_the_code_that_is_here(samewi
 @pytest.mark.parametrize(
     "line", ["https://elsewhere/x.whl", "--index-url=https://elsewhere", "-r /etc/passwd", "torch", "a==1 --global-option=x", "a @ file:///x"]
 )
-def test_a_lock_holds_versions_and_nothing_else_that_pip_would_take(line: str) -> None:
+def test_a_lock_accepts_exact_versions_only(line: str) -> None:
     assert locked.read("# Python 3.11\ntorch==2.9.0+cpu\n") == ["torch==2.9.0+cpu"]
     with pytest.raises(ConfigError, match="is not an exact version of a package"):
         locked.read(f"torch==2.9.0\n{line}\n")
@@ -251,7 +251,7 @@ def test_a_lock_holds_versions_and_nothing_else_that_pip_would_take(line: str) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("model_signing"), reason="OpenSSF's model-signing is not installed here")
-def test_a_signed_bundle_is_known_by_its_key_and_by_no_other(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+def test_a_signed_bundle_is_accepted_with_its_own_key_only(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     for name in ("mine", "other"):
         subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", tmp_path / name], check=True)
         subprocess.run(["openssl", "ec", "-in", tmp_path / name, "-pubout", "-out", tmp_path / f"{name}.pub"], check=True, capture_output=True)
@@ -268,7 +268,7 @@ def test_a_signed_bundle_is_known_by_its_key_and_by_no_other(samewise: Callable[
         path.relative_to(parts).as_posix(): path for path in parts.rglob("*") if path.is_file() and not path.name.startswith("manifest.")
     }
     file.unlink()
-    archive.write(file, given)  # a manifest that agrees: only the signature tells
+    archive.write(file, given)  # a consistent manifest: only the signature reveals the change
     told = samewise("reproduce", file, "--key", tmp_path / "mine.pub")
     assert told.returncode == 2
     assert "run/summary.json" in told.stderr
@@ -277,8 +277,8 @@ def test_a_signed_bundle_is_known_by_its_key_and_by_no_other(samewise: Callable[
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_a_bundle_is_trained_again_in_an_environment_of_its_own(elsewhere: Path, clean_environment: dict[str, str]) -> None:
-    """Installs torch and the rest anew, from the package index that pip is configured for: gigabytes."""
+def test_a_bundle_can_be_reproduced_in_a_new_environment(elsewhere: Path, clean_environment: dict[str, str]) -> None:
+    """Installs torch and everything else again, from the package index that pip is configured for: gigabytes."""
     command = [sys.executable, "-m", "samewise", "reproduce", "one.bundle", "--trust", "--out", "kept"]
     done = subprocess.run(command, env=clean_environment, capture_output=True, text=True, check=False)
     if "No matching distribution" in done.stderr or "Could not find a version" in done.stderr:

@@ -1,4 +1,4 @@
-"""The first line of a message names the cause of a mistake, not what came of it."""
+"""The first line of a message names the cause of a mistake, not its consequence."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Mute(torch.nn.Module):
 
 
 @pytest.mark.parametrize("target", OF_MODELS)
-def test_a_mistake_in_a_model_of_ones_own_is_named(target: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_users_model_is_named(target: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     message, hint = OF_MODELS[target]
     (here / "lab").mkdir()
     (here / "lab" / "__init__.py").touch()
@@ -59,7 +59,7 @@ def test_a_mistake_in_a_model_of_ones_own_is_named(target: str, here: Path, same
     assert hint in first.partition("hint: ")[2]
 
 
-def test_an_experiment_in_a_folder_that_is_not_looked_into_is_seen(here: Path, samewise: Callable[..., Any]) -> None:
+def test_an_experiment_outside_the_config_folders_is_pointed_out(here: Path, samewise: Callable[..., Any]) -> None:
     (here / "configs" / "experiment").mkdir(parents=True)
     (here / "configs" / "experiment" / "good.yaml").write_text("# @package _global_\n")
     first = samewise("check", "experiment=good", "--static").stderr.splitlines()[0]
@@ -76,7 +76,7 @@ def test_an_experiment_in_a_folder_that_is_not_looked_into_is_seen(here: Path, s
         ("../nowhere/blood", "error: dataset.root: this folder does not exist; hint: set dataset.root=FOLDER"),
     ],
 )
-def test_a_root_that_is_not_the_folder_of_the_data_says_which_is(root: str, first: str, here: Path, samewise: Callable[..., Any]) -> None:
+def test_a_wrong_data_root_is_reported_with_a_hint(root: str, first: str, here: Path, samewise: Callable[..., Any]) -> None:
     for folder in ("JPEGImages", "Annotations"):
         (here / "blood" / folder).mkdir(parents=True)
     (here / "lab").mkdir()
@@ -86,13 +86,13 @@ def test_a_root_that_is_not_the_folder_of_the_data_says_which_is(root: str, firs
     assert done.stderr.splitlines()[0] == first, done.stderr
 
 
-def test_a_sweep_of_one_run_whose_override_has_brackets_says_how_values_are_written(here: Path, samewise: Callable[..., Any]) -> None:
+def test_brackets_in_a_sweep_override_get_a_hint_on_how_to_write_values(here: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("sweep", "experiment=resnet18_digits", "optimizer.lr=[0.1,0.2]", "--list")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].endswith("in a sweep values are separated by commas, without brackets: optimizer.lr=0.1,0.2")
 
 
-def test_each_group_takes_one_choice_or_several() -> None:
+def test_each_group_is_known_to_take_one_choice_or_several() -> None:
     from samewise.runner.config.loader import ROOT, config_loader, text_of
     from samewise.runner.config.override_text import LISTS, ONE_CHOICE
     from samewise.runner.config.project import find
@@ -102,21 +102,21 @@ def test_each_group_takes_one_choice_or_several() -> None:
 
 
 @pytest.mark.parametrize("ending", [".txt", ".jpg", ".png", ".tsv", ".xml"])
-def test_predictions_are_not_written_below_the_name_of_a_file(ending: str, here: Path, samewise: Callable[..., Any]) -> None:
+def test_predictions_are_not_written_to_a_folder_named_like_a_file(ending: str, here: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("predict", "e634", "image.png", "--out", f"x{ending}")
     assert done.returncode == 2
     assert "hint: x.csv has all predictions in one file; x is a folder" in done.stderr.splitlines()[0]
     assert not (here / f"x{ending}").exists()
 
 
-def test_a_runs_folder_for_weights_is_told_to_be_called_a_run(here: Path) -> None:
+def test_a_run_folder_given_as_weights_gets_a_hint_to_name_it_as_a_run(here: Path) -> None:
     (here / "opt" / "e634" / "checkpoints").mkdir(parents=True)
     (here / "opt" / "e634" / "config.yaml").touch()
     with pytest.raises(ConfigError, match=r"is a run's folder.*run:opt/e634"):
         load_weights(torch.nn.Linear(1, 1), "opt/e634", strict=True)
 
 
-def test_a_label_has_each_key_once_and_a_comparison_calls_absent_what_is_absent() -> None:
+def test_merged_labels_repeat_no_key_and_a_diff_shows_missing_values_as_absent() -> None:
     from samewise.runner.commands.diff import _text
     from samewise.runner.config.saved import _merge_labels
 

@@ -1,4 +1,4 @@
-"""`samewise check strategy...` tries the set-up of any number of processes in one; and one process replays what hundreds would compute."""
+"""`samewise check strategy...` tries the setup of any number of processes in one; and one process replays what hundreds would compute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def notes(samewise, *overrides: str) -> str:
     ],
     ids=["elastic", "several replicas each", "ddp"],
 )
-def test_a_set_up_of_512_ranks_is_tried_without_building_each(samewise, monkeypatch, strategy, told) -> None:
+def test_a_setup_of_512_ranks_is_tried_without_building_each(samewise, monkeypatch, strategy, told) -> None:
     built, build = list[object](), dry_run.build
     monkeypatch.setattr(dry_run, "build", lambda *given, **more: built.append(given) or build(*given, **more))
     said = notes(samewise, *MANY, *strategy)
@@ -40,13 +40,13 @@ def test_a_set_up_of_512_ranks_is_tried_without_building_each(samewise, monkeypa
     assert len(built) == 1
 
 
-def test_what_512_ranks_cannot_share_is_found(samewise) -> None:
+def test_512_replicas_that_384_ranks_cannot_share_are_refused(samewise) -> None:
     done = samewise("check", *TINY, *MANY, "strategy=elastic", "strategy.nproc=384")
     assert done.returncode == 2
     assert "384 processes cannot share 512 replicas equally" in done.stderr
 
 
-def test_a_pipeline_s_settings_and_cut_are_checked(samewise) -> None:
+def test_the_settings_and_cut_of_a_pipeline_are_checked(samewise) -> None:
     assert "2 processes" in notes(samewise, "strategy=pipeline", "accumulate=2")
     done = samewise("check", *TINY, "strategy=pipeline", "strategy.schedule=1f1b")
     assert done.returncode == 2
@@ -55,7 +55,7 @@ def test_a_pipeline_s_settings_and_cut_are_checked(samewise) -> None:
 
 @pytest.mark.slow
 def test_one_process_replays_what_512_ranks_would_compute(samewise, tmp_path) -> None:
-    """That one process computes what several do, test_any_number_of_ranks.py says; this one says that 512 are not too many for it."""
+    """test_any_number_of_ranks.py shows that one process computes what several do; this test shows that 512 are not too many for it."""
     model = ["model=resnet20_cifar", "model.depth=8", "model.width=2"]
     overrides = [*MANY, *model, "strategy=elastic", "max_steps=1", f"run_root={tmp_path}"]
     done = samewise("train", *TINY, *overrides, "--json")
@@ -65,7 +65,7 @@ def test_one_process_replays_what_512_ranks_would_compute(samewise, tmp_path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_one_process_with_16_replicas_gives_the_weights_of_two(samewise, tmp_path) -> None:
+def test_one_process_with_16_replicas_gives_the_weights_of_two_processes(samewise, tmp_path) -> None:
     overrides = [*TINY, "replicas=16", "max_steps=6", "strategy=elastic"]
     one, two = (samewise("train", *overrides, f"strategy.nproc={number}", f"run_root={tmp_path / str(number)}", "--json") for number in (1, 2))
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr

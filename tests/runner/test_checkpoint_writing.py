@@ -1,4 +1,4 @@
-"""What a checkpoint holds, which are kept, shards, and what is said where one cannot be written or read."""
+"""What a checkpoint contains, which ones are kept, shards, and the errors if one cannot be written or read."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def best(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("mode", "first"), [("min", 2), ("max", 4)])
-def test_the_best_is_by_the_monitored_metric_and_of_equal_ones_the_first(tmp_path: Path, mode: str, first: int) -> None:
+def test_the_best_is_chosen_by_the_monitored_metric_and_the_first_wins_a_tie(tmp_path: Path, mode: str, first: int) -> None:
     write(tmp_path, range(1, 7), [0.5, 0.1, 0.1, 0.9, 0.9, 0.4], mode=mode, keep_last=1, keep_best=2)
     assert best(tmp_path) == f"step-{first:08d}"
     assert steps_in(tmp_path) == [first, first + 1, 6]
 
 
-def test_the_best_by_each_of_several_metrics_is_kept_and_found_by_the_metrics_name(tmp_path: Path) -> None:
+def test_the_best_of_each_metric_is_kept_and_found_by_the_name_of_the_metric(tmp_path: Path) -> None:
     came = enumerate([(0.5, 0.1), (0.2, 0.3), (0.4, 0.8), (0.3, 0.7), (0.6, 0.2)], start=1)
     metrics = {step: {"valid/loss": loss, "valid/accuracy": accuracy, "ema/valid/loss": -loss} for step, (loss, accuracy) in came}
     write_metrics(tmp_path, metrics, keep_last=1, also={"valid/accuracy": "max", "ema/valid/loss": "min"})
@@ -47,12 +47,12 @@ def test_the_best_by_each_of_several_metrics_is_kept_and_found_by_the_metrics_na
         checkpoint.choose_checkpoint(tmp_path, "valid/acuracy")
 
 
-def test_one_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> None:
     write_metrics(tmp_path, {1: {}, 2: {"other": 0.0}, 3: {"valid/loss": 0.5}, 4: {}}, keep_last=9)
     assert best(tmp_path) == "step-00000003"
 
 
-def test_where_none_is_kept_for_being_best_best_is_one_that_is_there(tmp_path: Path) -> None:
+def test_best_points_to_an_existing_checkpoint_if_none_is_kept_for_being_best(tmp_path: Path) -> None:
     kept = keeper(tmp_path, keep_last=1, keep_best=0)
     for step, loss in enumerate([0.5, 0.1, 0.3], start=1):
         kept.save(step, state(step), {"valid/loss": loss})
@@ -62,24 +62,24 @@ def test_where_none_is_kept_for_being_best_best_is_one_that_is_there(tmp_path: P
     assert best(tmp_path) == "step-00000003"
 
 
-def test_the_newest_is_kept_even_where_none_is_asked_for(tmp_path: Path) -> None:
+def test_the_newest_is_kept_even_if_none_should_be(tmp_path: Path) -> None:
     write(tmp_path, [1, 2, 3], keep_last=0, keep_best=0)
     assert steps_in(tmp_path) == [3]
 
 
-def test_without_a_best_one_the_last_is_taken_for_it(tmp_path: Path) -> None:
+def test_best_falls_back_to_the_last_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, [1, 2, 3, 4], keep_last=4)
     assert not (tmp_path / "best").exists()
     assert checkpoint.choose_checkpoint(tmp_path, "best").step == 4
 
 
-def test_no_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         checkpoint.choose_checkpoint(tmp_path, "last")
     assert checkpoint.newest_sound(tmp_path) == (None, {}, [])
 
 
-def test_the_manifest_names_the_step_the_file_the_weights_and_the_metrics(tmp_path: Path) -> None:
+def test_the_manifest_has_the_step_and_metrics_and_digests_of_file_and_weights(tmp_path: Path) -> None:
     keeper(tmp_path).save(7, state(7), {"valid/loss": 0.5})
     folder = tmp_path / "step-00000007"
     written = json.loads((folder / "manifest.json").read_text())
@@ -92,7 +92,7 @@ def test_the_manifest_names_the_step_the_file_the_weights_and_the_metrics(tmp_pa
     }
 
 
-def test_a_damaged_one_is_told_with_the_beginning_of_both_digests(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_start_of_both_digests(tmp_path: Path) -> None:
     keeper(tmp_path).save(1, state(1), {})
     file = tmp_path / "step-00000001" / "state.pt"
     written = sha256(file)
@@ -103,7 +103,7 @@ def test_a_damaged_one_is_told_with_the_beginning_of_both_digests(tmp_path: Path
     assert (problem.value, problem.expected) == (f"sha256 {sha256(file)[:16]}...", f"sha256 {written[:16]}...")
 
 
-def test_of_those_older_than_one_that_cannot_be_read_the_newest_is_named(tmp_path: Path) -> None:
+def test_unreadable_checkpoints_are_reported_with_the_newest_readable_one(tmp_path: Path) -> None:
     write(tmp_path, [1, 2, 3, 4], keep_last=4)
     for step in (3, 4):
         file = tmp_path / f"step-{step:08d}" / "state.pt"
@@ -114,7 +114,7 @@ def test_of_those_older_than_one_that_cannot_be_read_the_newest_is_named(tmp_pat
     assert [re.findall(r"step-\d+", problem.path) for problem in caught.value.problems] == [["step-00000004"], ["step-00000003"], []]
 
 
-def test_a_copy_is_deep_and_of_the_same_kinds() -> None:
+def test_a_copy_is_deep_and_keeps_types() -> None:
     weight, numbers = torch.ones(3), [1]
     held = {"a": [weight, (weight, 2)], "b": {"c": weight}, "d": numbers, "e": None}
     copied = copy_to_cpu(held)
@@ -127,7 +127,7 @@ def test_a_copy_is_deep_and_of_the_same_kinds() -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_why_one_cannot_be_written_is_the_systems_own_word(tmp_path: Path, background: bool) -> None:
+def test_a_failed_write_is_reported_in_the_words_of_the_system(tmp_path: Path, background: bool) -> None:
     (tmp_path / "checkpoints").write_text("a file where a folder should be")
     with pytest.raises(TrainingError) as caught:
         write(tmp_path / "checkpoints", [1], background=background)
@@ -145,11 +145,11 @@ def disk(folder: Path, megabytes: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # an error may still hold a file of it
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # an error may still hold an open file on it
 
 
 @pytest.mark.parametrize(("megabytes", "full"), [(1, True), (60, True), (70, False)])
-def test_a_disk_is_full_where_64_mb_cannot_be_written(tmp_path: Path, megabytes: int, full: bool) -> None:
+def test_a_disk_is_full_if_64_mb_cannot_be_written(tmp_path: Path, megabytes: int, full: bool) -> None:
     with disk(tmp_path / "disk", megabytes) as folder:
         assert _disk_is_full(folder) is full
         assert _disk_is_full(folder / "missing") is False
@@ -157,7 +157,7 @@ def test_a_disk_is_full_where_64_mb_cannot_be_written(tmp_path: Path, megabytes:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_full_disk_is_told_as_that_and_leaves_what_was_there(tmp_path: Path, background: bool) -> None:
+def test_a_full_disk_is_reported_and_existing_checkpoints_survive(tmp_path: Path, background: bool) -> None:
     with disk(tmp_path / "disk", 1) as folder:
         kept = keeper(folder, background=background)
         kept.save(1, state(1), {})
@@ -173,7 +173,7 @@ def test_a_full_disk_is_told_as_that_and_leaves_what_was_there(tmp_path: Path, b
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Iterator[Callable[[Path], Tensor]]:
-    """Writes a checkpoint in shards, of one process; gives the tensor."""
+    """Writes a sharded checkpoint of one process; returns the tensor."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def write(folder: Path) -> Tensor:
@@ -192,7 +192,7 @@ def sharded(tmp_path: Path) -> Iterator[Callable[[Path], Tensor]]:
     dist.destroy_process_group()
 
 
-def test_shards_come_back_whole_and_the_manifest_has_no_digest_of_the_rest(tmp_path: Path, sharded: Callable[[Path], Tensor]) -> None:
+def test_shards_load_as_a_whole_and_the_manifest_has_no_digest_of_the_weights(tmp_path: Path, sharded: Callable[[Path], Tensor]) -> None:
     weight = sharded(tmp_path / "checkpoints")
     folder = tmp_path / "checkpoints" / "step-00000003"
     assert torch.equal(checkpoint.load(folder)["model"]["weight"], weight)
@@ -224,7 +224,7 @@ def test_a_damaged_or_missing_shard_is_named_with_its_digest(tmp_path: Path, sha
     assert (problem.path, problem.expected) == (str(shard), f"sha256 {digest[:16]}...")
 
 
-def test_shards_that_are_intact_and_cannot_be_read_are_no_damage(tmp_path: Path, sharded: Callable[[Path], Tensor]) -> None:
+def test_intact_shards_that_cannot_be_read_are_not_called_damaged(tmp_path: Path, sharded: Callable[[Path], Tensor]) -> None:
     sharded(tmp_path)
     folder = tmp_path / "step-00000003"
     found = checkpoint.read(folder)

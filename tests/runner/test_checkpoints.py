@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it is not there; a damaged one is named and the one before it is used."""
+"""A checkpoint is either complete or absent; a damaged one is named and the previous one is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingE
 from samewise.runner.records import checkpoint
 
 
-def test_what_is_saved_comes_back(tmp_path):
+def test_a_saved_checkpoint_loads_unchanged(tmp_path):
     write(tmp_path, [10])
     one, found, problems = checkpoint.newest_sound(tmp_path)
     assert one.step == 10
@@ -26,7 +26,7 @@ def test_what_is_saved_comes_back(tmp_path):
     assert problems == []
 
 
-def test_training_may_go_on_while_it_is_written(tmp_path):
+def test_training_can_continue_while_a_checkpoint_is_written(tmp_path):
     kept, weights = keeper(tmp_path, background=True), torch.ones(1_000_000)
     kept.save(1, {"model": {"weight": weights}}, {})
     weights.zero_()
@@ -41,7 +41,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert (tmp_path / "latest").resolve().name == "step-00000005"
 
 
-def test_one_is_chosen_by_its_step_and_by_what_it_is(tmp_path):
+def test_a_checkpoint_is_chosen_by_its_step_or_as_best_or_last(tmp_path):
     write(tmp_path, [1, 2, 3, 4, 5], [0.9, 0.1, 0.5, 0.4, 0.3])
     expected = {"2": 2, "4": 4, "5": 5, "best": 2, "last": 5}
     assert {which: checkpoint.choose_checkpoint(tmp_path, which).step for which in expected} == expected
@@ -49,13 +49,13 @@ def test_one_is_chosen_by_its_step_and_by_what_it_is(tmp_path):
         checkpoint.choose_checkpoint(tmp_path, "3")
 
 
-def test_every_nth_is_kept_for_good(tmp_path):
+def test_every_nth_checkpoint_is_kept(tmp_path):
     write(tmp_path, list(range(1, 10)), keep_every_steps=4, keep_last=1, keep_best=0)
     assert steps_in(tmp_path) == [4, 8, 9]
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a bit flipped", "state missing", "manifest missing", "manifest garbled"])
-def test_a_damaged_one_is_named_and_the_one_before_it_is_used(tmp_path, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, damage):
     write(tmp_path, [1, 2])
     file, manifest = tmp_path / "step-00000002" / "state.pt", tmp_path / "step-00000002" / "manifest.json"
     data = bytearray(file.read_bytes())
@@ -79,7 +79,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(tmp_path, damage):
 
 
 def everything(folder):
-    """Each file, link and folder below a folder, with the bytes of what can be read."""
+    """Each file, link and folder below a folder, with the bytes of those that can be read."""
     return {path: path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in sorted(folder.rglob("*"))}
 
 
@@ -99,7 +99,7 @@ except CheckpointError as error:
 
 @pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
 @pytest.mark.parametrize(("trouble", "said"), [("/proc/self/mem", "Input/output error"), ("..", "Is a directory")])
-def test_a_newest_one_that_cannot_be_read_is_refused_and_no_older_one_is_taken_for_it(tmp_path, file, trouble, said):
+def test_an_unreadable_newest_checkpoint_is_refused_not_replaced_by_an_older_one(tmp_path, file, trouble, said):
     write(tmp_path, [1, 2])
     place = tmp_path / "step-00000002" / file
     place.unlink()
@@ -114,7 +114,7 @@ def test_a_newest_one_that_cannot_be_read_is_refused_and_no_older_one_is_taken_f
     assert everything(tmp_path) == before
 
 
-def test_too_little_memory_is_a_refusal_and_with_more_it_is_read(tmp_path):
+def test_a_checkpoint_too_large_for_memory_is_refused_and_loads_with_more(tmp_path):
     keeper(tmp_path).save(1, {"model": {"weight": torch.ones(1000)}}, {})
     keeper(tmp_path).save(2, {"model": {"weight": torch.ones(24 << 20)}}, {})
     fresh = subprocess.run(
@@ -124,7 +124,7 @@ def test_too_little_memory_is_a_refusal_and_with_more_it_is_read(tmp_path):
     assert checkpoint.newest_sound(tmp_path)[0].step == 2
 
 
-def test_a_newer_format_is_refused_as_that(tmp_path):
+def test_a_newer_format_is_refused_as_such(tmp_path):
     write(tmp_path, [1, 2])
     (tmp_path / "step-00000002" / "state.pt").unlink()
     (tmp_path / "step-00000002" / "manifest.json").write_text('{"format": 2, "step": 2, "files": {}}')
@@ -134,7 +134,7 @@ def test_a_newer_format_is_refused_as_that(tmp_path):
     assert "the version of samewise that wrote it" in str(raised.value)
 
 
-def test_where_none_is_sound_each_is_named_and_none_deleted(tmp_path):
+def test_if_no_checkpoint_is_sound_each_is_named_and_none_is_deleted(tmp_path):
     write(tmp_path, [1, 2])
     for step in (1, 2):
         (tmp_path / f"step-{step:08d}" / "state.pt").write_bytes(b"cut")
@@ -147,7 +147,7 @@ def test_where_none_is_sound_each_is_named_and_none_deleted(tmp_path):
     assert everything(tmp_path) == before
 
 
-def test_damaged_ones_are_set_aside_whole_and_none_takes_the_place_of_another(tmp_path):
+def test_damaged_checkpoints_are_set_aside_whole_and_never_overwritten(tmp_path):
     for content in (b"first", b"second"):
         kept = write(tmp_path, [1, 2])
         (tmp_path / "step-00000002" / "state.pt").write_bytes(content)
@@ -159,7 +159,7 @@ def test_damaged_ones_are_set_aside_whole_and_none_takes_the_place_of_another(tm
     assert (tmp_path / "damaged-step-00000002" / "manifest.json").exists()
 
 
-def test_a_folder_of_a_like_name_is_no_checkpoint_and_stays(tmp_path):
+def test_a_folder_with_a_similar_name_is_not_a_checkpoint_and_stays(tmp_path):
     write(tmp_path, [1, 2])
     shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000003.bak")
     assert checkpoint.newest_sound(tmp_path)[0].step == 2
@@ -168,7 +168,7 @@ def test_a_folder_of_a_like_name_is_no_checkpoint_and_stays(tmp_path):
     assert (tmp_path / "step-00000003.bak" / "state.pt").exists()
 
 
-def test_one_whose_metrics_cannot_be_read_now_is_not_pruned(tmp_path):
+def test_a_checkpoint_with_unreadable_metrics_is_not_pruned(tmp_path):
     write(tmp_path, [1, 2], [0.1, 0.5], keep_last=1)
     manifest = tmp_path / "step-00000001" / "manifest.json"
     manifest.rename(tmp_path / "manifest")
@@ -181,7 +181,7 @@ def test_one_whose_metrics_cannot_be_read_now_is_not_pruned(tmp_path):
     assert (tmp_path / "best").resolve().name == "step-00000001"
 
 
-def test_one_of_the_same_step_goes_only_when_the_new_one_stands(tmp_path, monkeypatch):
+def test_a_checkpoint_is_replaced_only_once_the_new_one_is_in_place(tmp_path, monkeypatch):
     write(tmp_path, [1])
 
     def die_there(source, target):
@@ -201,7 +201,7 @@ def test_one_of_the_same_step_goes_only_when_the_new_one_stands(tmp_path, monkey
     assert not list(tmp_path.glob("replaced-*"))
 
 
-def test_an_error_that_says_nothing_is_told_by_its_type(tmp_path):
+def test_an_error_without_a_message_is_reported_by_its_type(tmp_path):
     class Wordless:
         def __reduce__(self):
             raise RuntimeError
@@ -226,7 +226,7 @@ def test_a_pickled_object_is_not_loaded(tmp_path):
         checkpoint.load(folder)
 
 
-def test_leftovers_of_an_interrupted_write_are_no_checkpoint_and_are_removed(tmp_path):
+def test_leftovers_of_an_interrupted_write_are_ignored_and_removed(tmp_path):
     kept = write(tmp_path, [1])
     (tmp_path / ".step-00000002.123.tmp").mkdir()
     assert steps_in(tmp_path) == [1]

@@ -1,6 +1,6 @@
-"""compile: what torch.compile makes of a model repeats to the bit, from a cold and a warm cache, killed and resumed, on ranks; the rest is refused.
+"""compile: models compiled by torch.compile repeat to the bit, from a cold and a warm cache, killed and resumed, on ranks; everything else is refused.
 
-That torch's compiler computes what the model says is not tested here, but for the loss of the first steps beside that without it.
+Whether torch's compiler computes what the model says is not tested here, except that the losses of the first steps are compared with those without it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UNEVEN = ["loader.drop_last=false", "max_steps=5"]
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A project with a model of few operators, and a cache that the tests share: compiling takes longer than all else."""
+    """A project with a model of few operators, and a cache that the tests share: compiling takes longer than everything else."""
     place, before, cache = tmp_path_factory.mktemp("lab"), Path.cwd(), os.environ.get(CACHE)
     (place / f"{PACKAGE}.py").write_text(LAB)
     (place / "pyproject.toml").write_text(f'[tool.samewise]\npackages = ["{PACKAGE}"]\n')
@@ -66,7 +66,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ[CACHE] = cache
 
 
-def trained(root: Path, *more: str, ranks: int = 1) -> Path:
+def train(root: Path, *more: str, ranks: int = 1) -> Path:
     return run(root, ranks, *more, experiment=TINY)
 
 
@@ -76,22 +76,22 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def once(lab: Path) -> Path:
-    return trained(lab / "once")
+    return train(lab / "once")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_bits_are_the_same_from_a_cold_and_a_warm_cache_and_with_workers(lab: Path, once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(trained(lab / "warm", "loader.num_workers=1"), once)
+    assert_same(train(lab / "warm", "loader.num_workers=1"), once)
     monkeypatch.setenv(CACHE, str(lab / "empty"))
-    assert_same(trained(lab / "cold"), once)
+    assert_same(train(lab / "cold"), once)
     assert any((lab / "empty").iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_computes_what_the_model_says_and_draws_what_it_draws(lab: Path, once: Path) -> None:
-    plain = trained(lab / "plain", "compile=off")
+def test_a_compiled_model_computes_and_draws_what_the_model_does(lab: Path, once: Path) -> None:
+    plain = train(lab / "plain", "compile=off")
     assert plain.name != once.name
     assert losses(once) == pytest.approx(losses(plain), rel=1e-4), "a dropout that drew other numbers would be far away"
     decides, without = (json.loads((folder / "environment.json").read_text())["decides"] for folder in (once, plain))
@@ -100,19 +100,19 @@ def test_it_computes_what_the_model_says_and_draws_what_it_draws(lab: Path, once
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_resumed_run_that_meets_the_shapes_in_another_order_gives_the_same_bits(lab: Path) -> None:
-    whole = trained(lab / "whole", *UNEVEN)
+def test_a_resumed_run_that_meets_shapes_in_another_order_keeps_its_bits(lab: Path) -> None:
+    whole = train(lab / "whole", *UNEVEN)
     job = Job(lab / "killed", 1, *UNEVEN, experiment=TINY)
     job.wait_for_step(2)
     job.ranks[0].kill()
     job.wait()
     assert 2 <= job.steps() < 5
-    assert_same(trained(lab / "killed", *UNEVEN), whole)
+    assert_same(train(lab / "killed", *UNEVEN), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_more_shapes_than_may_be_compiled_are_an_error(lab: Path) -> None:
+def test_more_input_shapes_than_allowed_graphs_are_an_error(lab: Path) -> None:
     job = Job(lab / "many", 1, *UNEVEN, "compile.max_graphs=1", experiment=TINY)
     assert job.wait() == [2]
     assert "compile.max_graphs: the model's input has had more than 1 forms" in job.errors
@@ -133,25 +133,25 @@ MANY = ["replicas=2", "accumulate=2", "memory_format=channels_last", "precision=
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_replicas_give_the_same_bits_on_any_number_of_ranks(lab: Path) -> None:
-    alone = trained(lab / "alone", *MANY)
-    assert_same(trained(lab / "two", *MANY, "strategy=elastic", ranks=2), alone)
+    alone = train(lab / "alone", *MANY)
+    assert_same(train(lab / "two", *MANY, "strategy=elastic", ranks=2), alone)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ddp_repeats(lab: Path) -> None:
-    assert_same(trained(lab / "ddp", *MANY, "strategy=ddp", ranks=2), trained(lab / "again", *MANY, "strategy=ddp", ranks=2))
+def test_ddp_gives_the_same_bits_twice(lab: Path) -> None:
+    assert_same(train(lab / "ddp", *MANY, "strategy=ddp", ranks=2), train(lab / "again", *MANY, "strategy=ddp", ranks=2))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_verify_says_what_differs_although_it_cannot_look_into_the_model(samewise: Callable[..., Any], lab: Path, once: Path) -> None:
+def test_verify_names_what_differs_in_a_compiled_model(samewise: Callable[..., Any], lab: Path, once: Path) -> None:
     assert samewise("verify", once).returncode == 0
     found = json.loads(samewise("verify", once, "clip_norm=0.01", "--json").stdout.splitlines()[-1])
     assert found["first"] == {"kind": "averaged", "name": "first.weight"}, found
 
 
-def composed(*overrides: str) -> Any:
+def compose_config(*overrides: str) -> Any:
     return compose(["compile=default", *overrides], project=Project(Path())).cfg
 
 
@@ -167,14 +167,14 @@ def composed(*overrides: str) -> Any:
         (["compile.cuda_graphs=true", "accumulate=2"], Elastic(), "and a step has 2 of them"),
     ],
 )
-def test_what_it_cannot_go_with_is_refused(overrides: list[str], strategy: Any, path: str) -> None:
+def test_incompatible_settings_are_refused(overrides: list[str], strategy: Any, path: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        require_possible(composed(*overrides), strategy, device=torch.device("cpu"), phases=[0])
+        require_possible(compose_config(*overrides), strategy, device=torch.device("cpu"), phases=[0])
     assert path in str(refused.value)
 
 
-def test_cuda_graphs_are_possible_on_cuda_and_everything_is_with_compile_off() -> None:
-    require_possible(composed("compile.cuda_graphs=true"), Single(), device=torch.device("cuda"), phases=[0])
-    off = composed("compile=off", "activation_checkpointing=[BasicBlock]", "reproducibility=portable")
+def test_cuda_graphs_are_allowed_on_cuda_and_anything_is_with_compile_off() -> None:
+    require_possible(compose_config("compile.cuda_graphs=true"), Single(), device=torch.device("cuda"), phases=[0])
+    off = compose_config("compile=off", "activation_checkpointing=[BasicBlock]", "reproducibility=portable")
     require_possible(off, FSDP(), device=torch.device("cpu"), phases=[0, 1])
     assert facts(off.compile, torch.device("cpu")) == {}

@@ -33,7 +33,7 @@ def write(folder: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("experiment", [choice for choice in CHOICES if choice.startswith("experiment=")])
-def test_every_experiment_composes_small(experiment: str) -> None:
+def test_every_experiment_composes_with_debug_tiny(experiment: str) -> None:
     composed = compose([experiment, "debug=tiny"], project=BARE)
     assert composed.choices["dataset"].startswith("generated_")
     assert composed.cfg.max_steps == 20
@@ -41,19 +41,19 @@ def test_every_experiment_composes_small(experiment: str) -> None:
 
 
 @pytest.mark.parametrize("group", sorted({choice.split("=")[0] for choice in CHOICES}))
-def test_every_choice_has_a_line_that_describes_it(group: str) -> None:
+def test_every_choice_has_a_description(group: str) -> None:
     for name, line in catalogue.choices_of(group, project=BARE).items():
         assert len(line) > 8, name
 
 
-def test_the_name_is_the_given_one_else_the_experiments_else_made_of_choices(mine: Project, tmp_path: Path) -> None:
+def test_the_name_is_the_given_one_or_the_experiments_or_made_of_choices(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "experiment/first.yaml", "# @package _global_\n# One of mine\nbatch_size: 32\n")
     assert compose(["experiment=first", "name=other"], project=mine).name == "other"
     assert compose(["experiment=first"], project=mine).name == "first"
     assert compose(["model=resnet34"], project=mine).name == "classification-resnet34-digits"
 
 
-def test_the_command_line_wins_over_debug_over_the_experiment_over_the_defaults(mine: Project, tmp_path: Path) -> None:
+def test_overrides_win_over_debug_over_the_experiment_over_the_defaults(mine: Project, tmp_path: Path) -> None:
     write(
         tmp_path,
         "experiment/first.yaml",
@@ -75,7 +75,7 @@ def test_a_projects_choices_are_found_and_win_over_samewises(mine: Project, tmp_
     assert "digits" in catalogue.choices_of("dataset", project=mine)
 
 
-def test_debug_tiny_follows_whatever_recipe_is_chosen(mine: Project, tmp_path: Path) -> None:
+def test_debug_tiny_follows_the_chosen_recipe(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "recipe/ours.yaml", "# Ours\n_target_: lab.Recipe\n")
     write(tmp_path, "dataset/generated_ours.yaml", "# Ours\nnum_classes: 2\nchannels: 1\nmean: [0.5]\nstd: [0.5]\n")
     write(tmp_path, "debug/sizes/ours.yaml", "# @package _global_\n# Ours\nloader:\n  num_workers: 1\n")
@@ -84,7 +84,7 @@ def test_debug_tiny_follows_whatever_recipe_is_chosen(mine: Project, tmp_path: P
         assert (composed.choices["dataset"], composed.cfg.loader.num_workers) == ("generated_ours", 1)
 
 
-def test_a_key_that_is_not_known_cannot_be_set_from_code() -> None:
+def test_an_unknown_key_cannot_be_set_from_code() -> None:
     with pytest.raises(Exception, match="optimiser"):
         compose([], project=BARE).cfg.optimiser = 3
 
@@ -106,7 +106,7 @@ def test_a_saved_config_loads_again_with_its_types_choices_and_fingerprint(tmp_p
         load(tmp_path / "nothing.yaml")
 
 
-def test_each_value_knows_the_file_or_override_it_comes_from(mine: Project, tmp_path: Path) -> None:
+def test_the_origin_of_each_value_is_its_file_or_override(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "experiment/first.yaml", "# @package _global_\n# One of mine\nbatch_size: 32\noptimizer:\n  lr: 0.3\n")
     where = origins(["experiment=first", "seed=4", "optimizer.momentum=0.8"], project=mine)
     assert where["seed"] == "override seed=4"
@@ -125,7 +125,7 @@ def problems_of(given: list[str], project: Project = BARE) -> dict[str, str]:
     return {problem.path: str(problem) for problem in caught.value.problems}
 
 
-def test_all_wrong_overrides_are_told_at_once_and_the_good_ones_kept() -> None:
+def test_all_wrong_overrides_are_reported_at_once_and_the_good_ones_kept() -> None:
     wrong = ["lr=3", "optimiser.lr=1", "device=tpu", "batch_size=many", "max_steps=1.5", "optimizer=sdg", "loader.num_wokers=2", "~seedd", "evaluate=3"]
     told = problems_of([*wrong, "seed=7", "model=resnet34"])
     assert set(told) == {"lr", "optimiser.lr", "device", "batch_size", "max_steps", "optimizer", "loader.num_wokers", "seedd", "evaluate"}
@@ -138,10 +138,10 @@ def test_all_wrong_overrides_are_told_at_once_and_the_good_ones_kept() -> None:
     kept = compose([*wrong, "seed=7", "model=resnet34"], project=BARE, strict=False)
     assert (kept.cfg.seed, kept.choices["model"], kept.overrides) == (7, "resnet34", ("model=resnet34", "seed=7"))
     assert len(kept.problems) == len(wrong)
-    assert set(problems_of(["model=tim", "model.name=resnet10t"])) == {"model"}  # what timm takes is not told as wrong of the default model
+    assert set(problems_of(["model=tim", "model.name=resnet10t"])) == {"model"}  # timm's argument is not reported as wrong for the default model
 
 
-def test_a_regular_expression_needs_no_quotes_of_its_own() -> None:
+def test_a_regular_expression_needs_no_extra_quotes() -> None:
     pattern = r"(?P<label>[0-9])_(?P<group>[a-z]+)_\d{1,2}.+"
     for given in (f"dataset.pattern={pattern}", f"dataset.pattern='{pattern}'"):
         assert compose(["experiment=resnet18_own_recordings", given], project=BARE).cfg.dataset.pattern == pattern
@@ -181,7 +181,7 @@ def test_a_regular_expression_needs_no_quotes_of_its_own() -> None:
         ("initialise.freeze=[conv1.*]", "initialise.freeze", "did you mean initialise.frozen?"),
     ],
 )
-def test_a_wrong_override_is_told_by_its_path(override: str, path: str, words: str) -> None:
+def test_a_wrong_override_is_reported_at_its_path(override: str, path: str, words: str) -> None:
     told = problems_of([override])
     assert words in told[path]
 
@@ -207,14 +207,14 @@ def test_a_wrong_override_is_told_by_its_path(override: str, path: str, words: s
         ("# @package _global_\n# x\nseed: ${sede}\n", ["experiment/bad.yaml:3: seed", "${sede}"]),
     ],
 )
-def test_a_wrong_file_is_told_by_its_name_beside_the_wrong_overrides(mine: Project, tmp_path: Path, text: str, words: list[str]) -> None:
+def test_a_wrong_file_is_named_beside_the_wrong_overrides(mine: Project, tmp_path: Path, text: str, words: list[str]) -> None:
     write(tmp_path, "experiment/bad.yaml", text)
     told = problems_of(["experiment=bad", "max_epochs=soon"], mine)
     assert "max_epochs" in told
     assert all(word in "\n".join(told.values()) for word in words), told
 
 
-def test_all_that_is_wrong_in_all_files_is_told_at_once(mine: Project, tmp_path: Path) -> None:
+def test_problems_in_all_files_are_reported_at_once(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "optimizer/ours.yaml", "# x\n_target_: torch.optim.SGD\n_partial_: true\nmomentun: 0.9\n")
     write(tmp_path, "evaluate/ours.yaml", "# x\nmode: maximum\n")
     lines = ["# @package _global_", "# x", "defaults:", "  - /evaluate: ours", "  - /callbacks@callbacks.x: emma"]
@@ -238,19 +238,19 @@ def test_all_that_is_wrong_in_all_files_is_told_at_once(mine: Project, tmp_path:
     assert (told["max_epoch"].hint, told["optimizer.momentun"].hint[:23]) == ("did you mean 'max_epochs'?", "did you mean 'momentum'?"[:23])
 
 
-def test_a_config_cannot_bring_python_objects_in(mine: Project, tmp_path: Path) -> None:
+def test_a_config_cannot_create_python_objects(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "experiment/bad.yaml", "# @package _global_\n# x\nname: !!python/object/apply:os.system ['touch pwned']\n")
     assert "not valid YAML" in "\n".join(problems_of(["experiment=bad"], mine).values())
 
 
-def test_no_file_of_hydras_own_is_read() -> None:
-    """What it would choose for itself, its launcher, sweeper and logging, was a third of all files, and thrown away."""
+def test_only_one_hydra_config_file_is_read() -> None:
+    """Its own launcher, sweeper and logging were a third of all files read, and were thrown away."""
     defaults = config_loader(BARE).compute_defaults_list("config", [], RunMode.RUN).defaults
     assert [one.config_path for one in defaults if str(one.config_path).startswith("hydra/")] == ["hydra/config"]
 
 
 @pytest.mark.parametrize("text", ["a: 3\n", "model: [1\n", "", "defaults: [_self_]\nseed: 7\n"])
-def test_a_file_in_the_place_of_the_root_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_config_yaml_that_would_replace_samewises_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.yaml: would take the place of samewise's own"):
         compose(["experiment=resnet18_digits"], project=Project(tmp_path, configs=(tmp_path,)))

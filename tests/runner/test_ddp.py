@@ -13,14 +13,14 @@ from samewise_runner_jobs import Job, run, weights
 
 from samewise.runner.records import checkpoint, trace
 
-# Few steps at a small rate: rounding has no time to grow, and what is wrong is wrong by far more than rounding.
+# Few steps at a small rate: rounding has no time to grow, and mistakes are far larger than rounding.
 MILD = ["strategy=ddp", "replicas=2", "optimizer.lr=0.01", "max_steps=6", "callbacks=none", "evaluate.pictures=false"]
 LAST_BATCH_OF_TWO = ["replicas=4", "loader.drop_last=false", "batch_size=24", "dataset.samples=50"]
-"""Of four processes, two have no sample in an epoch's last step."""
+"""Two of four processes have no sample in the last step of an epoch."""
 
 
 def distance(folder: Path, other: Path, *, to_the_end: bool = True) -> float:
-    """The largest difference of two runs' losses, step by step, as a part of the loss; to the end: and of their final loss on the validation split."""
+    """The largest relative difference between the losses of two runs, step by step; with `to_the_end` also of their final loss on the validation split."""
     one, two = ([float.fromhex(line["loss"]) for line in trace.read_trace(path / "trace.jsonl")[1].values()] for path in (folder, other))
     assert len(one) == len(two) == 6
     if to_the_end:
@@ -41,14 +41,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_agrees_with_one_process(plain, alone):
+def test_ddp_agrees_with_one_process(plain, alone):
     assert distance(plain, alone) < 1e-5
     assert json.loads((plain / "summary.json").read_text())["level"] == "R0"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["strategy.bucket_mb=0.05", "strategy.static_graph=true", "strategy.zero=true"])
-def test_options_that_only_order_the_work_give_the_same_bits_on_two_ranks(plain, tmp_path, option):
+def test_options_that_only_order_the_work_keep_the_bits_on_two_ranks(plain, tmp_path, option):
     folder = run(tmp_path, 2, *MILD, option)
     assert weights(folder) == weights(plain)
     assert folder.name != plain.name, "the option is part of the experiment's identity"
@@ -56,7 +56,7 @@ def test_options_that_only_order_the_work_give_the_same_bits_on_two_ranks(plain,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "least", "most"), [("fp16", 1e-7, 1e-2), ("bf16", 1e-6, 1e-2), ("powersgd", 1e-5, 0.2)])
-def test_hooks_compress_the_gradients_and_come_close(plain, tmp_path, hook, least, most):
+def test_hooks_compress_the_gradients_and_stay_close(plain, tmp_path, hook, least, most):
     found = distance(run(tmp_path, 2, *MILD, f"strategy.hook={hook}", "strategy.powersgd_start_step=2"), plain)
     assert least < found < most
 
@@ -68,13 +68,13 @@ def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, 
     ranks, alone = run(tmp_path / "ddp", 4, *MILD, *LAST_BATCH_OF_TWO, *further), tmp_path / "alone"
     of_one = [option for option in further if not option.startswith("strategy.")]
     one = run(alone, 1, *MILD, *LAST_BATCH_OF_TWO, *of_one, "strategy=single")
-    # after the last step Join gives all processes the last one's batch statistics, where one process keeps the first one's
+    # after the last step Join gives all processes the batch statistics of the last one; a single process keeps those of the first
     found = distance(ranks, one, to_the_end=False)
     assert found < (1e-2 if "strategy.hook=bf16" in further else 1e-3)
 
 
 @pytest.mark.slow
-def test_powersgd_is_refused_where_a_process_would_have_no_samples(tmp_path):
+def test_powersgd_is_refused_if_a_process_would_have_no_samples(tmp_path):
     job = Job(tmp_path, 4, *MILD, *LAST_BATCH_OF_TWO, "strategy.hook=powersgd")
     assert set(job.wait()) <= {1, 2}
     assert "PowerSGD cannot exchange gradients where a process has no samples" in job.errors
@@ -82,7 +82,7 @@ def test_powersgd_is_refused_where_a_process_would_have_no_samples(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_sharded_optimizer_state_is_that_of_the_whole_optimizer(plain, tmp_path):
+def test_a_checkpoint_of_sharded_optimizer_state_equals_the_whole_one(plain, tmp_path):
     sharded = run(tmp_path, 2, *MILD, "strategy.zero=true")
     one, two = (checkpoint.load(folder / "checkpoints" / "latest")["optimizers"]["train"] for folder in (sharded, plain))
     assert one["param_groups"] == two["param_groups"]
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_sharded_optimizer_state_is_that_of_the_whole_optimizer(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_sharded_optimizer_state_is_resumed_on_two_ranks_to_the_same_bits(plain, tmp_path):
+def test_sharded_optimizer_state_resumes_on_two_ranks_with_the_same_bits(plain, tmp_path):
     job = Job(tmp_path, 2, *MILD, "strategy.zero=true", "checkpoint.every_steps=1")
     job.wait_for_step(3)
     job.ranks[0].kill()
@@ -101,7 +101,7 @@ def test_sharded_optimizer_state_is_resumed_on_two_ranks_to_the_same_bits(plain,
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_told_of(tmp_path):
+def test_a_rank_that_hangs_ends_the_run_within_the_timeout(tmp_path):
     job = Job(tmp_path, 2, *MILD, "max_steps=4000", "max_epochs=4000", "strategy.timeout_s=5")
     job.wait_for_step(3)
     os.kill(job.ranks[1].pid, signal.SIGSTOP)

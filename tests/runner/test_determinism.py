@@ -1,4 +1,4 @@
-"""Recurrent layers of cuDNN are used where they repeat to the bit, and refused by name where they do not."""
+"""Recurrent layers of cuDNN are used if they repeat to the bit, and refused by name if they do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from samewise.runner.training.determinism import refused_recurrence, require_det
         ("10.1", {"CUDA_LAUNCH_BLOCKING": "1"}),
     ],
 )
-def test_buffers_of_one_size_repeat(cuda, variables):
+def test_settings_that_make_recurrent_layers_repeat_are_allowed(cuda, variables):
     assert refused_recurrence(cuda=cuda, variables=variables) is None
 
 
@@ -38,7 +38,7 @@ def test_buffers_of_one_size_repeat(cuda, variables):
         ("10.1", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, "CUDA 10.1"),
     ],
 )
-def test_what_lets_cublas_choose_does_not(cuda, variables, words):
+def test_settings_that_let_cublas_choose_are_refused(cuda, variables, words):
     refused = refused_recurrence(cuda=cuda, variables=variables)
     assert refused is not None
     assert words in refused[0]
@@ -52,13 +52,13 @@ class Speaker(nn.Module):
 
 
 @pytest.mark.parametrize(("deterministic", "device"), [(True, "cpu"), (False, "cuda")])
-def test_elsewhere_and_without_a_promise_any_layer_goes(monkeypatch, deterministic, device):
+def test_any_layer_is_allowed_on_the_cpu_or_without_a_promise(monkeypatch, deterministic, device):
     monkeypatch.setattr(torch.version, "cuda", "12.6")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     require_deterministic(Speaker(), torch.device(device), SimpleNamespace(deterministic=deterministic))
 
 
-def test_each_layer_is_refused_by_its_name(monkeypatch):
+def test_each_refused_layer_is_named(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.6")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
     strict, cuda = SimpleNamespace(deterministic=True), torch.device("cuda")
@@ -75,7 +75,7 @@ def test_each_layer_is_refused_by_its_name(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_cudnn_repeats_forward_backward_and_dropout_by_its_stream(kind):
+def test_cudnn_repeats_forward_and_backward_passes_with_dropout(kind):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     torch.manual_seed(0)
     layer = kind(128, 512, num_layers=2, dropout=0.3, batch_first=True, bidirectional=True).cuda()

@@ -1,4 +1,4 @@
-"""The average of the weights is the one that its settings name, and is of use whatever the number of steps."""
+"""The average of the weights is the one its settings describe, and is useful for any number of steps."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Seen(Callback):
     """The weights and buffers after each step, the initial ones first."""
 
     def on_start(self, run: RunView) -> None:
-        self.states = [_doubled(dict(run.weights()))]
+        self.states = [_as_doubles(dict(run.weights()))]
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
-        self.states.append(_doubled(dict(run.weights())))
+        self.states.append(_as_doubles(dict(run.weights())))
 
 
-def _doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _as_doubles(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone().double() for name, tensor in state.items()}
 
 
 def by_shares(states: list[dict[str, Tensor]], shares: dict[int, float]) -> dict[str, Tensor]:
-    """The mean of the weights after some steps (0: the initial ones), each counted by its share."""
+    """The mean of the weights after some steps (0: the initial ones), weighted by their shares."""
     assert sum(shares.values()) == pytest.approx(1, abs=1e-12)
     return {name: sum(share * states[step][name] for step, share in shares.items()) for name in states[0]}
 
@@ -54,7 +54,7 @@ def recursive(updates: list[int], decay: float) -> dict[int, float]:
 
 
 def powers(updates: list[int], horizon: float) -> dict[int, float]:
-    """The n-th of N updates counts as (n/N)^a - ((n-1)/N)^a, whose mean age is a share 1 / (a + 1) of N."""
+    """The n-th of N updates has the share (n/N)^a - ((n-1)/N)^a; their mean age is N / (a + 1)."""
     a, whole = 1 / horizon - 1, len(updates)
     return {step: (n / whole) ** a - ((n - 1) / whole) ** a for n, step in enumerate(updates, 1)}
 
@@ -89,7 +89,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Te
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_average_is_that_of_the_textbook(rule: str, trained: tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]) -> None:
+def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]) -> None:
     states, averages = trained
     shares = RULES[rule][1]
     wanted = by_shares(states, shares)
@@ -101,7 +101,7 @@ def test_the_average_is_that_of_the_textbook(rule: str, trained: tuple[list[dict
 
 
 @pytest.mark.slow
-def test_the_default_average_is_as_good_as_the_model_after_few_steps_and_after_more(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+def test_the_default_average_is_nearly_as_good_as_the_model(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = (
         "experiment=resnet18_digits",
         "model.width=8",
@@ -127,7 +127,9 @@ def test_the_default_average_is_as_good_as_the_model_after_few_steps_and_after_m
         (("decay=0.999", "every_steps=2", "rescale=true"), "callbacks.ema.decay: the average spans about 1,250 steps, but the run has only 20"),
     ],
 )
-def test_an_average_that_stays_near_the_initial_weights_is_warned_of(given: tuple[str, ...], said: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_average_that_stays_near_the_initial_weights_is_warned_about(
+    given: tuple[str, ...], said: str, samewise: Callable[..., Any], tmp_path: Path
+) -> None:
     settings = (*TINY, *(f"callbacks.ema.{one}" for one in given))
     done = samewise("check", *settings)
     assert done.returncode == 0
@@ -137,14 +139,14 @@ def test_an_average_that_stays_near_the_initial_weights_is_warned_of(given: tupl
 
 
 @pytest.mark.parametrize("given", [("decay=0.95",), ()])
-def test_an_average_that_follows_the_weights_is_not_warned_of(given: tuple[str, ...], samewise: Callable[..., Any]) -> None:
+def test_an_average_that_follows_the_weights_is_not_warned_about(given: tuple[str, ...], samewise: Callable[..., Any]) -> None:
     done = samewise("check", *TINY, *(f"callbacks.ema.{one}" for one in given))
     assert done.returncode == 0
     assert "warning" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("given", ["+callbacks.ema.horizon=1.5", "callbacks.ema.rescale=true", "callbacks.ema.decay=2", "callbacks.ema.every_steps=0"])
-def test_what_contradicts_itself_is_refused(given: str, tmp_path: Path) -> None:
+def test_invalid_or_contradictory_settings_are_refused(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         build(compose([*TINY, given], project=BARE), BARE, RunFolder(tmp_path))
     assert error.value.problems[0].path == given.lstrip("+").partition("=")[0]

@@ -1,4 +1,4 @@
-"""A run that is not done is never called finished: a component that ends the process, a folder that goes away."""
+"""An incomplete run is never called finished: a component may end the process, the folder may be deleted."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def model(**arguments: object) -> list[str]:
     return ["~model", "+model={" + ",".join(f"{name}:{value}" for name, value in told.items()) + "}"]
 
 
-def test_a_constructor_may_call_its_arguments_as_it_likes(lab):
+def test_a_constructor_may_name_its_arguments_freely(lab):
     names = {"path": "a", "made": "b", "node": "c", "allowed": "d", "positional": "e", "named": "f"}
     node = {"_target_": "lab_that_ends.Named", **names}
     assert instantiate(node, "dataset", allowed=["lab_that_ends"]).given[:6] == list(names.values())
@@ -104,7 +104,7 @@ def test_a_constructor_may_call_its_arguments_as_it_likes(lab):
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
-def test_a_constructor_that_ends_the_process_is_an_error_that_says_where(train, command):
+def test_a_constructor_that_ends_the_process_is_reported_with_its_location(train, command):
     done, folder = train(*model(leave="when made"), command=command)
     assert done.returncode == 2, done.stdout
     assert "model: Net ends the process: sys.exit(0)" in done.stderr
@@ -112,7 +112,7 @@ def test_a_constructor_that_ends_the_process_is_an_error_that_says_where(train, 
     assert not folder.exists()
 
 
-def test_a_module_that_ends_the_process_as_it_is_imported_is_an_error_that_says_where(train, lab):
+def test_a_module_that_ends_the_process_on_import_is_reported_with_its_location(train, lab):
     (lab / "lab_that_ends.py").write_text("import sys\nsys.exit()\n")
     done, _ = train(*model())
     assert done.returncode == 2, done.stdout
@@ -120,7 +120,7 @@ def test_a_module_that_ends_the_process_as_it_is_imported_is_an_error_that_says_
 
 
 @pytest.mark.parametrize(("command", "after"), [("train", 1), ("train", 3), ("check", 1)])
-def test_a_model_that_ends_the_process_in_training_is_an_error_that_says_where(train, command, after):
+def test_a_model_that_ends_the_process_in_training_is_reported_with_its_location(train, command, after):
     done, folder = train(*model(leave="in training", after=after), command=command)
     assert done.returncode == (2 if after == 1 else 1), done.stdout
     assert "sys.exit(None)" in done.stderr
@@ -131,7 +131,7 @@ def test_a_model_that_ends_the_process_in_training_is_an_error_that_says_where(t
 
 
 @pytest.mark.parametrize(("command", "workers"), [("train", 0), ("train", 1), ("check", 0)])
-def test_a_data_set_that_ends_the_process_is_an_error_that_says_where(train, command, workers):
+def test_a_data_set_that_ends_the_process_is_reported_with_its_location(train, command, workers):
     leaving = ["~dataset.train", "+dataset.train={_target_:lab_that_ends.Leaving}"]
     done, folder = train(*model(), *leaving, f"loader.num_workers={workers}", command=command)
     assert done.returncode == 2, done.stdout
@@ -141,7 +141,7 @@ def test_a_data_set_that_ends_the_process_is_an_error_that_says_where(train, com
 
 
 @pytest.mark.parametrize(("what", "step"), [("run", 3), ("run", 6), ("taken by another", 3)])
-def test_a_run_whose_folder_is_deleted_ends_with_an_error_and_makes_no_half_of_it_anew(train, what, step):
+def test_a_run_whose_folder_is_deleted_fails_and_does_not_recreate_it(train, what, step):
     done, folder = train(*model(), f"+callbacks.deletes={{_target_:lab_that_ends.Deletes,what:{what},step:{step}}}")
     assert done.returncode == 1, done.stdout
     assert "the run's folder is gone" in done.stderr
@@ -150,7 +150,7 @@ def test_a_run_whose_folder_is_deleted_ends_with_an_error_and_makes_no_half_of_i
     assert left == ([] if what == "run" else [folder / ".lock"])
 
 
-def test_a_folder_of_checkpoints_that_is_deleted_is_made_again(train):
+def test_a_deleted_folder_of_checkpoints_is_created_again(train):
     done, folder = train(*model(), "+callbacks.deletes={_target_:lab_that_ends.Deletes,what:checkpoints,step:3}")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.glob("checkpoints/step-*")) == ["step-00000005", "step-00000006"]

@@ -1,4 +1,4 @@
-"""What of the validation split is evaluated, and when: `evaluate.limit`, and a run of no steps."""
+"""Which part of the validation split is evaluated, and when: `evaluate.limit`, and a run of zero steps."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TINY = [
 ]
 
 
-def trained(samewise, root, *overrides):
+def train(samewise, root, *overrides):
     done = samewise("train", *TINY, *overrides, f"run_root={root}")
     assert done.returncode == 0, done.stderr
     return done, next(root.glob("*/*/summary.json")).parent
 
 
-def test_a_run_of_no_steps_evaluates_and_saves_what_the_model_is(samewise, tmp_path) -> None:
-    done, folder = trained(samewise, tmp_path, "max_steps=0")
+def test_a_run_of_zero_steps_evaluates_and_saves_the_initial_model(samewise, tmp_path) -> None:
+    done, folder = train(samewise, tmp_path, "max_steps=0")
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["status"], summary["metrics"]["best"]["step"]) == (0, "finished", 0)
     assert {"valid/loss", "valid/accuracy"} <= summary["metrics"]["final"].keys()
@@ -38,21 +38,21 @@ def test_a_run_of_no_steps_evaluates_and_saves_what_the_model_is(samewise, tmp_p
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["metrics"] == summary["metrics"]["final"]
     assert "already finished" in samewise("train", *TINY, "max_steps=0", f"run_root={tmp_path}").stdout
-    assert samewise("verify", folder).returncode in (0, 2)  # no step to compare is told, not crashed upon
+    assert samewise("verify", folder).returncode in (0, 2)  # having no step to compare is reported and does not crash
 
 
-def test_a_run_is_evaluated_without_the_file_that_it_began_with(samewise, tmp_path) -> None:
+def test_a_run_is_evaluated_without_the_weights_file_it_started_from(samewise, tmp_path) -> None:
     file = tmp_path / "weights.pt"
     torch.save(resnet18_small(width=4, in_channels=3).state_dict(), file)
-    _, folder = trained(samewise, tmp_path, "max_steps=0", f"initialise.weights={file}", "initialise.exclude=[fc.*]", "param_groups=head_only")
+    _, folder = train(samewise, tmp_path, "max_steps=0", f"initialise.weights={file}", "initialise.exclude=[fc.*]", "param_groups=head_only")
     file.unlink()
     again = samewise("eval", folder, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["metrics"] == json.loads((folder / "summary.json").read_text())["metrics"]["final"]
 
 
-def test_of_a_limited_evaluation_the_first_batches_count_and_it_is_said_where_its_numbers_are(samewise, tmp_path) -> None:
-    done, folder = trained(samewise, tmp_path, "max_steps=0", "evaluate.limit=2", "evaluate.every_steps=1")
+def test_a_limited_evaluation_uses_the_first_batches_and_its_output_says_so(samewise, tmp_path) -> None:
+    done, folder = train(samewise, tmp_path, "max_steps=0", "evaluate.limit=2", "evaluate.every_steps=1")
     said = "the first 32 of 64 samples of valid (evaluate.limit=2)"
     assert f"  evaluates {said}" in done.stderr.splitlines()
     assert said in done.stdout
@@ -68,13 +68,13 @@ def test_of_a_limited_evaluation_the_first_batches_count_and_it_is_said_where_it
     assert other["evaluated"] == "", "only the validation split is cut short"
 
 
-def test_a_limit_beyond_the_split_is_none(samewise, tmp_path) -> None:
-    done, _ = trained(samewise, tmp_path, "max_steps=0", "evaluate.limit=400")
+def test_a_limit_beyond_the_split_is_not_mentioned(samewise, tmp_path) -> None:
+    done, _ = train(samewise, tmp_path, "max_steps=0", "evaluate.limit=400")
     assert "evaluate.limit" not in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("override", ["evaluate.limit=0", "max_steps=-1"])
-def test_what_cannot_be_is_refused(samewise, override) -> None:
+def test_values_that_are_too_small_are_refused(samewise, override) -> None:
     done = samewise("check", *TINY, override)
     assert done.returncode == 2
     assert "is too small" in done.stderr

@@ -1,4 +1,4 @@
-"""A model in other formats gives what it gives here, on other inputs too; a fault in a file is found and named."""
+"""A model exported to other formats gives the same results, for other inputs too; a fault in a file is found and named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def copy(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "copy"))
 
 
-def test_a_model_of_ours_is_exported_to_the_same_bits(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_a_model_is_exported_to_the_same_bits_and_altered_files_are_found(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     done = samewise("export", run, "--out", tmp_path / "model")
     assert done.returncode == 0, done.stderr
     assert "the same bits" in done.stdout
@@ -56,7 +56,7 @@ def test_a_model_of_ours_is_exported_to_the_same_bits(samewise: Callable[..., An
 
 
 @pytest.mark.slow
-def test_each_runtime_gives_the_models_results_on_other_images_and_batches(run: Path, exported: Path) -> None:
+def test_each_runtime_gives_the_models_results_on_other_images_and_batch_sizes(run: Path, exported: Path) -> None:
     import onnxruntime
 
     import samewise as package
@@ -64,7 +64,7 @@ def test_each_runtime_gives_the_models_results_on_other_images_and_batches(run: 
     model = package.load(run, trust=True).model.double()
     images = torch.randint(0, 256, (5, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     with torch.no_grad():
-        expected = model((images.double() / 255 - 0.5) / 0.205)  # by hand what the transforms do
+        expected = model((images.double() / 255 - 0.5) / 0.205)  # the transforms, by hand
         (pt2,) = torch.export.load(str(exported / "model.pt2")).module()(images)
     session = onnxruntime.InferenceSession(str(exported / "model.onnx"), providers=["CPUExecutionProvider"])
     (onnx,) = session.run(None, {"image": images.numpy()})
@@ -73,7 +73,7 @@ def test_each_runtime_gives_the_models_results_on_other_images_and_batches(run: 
 
 
 @pytest.mark.slow
-def test_the_folder_says_what_goes_in_and_comes_out_and_holds_the_checkpoints_weights(run: Path, exported: Path) -> None:
+def test_the_export_describes_inputs_and_outputs_and_holds_the_weights(run: Path, exported: Path) -> None:
     import samewise as package
 
     said = json.loads((exported / "export.json").read_text())
@@ -88,7 +88,7 @@ def test_the_folder_says_what_goes_in_and_comes_out_and_holds_the_checkpoints_we
     assert all(torch.equal(weights[name], state[name]) for name in state)
 
 
-def test_a_bare_model_takes_what_the_transforms_give_and_the_card_says_so(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_a_bare_model_takes_transformed_batches_and_its_card_says_so(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     assert samewise("export", run, "--bare", "--out", tmp_path / "bare").returncode == 0
     said = json.loads((tmp_path / "bare" / "export.json").read_text())
     assert (said["whole"], said["inputs"]["image"]["dtype"]) == (False, "float32")
@@ -101,8 +101,8 @@ def test_a_bare_model_takes_what_the_transforms_give_and_the_card_says_so(samewi
 
 
 @pytest.mark.slow
-def test_an_example_lies_in_memory_as_a_file_gives_it(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    """AOTInductor's code reads what it is given by the strides of the example, whatever those of the tensor are."""
+def test_example_inputs_are_contiguous(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    """AOTInductor's code reads its inputs with the strides of the example, whatever strides they have."""
     assert samewise("export", run, "memory_format=channels_last", "--out", tmp_path / "out").returncode == 0
     (args, _) = torch.export.load(str(tmp_path / "out" / "model.pt2")).example_inputs
     assert [one.is_contiguous() for one in args] == [True]
@@ -112,7 +112,7 @@ def test_an_example_lies_in_memory_as_a_file_gives_it(samewise: Callable[..., An
 
 
 @pytest.mark.slow
-def test_a_speech_model_takes_the_recording_itself(samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_speech_model_takes_raw_recordings(samewise: Callable[..., Any], tmp_path: Path) -> None:
     import samewise as package
 
     assert samewise("train", "experiment=wav2letter_spoken_digits", *TINY, f"run_root={tmp_path}").returncode == 0
@@ -137,7 +137,7 @@ def test_an_export_is_verified_in_every_runtime(samewise: Callable[..., Any], ex
 
 
 @pytest.mark.slow
-def test_an_altered_weight_is_named_in_the_weights_and_in_a_model(samewise: Callable[..., Any], copy: Path) -> None:
+def test_an_altered_weight_is_named_for_the_weights_file_and_for_a_model(samewise: Callable[..., Any], copy: Path) -> None:
     import onnx
     from onnx import numpy_helper
 
@@ -188,7 +188,7 @@ def plant_in_pt2(folder: Path, fault: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("format", "plant"), [("onnx", plant_in_onnx), ("pt2", plant_in_pt2)])
-def test_a_planted_fault_of_an_exporter_is_named_with_the_operator_and_its_module(
+def test_a_planted_exporter_fault_is_named_with_its_operator_and_module(
     samewise: Callable[..., Any], exported: Path, tmp_path: Path, format: str, plant: Callable[[Path, str], None]
 ) -> None:
     module = {"weight": "in layer2.1.conv1)", "epsilon": "in layer2.1.bn2)", "last": "in fc)"}
@@ -202,13 +202,13 @@ def test_a_planted_fault_of_an_exporter_is_named_with_the_operator_and_its_modul
 
 
 @pytest.mark.slow
-def test_a_missing_file_is_told_of(samewise: Callable[..., Any], copy: Path) -> None:
+def test_a_missing_file_is_reported(samewise: Callable[..., Any], copy: Path) -> None:
     (copy / "model.pt2").unlink()
     assert verified(samewise, copy, 1)["pt2"]["words"] == "model.pt2 is missing"
 
 
 @pytest.mark.slow
-def test_an_export_of_someone_else_runs_only_when_it_is_trusted(samewise: Callable[..., Any], copy: Path) -> None:
+def test_an_unsigned_export_runs_only_if_trusted(samewise: Callable[..., Any], copy: Path) -> None:
     (copy / ".export.json.signature").unlink()
     done = samewise("verify", copy)
     assert done.returncode == 2
@@ -218,7 +218,7 @@ def test_an_export_of_someone_else_runs_only_when_it_is_trusted(samewise: Callab
 
 
 @pytest.mark.slow
-def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_results_outside_the_tolerance_refuse_the_export(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     done = samewise("export", run, "--to", "onnx", "--tolerance", "0", "--out", tmp_path / "strict")
     if done.returncode == 0 and verified(samewise, tmp_path / "strict", 0)["onnx"]["same"]:
@@ -241,14 +241,14 @@ def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..
         (["--to", "onnx", "--register", "digits"], "--register: the run is not in this MLflow store; hint: samewise sync "),
     ],
 )
-def test_what_cannot_be_exported_is_refused_by_name(samewise: Callable[..., Any], run: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_impossible_exports_are_refused_with_the_reason(samewise: Callable[..., Any], run: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
     done = samewise("export", run, *arguments, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert words in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_aoti_is_refused_where_there_is_no_compiler(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_aoti_is_refused_without_a_compiler(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
         done = samewise("export", run, "--to", "aoti", "--out", tmp_path / "out")
     assert done.returncode == 2
@@ -256,7 +256,7 @@ def test_aoti_is_refused_where_there_is_no_compiler(samewise: Callable[..., Any]
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_something_in_it_is_not_overwritten(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_not_overwritten(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("kept")
     done = samewise("export", run, "--out", tmp_path)
     assert done.returncode == 2
@@ -265,7 +265,7 @@ def test_a_folder_with_something_in_it_is_not_overwritten(samewise: Callable[...
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "gan_digits"])
-def test_each_recipes_model_is_exported(samewise: Callable[..., Any], tmp_path: Path, experiment: str) -> None:
+def test_models_of_other_recipes_are_exported(samewise: Callable[..., Any], tmp_path: Path, experiment: str) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     assert samewise("train", f"experiment={experiment}", *TINY, f"run_root={tmp_path}").returncode == 0
     done = samewise("export", next(tmp_path.glob(f"{experiment}/*")), "--to", "pt2,onnx", "--out", tmp_path / "out", "--json")

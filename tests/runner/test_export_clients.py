@@ -1,4 +1,4 @@
-"""The programs of docs/examples run an export, and say what samewise says of it."""
+"""The programs in docs/examples run an export, and report the same as samewise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from samewise.runner.records.tensor_file import read_tensors, write_tensors
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
-def exported(formats: str, folder: Path) -> Path:
+def export(formats: str, folder: Path) -> Path:
     from samewise.runner.cli import main
 
     assert main(["train", "experiment=resnet18_digits", *TINY, "model.width=4", f"run_root={folder / 'runs'}"]) == 0
@@ -30,7 +30,7 @@ def exported(formats: str, folder: Path) -> Path:
     return folder / "model"
 
 
-def of(language: str) -> Client:
+def client_for(language: str) -> Client:
     return next(one for one in CLIENTS if one.language == language)
 
 
@@ -40,8 +40,8 @@ def run(client: Client, clients: Path, folder: Path) -> subprocess.CompletedProc
     return subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
 
 
-def altered(folder: Path, to: Path, by: float) -> Path:
-    """A copy whose vectors expect something else of the model."""
+def alter_vectors(folder: Path, to: Path, by: float) -> Path:
+    """A copy with vectors that expect other outputs of the model."""
     vectors = read_tensors(folder / "vectors.safetensors")
     about = header(folder / "vectors.safetensors")["__metadata__"]
     shutil.copytree(folder, to)
@@ -54,8 +54,8 @@ def header(path: Path) -> dict[str, Any]:
     return json.loads(held[8 : 8 + int.from_bytes(held[:8], "little")])
 
 
-def holds(samewise: Callable[..., Any], client: Client, clients: Path, folder: Path, tmp_path: Path) -> None:
-    """A client predicts what the model does, says of it what Python says, and finds what is wrong."""
+def check_client(samewise: Callable[..., Any], client: Client, clients: Path, folder: Path, tmp_path: Path) -> None:
+    """Assert that a client predicts what the model does, reports what Python reports, and finds what is wrong."""
     done = samewise("verify", folder, "--clients", clients, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = {(one["format"], one["language"]): one for one in json.loads(done.stdout)["formats"]}
@@ -71,7 +71,7 @@ def holds(samewise: Callable[..., Any], client: Client, clients: Path, folder: P
     assert said.stdout.splitlines()[-1] == f"output {there['words'].removeprefix('output ')}"
     assert here["sound"]
 
-    wrong = run(client, clients, altered(folder, tmp_path / "wrong", 0.5))
+    wrong = run(client, clients, alter_vectors(folder, tmp_path / "wrong", 0.5))
     assert wrong.returncode == 1
     assert wrong.stdout.splitlines()[-1].startswith("output differs by 0.33 of its largest number (")
     assert int(wrong.stdout.rpartition("(")[2].partition(" ulps")[0].replace(",", "")) > 1_000_000
@@ -85,10 +85,10 @@ def holds(samewise: Callable[..., Any], client: Client, clients: Path, folder: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_aotinductors_package_runs_in_python_and_in_c_plus_plus(samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_aotinductor_package_runs_in_python_and_cpp(samewise: Callable[..., Any], tmp_path: Path) -> None:
     if missing := [program for program in ("cmake", "g++") if not shutil.which(program)]:
         pytest.skip(f"{' and '.join(missing)} is not installed")
-    folder = exported("aoti", tmp_path)
+    folder = export("aoti", tmp_path)
     clients = tmp_path / "examples"
     shutil.copytree(EXAMPLES / "cpp", clients / "cpp", ignore=shutil.ignore_patterns("build"))
     done = samewise("verify", folder, "--clients", clients)
@@ -97,7 +97,7 @@ def test_aotinductors_package_runs_in_python_and_in_c_plus_plus(samewise: Callab
     torch_folder = Path(torch.__file__).parent
     for command in (["cmake", "-S", ".", "-B", "build", f"-DTORCH={torch_folder}"], ["cmake", "--build", "build"]):
         subprocess.run(command, cwd=clients / "cpp", check=True, capture_output=True)
-    holds(samewise, of("C++"), clients, folder, tmp_path)
+    check_client(samewise, client_for("C++"), clients, folder, tmp_path)
 
 
 @pytest.mark.slow
@@ -109,15 +109,15 @@ def test_an_onnx_model_runs_in_node(samewise: Callable[..., Any], tmp_path: Path
         pytest.skip("npm is not installed")
     clients = tmp_path / "examples"
     shutil.copytree(EXAMPLES / "node", clients / "node", ignore=shutil.ignore_patterns("node_modules", "package-lock.json"))
-    try:  # the package's own script would only bring CUDA
+    try:  # the package's own script would only install CUDA
         npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0"]
         done = subprocess.run(npm, cwd=clients / "node", capture_output=True, text=True, timeout=300, check=False)
     except subprocess.TimeoutExpired:
         pytest.skip("npm does not answer")
     if done.returncode:
         pytest.skip(f"onnxruntime-node cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-    folder = exported("onnx", tmp_path)
-    holds(samewise, of("Node"), clients, folder, tmp_path)
+    folder = export("onnx", tmp_path)
+    check_client(samewise, client_for("Node"), clients, folder, tmp_path)
 
     assert samewise("train", "experiment=wavernn_spoken_digits", *TINY, f"run_root={tmp_path / 'runs'}").returncode == 0
     speaker = next(tmp_path.glob("runs/wavernn_spoken_digits/*"))
@@ -127,15 +127,15 @@ def test_an_onnx_model_runs_in_node(samewise: Callable[..., Any], tmp_path: Path
     assert "spoken " in said.stdout
 
     (folder / "model.onnx").write_bytes(b"not a model")
-    ended = run(of("Node"), clients, folder)
+    ended = run(client_for("Node"), clients, folder)
     assert ended.returncode == 2
-    assert "    at " not in ended.stderr  # no trace of calls
+    assert "    at " not in ended.stderr  # no stack trace
 
 
-def test_a_client_that_is_not_built_is_told_of_and_one_that_fails_is_not_sound(tmp_path: Path) -> None:
+def test_an_unbuilt_client_is_reported_and_a_failing_one_is_an_error(tmp_path: Path) -> None:
     from samewise.runner.exports import clients
 
-    assert str(clients.run(of("C++"), tmp_path, tmp_path, ["output"])).startswith("docs/examples/cpp is not built: cmake -S docs/examples/cpp ")
+    assert str(clients.run(client_for("C++"), tmp_path, tmp_path, ["output"])).startswith("docs/examples/cpp is not built: cmake -S docs/examples/cpp ")
     program = tmp_path / "cpp" / "build" / "verify"
     program.parent.mkdir(parents=True)
 
@@ -144,14 +144,14 @@ def test_a_client_that_is_not_built_is_told_of_and_one_that_fails_is_not_sound(t
         program.chmod(0o755)
 
     says("echo 'output differs by 2.8e-07 of its largest number (1,336 ulps)'", 0)
-    assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == [Difference("output", 2.8e-07, 1336)]
+    assert clients.run(client_for("C++"), tmp_path, tmp_path, ["output"]) == [Difference("output", 2.8e-07, 1336)]
     says("echo output the same bits", 0)
-    assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == []
+    assert clients.run(client_for("C++"), tmp_path, tmp_path, ["output"]) == []
     with pytest.raises(ValueError, match=r"reports output, not output, length"):
-        clients.run(of("C++"), tmp_path, tmp_path, ["output", "length"])
+        clients.run(client_for("C++"), tmp_path, tmp_path, ["output", "length"])
     says("echo output the same bits; echo 'no such operator' >&2", 2)
     with pytest.raises(ValueError, match=r"C\+\+ cannot run it: no such operator"):
-        clients.run(of("C++"), tmp_path, tmp_path, ["output"])
+        clients.run(client_for("C++"), tmp_path, tmp_path, ["output"])
 
 
 WITHOUT_SAMEWISE = """
@@ -164,10 +164,10 @@ runpy.run_path(sys.path[0] + "/verify.py", run_name="__main__")
 
 
 @pytest.mark.slow
-def test_an_onnx_model_runs_in_python_without_samewise_and_torch(tmp_path: Path) -> None:
+def test_an_onnx_model_runs_in_python_without_samewise_or_torch(tmp_path: Path) -> None:
     for package in ("onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    folder = exported("onnx", tmp_path)
+    folder = export("onnx", tmp_path)
 
     def verify(folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WITHOUT_SAMEWISE, str(EXAMPLES / "python"), str(folder)]
@@ -178,7 +178,7 @@ def test_an_onnx_model_runs_in_python_without_samewise_and_torch(tmp_path: Path)
     classes = json.loads((folder / "export.json").read_text())["classes"]
     best = read_tensors(folder / "vectors.safetensors")["output/output"].argmax(1)
     assert [f"sample {place}: {classes[one]}" for place, one in enumerate(best)] == said.stdout.splitlines()[:-1]
-    wrong = verify(altered(folder, tmp_path / "wrong", 0.5))
+    wrong = verify(alter_vectors(folder, tmp_path / "wrong", 0.5))
     assert wrong.returncode == 1
     assert wrong.stdout.splitlines()[-1] == "output differs by 0.33 of its largest number"
     (folder / "vectors.safetensors").write_bytes((folder / "vectors.safetensors").read_bytes()[:-8])
@@ -189,12 +189,12 @@ def test_an_onnx_model_runs_in_python_without_samewise_and_torch(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_selective_build_of_executorch_runs_its_export_and_tells_of_another(tmp_path: Path) -> None:
-    """Name checkouts of ExecuTorch's and flatbuffers' sources in EXECUTORCH and FLATBUFFERS to have it run."""
+def test_a_selective_executorch_build_runs_its_export_and_refuses_another(tmp_path: Path) -> None:
+    """Set EXECUTORCH and FLATBUFFERS to checkouts of their sources to run this test."""
     pytest.importorskip("executorch", reason="executorch is not installed")
     if not (sources := [f"-D{name}={os.environ[name]}" for name in ("EXECUTORCH", "FLATBUFFERS") if name in os.environ])[1:]:
         pytest.skip("EXECUTORCH and FLATBUFFERS name no sources")
-    folder, build = exported("executorch", tmp_path), tmp_path / "build"
+    folder, build = export("executorch", tmp_path), tmp_path / "build"
     options = [f"-DEXPORT={folder}", f"-DPYTHON={sys.executable}", *sources]
     for command in (["cmake", "-S", str(EXAMPLES / "executorch"), "-B", str(build), *options], ["cmake", "--build", str(build)]):
         subprocess.run(command, check=True, capture_output=True)
@@ -206,7 +206,7 @@ def test_a_selective_build_of_executorch_runs_its_export_and_tells_of_another(tm
     assert said.returncode == 0, said.stdout + said.stderr
     held = next(one for one in json.loads((folder / "export.json").read_text())["formats"].values())["compared"]
     assert said.stdout.splitlines()[-1].partition(" (")[0] == held.partition(" (")[0]
-    assert verify(altered(folder, tmp_path / "wrong", 0.5)).returncode == 1
+    assert verify(alter_vectors(folder, tmp_path / "wrong", 0.5)).returncode == 1
     assert (build / "verify").stat().st_size < 1_000_000
 
     from samewise.runner.cli import main
@@ -220,7 +220,7 @@ def test_a_selective_build_of_executorch_runs_its_export_and_tells_of_another(tm
 
 @pytest.mark.slow
 def test_an_onnx_model_runs_in_java(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    """Put onnxruntime's jar into docs/examples/java to have it run."""
-    if isinstance(lacks := of("Java").command(EXAMPLES / "java"), str):
+    """Put onnxruntime's jar into docs/examples/java to run this test."""
+    if isinstance(lacks := client_for("Java").command(EXAMPLES / "java"), str):
         pytest.skip(lacks)
-    holds(samewise, of("Java"), EXAMPLES, exported("onnx", tmp_path), tmp_path)
+    check_client(samewise, client_for("Java"), EXAMPLES, export("onnx", tmp_path), tmp_path)

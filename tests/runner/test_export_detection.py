@@ -1,4 +1,4 @@
-"""A detector is exported whole: images go in, its choice of boxes comes out, and one that chooses otherwise is named."""
+"""A detector is exported as a whole: images go in, the selected boxes come out, and an export that selects other boxes is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_a_detector_is_exported_with_its_choice_of_boxes_and_finds_in_other_images_what_it_does_here(detector: tuple[Path, Path]) -> None:
+def test_an_exported_detector_finds_the_same_boxes_in_other_images(detector: tuple[Path, Path]) -> None:
     import onnxruntime
 
     import samewise as package
@@ -50,11 +50,11 @@ def test_a_detector_is_exported_with_its_choice_of_boxes_and_finds_in_other_imag
             assert (boxes - expected["boxes"]).abs().max() < 1e-3
             assert (scores - expected["scores"]).abs().max() < 1e-5
         counts.add(len(labels))
-    assert len(counts) > 1  # how many there are depends on the image
+    assert len(counts) > 1  # the number of boxes depends on the image
 
 
 @pytest.mark.slow
-def test_a_detector_that_chooses_boxes_otherwise_is_named(samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_detector_that_selects_other_boxes_is_reported(samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path) -> None:
     import onnx
     from onnx import numpy_helper
 
@@ -71,7 +71,7 @@ def test_a_detector_that_chooses_boxes_otherwise_is_named(samewise: Callable[...
 
 
 @pytest.mark.slow
-def test_a_detector_with_a_wrong_weight_is_named_with_the_first_operator_that_it_goes_into(
+def test_a_wrong_weight_of_a_detector_is_named_with_the_operator_that_uses_it(
     samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path
 ) -> None:
     import onnx

@@ -1,4 +1,4 @@
-"""An export in int8 and for executorch: what it loses, what it holds, and its faults, which are named."""
+"""Exports in int8 and for executorch: their loss, their content, and their faults, which are named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_int8_says_what_it_loses_on_the_validation_split_and_its_faults_are_named(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_int8_reports_its_loss_on_the_validation_split_and_names_faults(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     from onnx import numpy_helper
 
@@ -31,7 +31,7 @@ def test_int8_says_what_it_loses_on_the_validation_split_and_its_faults_are_name
     lost = form["accuracy"]
     best = json.loads((run / "summary.json").read_text())["metrics"]["best"]
     assert (lost["metric"], lost["exact"]) == ("loss", pytest.approx(best["valid/loss"], rel=1e-6))
-    assert 0 < abs(lost["quantised"] - lost["exact"]) < 0.5 * lost["exact"]  # it was asked, and it is the same model
+    assert 0 < abs(lost["quantised"] - lost["exact"]) < 0.5 * lost["exact"]  # it was evaluated, and it is the same model
     assert 1e-5 < lost["differs"] < 0.2
     assert "QuantizeLinear" in form["operators"]
     sizes = [(tmp_path / "out" / name).stat().st_size for name in ("model.int8.onnx", "model.onnx")]
@@ -56,7 +56,7 @@ def test_int8_says_what_it_loses_on_the_validation_split_and_its_faults_are_name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "onnx-int8"])
-def test_a_fault_of_an_exporter_refuses_the_export_and_is_named(
+def test_an_exporter_fault_is_named_and_refuses_the_export(
     samewise: Callable[..., Any], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     """What torch's exporter and onnxruntime's quantiser write is altered before samewise reads it."""
@@ -92,8 +92,8 @@ def test_a_fault_of_an_exporter_refuses_the_export_and_is_named(
 
 
 @pytest.mark.slow
-def test_int8_that_loses_more_than_is_accepted_is_refused(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges that were taken from nothing but black images clip all others; that costs nothing where the model has learned nothing."""
+def test_int8_that_loses_too_much_is_refused(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges taken from black images alone clip all others; this would cost nothing if the model had learned nothing."""
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     from samewise.runner.exports import quantised
 
@@ -110,7 +110,7 @@ def test_int8_that_loses_more_than_is_accepted_is_refused(samewise: Callable[...
 
 
 @pytest.mark.slow
-def test_executorchs_program_takes_batches_of_any_size_and_its_operators_are_listed(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_an_executorch_program_takes_any_batch_size_and_lists_its_operators(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="executorch is not installed")
     from executorch.runtime import Runtime
 
@@ -125,4 +125,4 @@ def test_executorchs_program_takes_batches_of_any_size_and_its_operators_are_lis
     assert (given - expected).abs().max() < 1e-5 * expected.abs().max()
 
     done = samewise("export", run, "memory_format=channels_last", "--bare", "--to", "executorch", "--out", tmp_path / "last")
-    assert done.returncode == 0, done.stderr  # its kernels do not take weights of this order
+    assert done.returncode == 0, done.stderr  # its kernels do not accept weights in this memory format

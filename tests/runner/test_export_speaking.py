@@ -1,4 +1,4 @@
-"""A WaveRNN's conditioning and step in other runtimes, and the loop around them in programs of their own, speak what the model speaks by the same numbers."""
+"""The conditioning and step of a WaveRNN in other runtimes, in a loop of a separate program, speak what the model speaks for the same random numbers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def speaker(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def spoken(folder: Path) -> subprocess.CompletedProcess[str]:
-    """By the Python program, which knows nothing of samewise."""
+def speak_in_python(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the Python program, which does not use samewise."""
     return subprocess.run([sys.executable, str(EXAMPLES / "python" / "speak.py"), str(folder)], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
-def test_its_parts_hold_and_its_check_is_what_the_model_speaks(samewise: Callable[..., Any], run: Path, speaker: Path) -> None:
+def test_the_exported_parts_are_sound_and_their_check_is_the_models_speech(samewise: Callable[..., Any], run: Path, speaker: Path) -> None:
     import samewise as package
     from samewise.recipes.models.wavernn import speak
     from samewise.recipes.parts.amplitudes import MuLaw
@@ -65,7 +65,7 @@ def test_its_parts_hold_and_its_check_is_what_the_model_speaks(samewise: Callabl
 
 
 @pytest.mark.slow
-def test_its_parts_take_other_batches_and_lengths(run: Path, speaker: Path) -> None:
+def test_the_exported_parts_take_other_batch_sizes_and_lengths(run: Path, speaker: Path) -> None:
     import onnxruntime
 
     import samewise as package
@@ -83,16 +83,16 @@ def test_its_parts_take_other_batches_and_lengths(run: Path, speaker: Path) -> N
 
 
 @pytest.mark.slow
-def test_programs_speak_what_the_model_speaks_and_say_where_they_do_not(speaker: Path, tmp_path: Path) -> None:
+def test_programs_speak_what_the_model_speaks_and_fail_otherwise(speaker: Path, tmp_path: Path) -> None:
     import onnx
     from onnx import numpy_helper
 
-    said = spoken(speaker)
+    said = speak_in_python(speaker)
     assert said.returncode == 0, said.stdout + said.stderr
     copy = Path(shutil.copytree(speaker, tmp_path / "copy"))
     for part in ("conditioning", "step"):
         (copy / part / "model.onnx").unlink()
-    said = spoken(copy)  # by torch
+    said = speak_in_python(copy)  # by torch
     assert said.returncode == 0, said.stdout + said.stderr
     assert "spoken the same bits" in said.stdout
 
@@ -100,7 +100,7 @@ def test_programs_speak_what_the_model_speaks_and_say_where_they_do_not(speaker:
     held = (copy / "step" / "vectors.safetensors").read_bytes()
     about = json.loads(held[8 : 8 + int.from_bytes(held[:8], "little")])["__metadata__"]
     write_tensors(copy / "step" / "vectors.safetensors", vectors | {"check/uniform": vectors["check/uniform"].flip(0)}, about)
-    assert spoken(copy).returncode == 1  # other random numbers
+    assert speak_in_python(copy).returncode == 1  # other random numbers
 
     shutil.copytree(speaker, tmp_path / "planted")
     path = tmp_path / "planted" / "step" / "model.onnx"
@@ -108,11 +108,11 @@ def test_programs_speak_what_the_model_speaks_and_say_where_they_do_not(speaker:
     weight = next(one for one in model.graph.initializer if one.name == "model.rnn1.weight_hh_l0")
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[::-1].copy(), weight.name))
     onnx.save(model, str(path))
-    assert spoken(tmp_path / "planted").returncode == 1
+    assert speak_in_python(tmp_path / "planted").returncode == 1
 
 
 @pytest.mark.slow
-def test_a_wrong_weight_of_a_step_is_named_with_the_first_operator_that_it_goes_into(samewise: Callable[..., Any], speaker: Path, tmp_path: Path) -> None:
+def test_a_wrong_weight_of_a_step_is_named_with_an_operator(samewise: Callable[..., Any], speaker: Path, tmp_path: Path) -> None:
     import onnx
     from onnx import numpy_helper
 
@@ -131,7 +131,7 @@ def test_a_wrong_weight_of_a_step_is_named_with_the_first_operator_that_it_goes_
 
 
 @pytest.mark.slow
-def test_a_part_can_be_exported_by_its_name(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+def test_a_part_can_be_exported_by_name(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     refused = samewise("export", run, "--to", "onnx-int8", "--out", tmp_path / "int8")
     assert refused.returncode == 2
     assert "cannot be quantised: its loss of accuracy could not be measured" in refused.stderr

@@ -1,4 +1,4 @@
-"""What goes wrong while training: a message for a person, exit code 1, nothing damaged, and the same command goes on."""
+"""Failures while training: a readable message, exit code 1, nothing damaged, and the same command resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def the_run(run_root: Path) -> Path:
     return folder
 
 
-def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_checkpoint_before_it(train, tmp_path):
+def test_a_nonfinite_loss_names_its_step_and_keeps_the_previous_checkpoint(train, tmp_path):
     done = train(tmp_path, "optimizer.lr=1e30", "checkpoint.every_steps=1")
     assert done.returncode == 1
     assert "loss is not finite" in done.stderr
@@ -37,7 +37,7 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_checkpoint_befor
     assert not (the_run(tmp_path) / "summary.json").exists()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(train, tmp_path):
+def test_damaged_checkpoints_are_named_and_the_previous_one_is_used(train, tmp_path):
     whole = train(tmp_path / "whole", "max_steps=8")
     assert whole.returncode == 0, whole.stderr
     assert not list((the_run(tmp_path / "whole") / "artifacts").rglob("*.png"))  # as evaluate.pictures=false asks
@@ -62,8 +62,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(train, tmp_
 
 
 @pytest.mark.parametrize("trouble", ["/proc/self/mem", pytest.param("nowhere", marks=pytest.mark.slow)])
-def test_checkpoints_that_cannot_be_read_stop_the_command_which_goes_on_once_they_can(train, tmp_path, trouble):
-    """Reading /proc/self/mem gives EIO; a link to nowhere stands for a file that is gone."""
+def test_unreadable_checkpoints_stop_the_command_until_they_can_be_read(train, tmp_path, trouble):
+    """Reading /proc/self/mem gives EIO; a link to nowhere stands for a missing file."""
     settings = ("max_steps=4", "checkpoint.every_steps=2")
     assert train(tmp_path, *settings).returncode == 0
     folder = the_run(tmp_path)
@@ -87,7 +87,7 @@ def test_checkpoints_that_cannot_be_read_stop_the_command_which_goes_on_once_the
     assert (folder / "trace.jsonl").read_bytes() == trace
 
 
-def test_two_processes_do_not_write_one_run(train, tmp_path):
+def test_two_processes_cannot_write_one_run(train, tmp_path):
     import fcntl
 
     assert train(tmp_path, "max_steps=2").returncode == 0
@@ -137,7 +137,7 @@ def make_pictures(root: Path, shade: int) -> Path:
 
 @pytest.mark.slow  # test_checkpoint_writing.py fills a disk in-process
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(train, tmp_path):
+def test_a_full_disk_ends_training_and_it_resumes_with_more_room(train, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False).returncode:
@@ -168,7 +168,7 @@ def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(tmp_path):
     assert process.errors.index("Ctrl-C: it finishes its step or evaluation and saves") < process.errors.index("stopped by SIGINT, and saved")
 
 
-def test_a_summary_that_cannot_be_read_is_not_taken_for_a_run_that_is_not_done(train, tmp_path):
+def test_an_unreadable_summary_does_not_count_as_an_unfinished_run(train, tmp_path):
     assert train(tmp_path, "max_steps=2").returncode == 0
     folder = the_run(tmp_path)
     trace, summary = (folder / "trace.jsonl").read_bytes(), (folder / "summary.json").rename(folder / "kept")

@@ -1,4 +1,4 @@
-"""What happens when a process hangs, or its device is lost: the run ends in time and says who, where and in what; or goes on with fewer."""
+"""A process hangs, or its device is lost: the run ends in time and names the rank, the step and the exchange, or continues with fewer processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rank(store: object, number: int, doing: str) -> Processes:
     return peers
 
 
-def test_a_rank_that_did_not_come_is_named_with_those_that_waited_and_in_what() -> None:
+def test_a_missing_rank_is_named_with_the_waiting_ranks_and_their_exchanges() -> None:
     store = dist.HashStore()
     for number in (1, 3):
         store.set(f"waited/{number}", "exchanging small values at step 7")
@@ -41,7 +41,7 @@ def test_a_rank_that_did_not_come_is_named_with_those_that_waited_and_in_what() 
     assert "strategy.timeout_s" in str(told)
 
 
-def test_ranks_that_all_wait_in_different_exchanges_are_told_so() -> None:
+def test_ranks_that_wait_for_each_other_are_reported() -> None:
     store = dist.HashStore()
     for number in (0, 1, 2):
         store.set(f"waited/{number}", "exchanging small values at step 7")
@@ -50,7 +50,7 @@ def test_ranks_that_all_wait_in_different_exchanges_are_told_so() -> None:
     assert "rank 3 waited 5 s while waiting for a message from rank 0 at step 8" in str(told)
 
 
-def test_a_rank_that_waited_does_not_tell_again_what_another_has_told() -> None:
+def test_a_waiting_rank_does_not_repeat_an_error_another_has_reported() -> None:
     store = dist.HashStore()
     store.set(FAILED, "rank 2 failed: the loss is not finite")
     told = rank(store, 0, "exchanging small values").explain(TIMED_OUT, step=7)
@@ -59,7 +59,7 @@ def test_a_rank_that_waited_does_not_tell_again_what_another_has_told() -> None:
 
 
 @contextlib.contextmanager
-def started(run_root: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+def launch(run_root: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
     process = start(run_root, *overrides)
     try:
         yield process
@@ -90,7 +90,7 @@ def weights(samewise, run_root: Path, *overrides: str) -> str:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_named(tmp_path, stopped) -> None:
-    with started(tmp_path, "strategy.nproc=2", "strategy.timeout_s=6", "max_steps=4000") as process:
+    with launch(tmp_path, "strategy.nproc=2", "strategy.timeout_s=6", "max_steps=4000") as process:
         wait_for_step(process, tmp_path, 3)
         ranks_of(process)[stopped].send_signal(signal.SIGSTOP)
         _, said = process.communicate(timeout=200)
@@ -103,10 +103,10 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_named(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rank_that_dies_again_at_once_is_left_out_and_the_result_is_the_same(samewise, tmp_path) -> None:
-    """Its device is lost: killed, started again, and killed before the next checkpoint. Then two processes carry what four did."""
+def test_a_rank_that_dies_twice_is_dropped_and_the_result_is_the_same(samewise, tmp_path) -> None:
+    """Its device is lost: it is killed, restarted, and killed before the next checkpoint. Then two processes carry what four did."""
     overrides = ["max_steps=30", "checkpoint.every_steps=10"]
-    with started(tmp_path / "lost", "strategy.nproc=4", "strategy.max_restarts=5", "strategy.shrink=true", *overrides) as process:
+    with launch(tmp_path / "lost", "strategy.nproc=4", "strategy.max_restarts=5", "strategy.shrink=true", *overrides) as process:
         wait_for_step(process, tmp_path / "lost", 12)
         first = ranks_of(process)[3]
         first.kill()

@@ -17,7 +17,7 @@ from samewise.runner.config.tree import differences, plain
 BARE = Project(Path(__file__).resolve().parents[2])
 
 
-def composed(*overrides: str) -> DictConfig:
+def config_of(*overrides: str) -> DictConfig:
     return compose(overrides, project=BARE).cfg
 
 
@@ -54,26 +54,28 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
         "+dataset.cache_dir=/tmp/x",
     ],
 )
-def test_what_cannot_change_a_result_is_outside(override: str) -> None:
-    assert fingerprint(composed(override)) == fingerprint(composed())
+def test_settings_that_cannot_change_a_result_are_left_out(override: str) -> None:
+    assert fingerprint(config_of(override)) == fingerprint(config_of())
 
 
-def test_a_setting_that_older_versions_did_not_have_is_inside_only_where_it_says_something() -> None:
-    assert "limit" not in identity(composed())["evaluate"]
-    assert identity(composed("evaluate.limit=2"))["evaluate"]["limit"] == 2
-    assert "compile" not in identity(composed())
-    assert identity(composed("compile=default"))["compile"] == {"mode": "default", "cuda_graphs": False}
-    assert fingerprint(composed("compile=max")) != fingerprint(composed("compile=default")) == fingerprint(composed("compile=default", "compile.max_graphs=2"))
+def test_a_newer_setting_counts_only_if_it_differs_from_the_default() -> None:
+    assert "limit" not in identity(config_of())["evaluate"]
+    assert identity(config_of("evaluate.limit=2"))["evaluate"]["limit"] == 2
+    assert "compile" not in identity(config_of())
+    assert identity(config_of("compile=default"))["compile"] == {"mode": "default", "cuda_graphs": False}
+    assert (
+        fingerprint(config_of("compile=max")) != fingerprint(config_of("compile=default")) == fingerprint(config_of("compile=default", "compile.max_graphs=2"))
+    )
 
 
-def test_fsdps_settings_are_what_they_were_when_it_had_one_more() -> None:
-    assert fingerprint(composed("strategy=fsdp")) == fingerprint(composed("strategy=fsdp", "+strategy.activation_checkpointing=[]"))
-    assert fingerprint(composed("strategy=fsdp")) != fingerprint(composed("strategy=fsdp", "+strategy.activation_checkpointing=[BasicBlock]"))
+def test_a_removed_fsdp_setting_counts_only_if_it_is_not_empty() -> None:
+    assert fingerprint(config_of("strategy=fsdp")) == fingerprint(config_of("strategy=fsdp", "+strategy.activation_checkpointing=[]"))
+    assert fingerprint(config_of("strategy=fsdp")) != fingerprint(config_of("strategy=fsdp", "+strategy.activation_checkpointing=[BasicBlock]"))
 
 
 @pytest.mark.parametrize("override", ["strategy.max_restarts=3", "strategy.timeout_s=60", "strategy.join_timeout_s=5", "strategy.grace_s=1"])
-def test_how_ranks_wait_and_start_again_is_outside_even_where_the_strategy_is_inside(override: str) -> None:
-    assert fingerprint(composed("strategy=ddp", override)) == fingerprint(composed("strategy=ddp")) != fingerprint(composed())
+def test_timeouts_and_restarts_are_left_out_even_if_the_strategy_counts(override: str) -> None:
+    assert fingerprint(config_of("strategy=ddp", override)) == fingerprint(config_of("strategy=ddp")) != fingerprint(config_of())
 
 
 @pytest.mark.parametrize(
@@ -98,21 +100,21 @@ def test_how_ranks_wait_and_start_again_is_outside_even_where_the_strategy_is_in
         "memory_format=channels_last",
     ],
 )
-def test_what_can_change_a_result_is_inside(override: str) -> None:
-    assert fingerprint(composed(override)) != fingerprint(composed())
+def test_settings_that_can_change_a_result_count(override: str) -> None:
+    assert fingerprint(config_of(override)) != fingerprint(config_of())
 
 
-def test_no_path_of_this_machine_is_inside() -> None:
-    text = str(identity(composed("+dataset.root=/data/secret", "run_root=/data/secret", "+dataset.train.root=/data/secret")))
+def test_paths_of_this_machine_are_left_out() -> None:
+    text = str(identity(config_of("+dataset.root=/data/secret", "run_root=/data/secret", "+dataset.train.root=/data/secret")))
     assert "/data/secret" not in text
 
 
-def test_a_typed_number_is_the_same_however_it_is_written() -> None:
-    assert fingerprint(composed("clip_norm=1")) == fingerprint(composed("clip_norm=1.0")) == fingerprint(composed("clip_norm=10e-1"))
+def test_a_number_counts_the_same_however_it_is_written() -> None:
+    assert fingerprint(config_of("clip_norm=1")) == fingerprint(config_of("clip_norm=1.0")) == fingerprint(config_of("clip_norm=10e-1"))
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
-    cfg = composed()
+    cfg = config_of()
     turned = OmegaConf.create({key: cfg._get_node(key) for key in reversed(list(cfg))})
     assert fingerprint(turned) == fingerprint(cfg)
 
@@ -121,7 +123,7 @@ def test_a_weights_file_counts_by_its_content(tmp_path: Path) -> None:
     prints = list[str]()
     for name, content in (("a.pt", b"one"), ("b.pt", b"one"), ("c.pt", b"two")):
         (tmp_path / name).write_bytes(content)
-        cfg = composed()
+        cfg = config_of()
         with open_dict(cfg):
             cfg.initialise = {"weights": str(tmp_path / name)}
         assert str(tmp_path) not in str(identity(cfg))
@@ -136,7 +138,7 @@ def test_a_weights_file_is_the_same_however_its_path_is_given(tmp_path: Path, mo
     (tmp_path / "kept" / "state.pt").write_bytes(b"one")
     prints = set[str]()
     for given in ("~/kept/state.pt", "kept/state.pt", "./kept/../kept/state.pt", str(tmp_path / "kept" / "state.pt"), "~/kept", "kept"):
-        cfg = composed()
+        cfg = config_of()
         with open_dict(cfg):
             cfg.initialise = {"weights": given}
         assert identity(cfg)["initialise"]["weights"] == f"sha256:{hashlib.sha256(b'one').hexdigest()}", given
@@ -152,20 +154,20 @@ def test_a_weights_file_is_the_same_however_its_path_is_given(tmp_path: Path, mo
         (["callbacks=ema", "~callbacks.ema.every_steps"], ["+callbacks.ema.every_steps=1"], ["+callbacks.ema.every_steps=32"]),
     ],
 )
-def test_a_default_that_once_was_another_is_part_of_it(given: list[str], spelled_out: list[str], other: list[str]) -> None:
-    left_out = composed(*given)
+def test_a_default_that_has_changed_counts_like_its_explicit_value(given: list[str], spelled_out: list[str], other: list[str]) -> None:
+    left_out = config_of(*given)
     assert "freeze" in str(identity(left_out)) or "'every_steps': 1" in str(identity(left_out))
-    assert fingerprint(left_out) == fingerprint(composed(*given, *spelled_out)) != fingerprint(composed(*given, *other))
+    assert fingerprint(left_out) == fingerprint(config_of(*given, *spelled_out)) != fingerprint(config_of(*given, *other))
 
 
-def test_what_is_missing_does_not_stop_it() -> None:
-    assert "???" in str(identity(composed("++dataset.num_classes=???")))
+def test_a_missing_value_is_allowed() -> None:
+    assert "???" in str(identity(config_of("++dataset.num_classes=???")))
 
 
 def test_differences_name_the_path_and_both_values() -> None:
-    assert differences(composed("seed=1", "optimizer.lr=0.2"), composed("+optimizer.foo=1")) == [
+    assert differences(config_of("seed=1", "optimizer.lr=0.2"), config_of("+optimizer.foo=1")) == [
         ("optimizer.foo", "???", 1),
         ("optimizer.lr", 0.2, 0.1),
         ("seed", 1, 0),
     ]
-    assert differences(composed(), composed()) == []
+    assert differences(config_of(), config_of()) == []

@@ -1,4 +1,4 @@
-"""What is not a finite number ends a run before it is in the weights or in a checkpoint, and is never the best."""
+"""Nonfinite numbers end a run before they reach the weights or a checkpoint, and are never the best."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def steps(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     "more", [(), *(pytest.param(more, marks=pytest.mark.slow) for more in (("clip_norm=1",), ("replicas=2", "strategy=elastic", "model.after=5")))]
 )
-def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(train, what, more):
+def test_a_nonfinite_gradient_ends_the_run_before_the_step(train, what, more):
     done, folder = train("model=spoilt", f"model.what={what}", *more)
     assert done.returncode == 1, done.stderr
     assert "step 3: the gradient of zero is not finite" in done.stderr
@@ -102,7 +102,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(train, what,
     assert json.loads((folder / "failure.json").read_text())["step"] == 2
 
 
-def test_a_finite_gradient_whose_square_is_not_is_no_error_unless_it_is_to_be_clipped(train):
+def test_a_gradient_with_an_infinite_square_is_an_error_only_if_clipped(train):
     done, folder = train("model=spoilt", "model.what=huge gradient", "optimizer.lr=1e-36")
     assert done.returncode == 0, done.stderr
     assert steps(folder)[-1] == 6
@@ -111,7 +111,7 @@ def test_a_finite_gradient_whose_square_is_not_is_no_error_unless_it_is_to_be_cl
     assert "too large to be clipped" in done.stderr
 
 
-def test_a_gradient_that_overflows_float16_is_skipped_and_one_that_does_so_at_any_scale_is_an_error(train):
+def test_a_float16_overflow_is_skipped_and_one_at_any_scale_is_an_error(train):
     done, folder = train("model=spoilt", "model.what=nothing", "precision=fp16", "precision.initial_scale=1e38")
     assert done.returncode == 0, done.stderr
     assert steps(folder)[-1] == 6
@@ -122,8 +122,8 @@ def test_a_gradient_that_overflows_float16_is_skipped_and_one_that_does_so_at_an
     assert "the gradient of zero is not finite" in done.stderr
 
 
-def test_statistics_that_are_not_finite_are_in_no_checkpoint(train):
-    """Batch norm's variance overflows, and what it normalises by that is 0: losses, gradients and metrics stay finite."""
+def test_nonfinite_statistics_are_never_saved(train):
+    """The variance of batch norm overflows, and its normalised outputs are 0: losses, gradients and metrics stay finite."""
     done, folder = train("model=spoilt", "model.what=statistics")
     assert done.returncode == 1, done.stderr
     assert "step 3: norm.running_var is not finite" in done.stderr
@@ -131,14 +131,14 @@ def test_statistics_that_are_not_finite_are_in_no_checkpoint(train):
     assert not (folder / "summary.json").exists()
 
 
-def test_weights_that_overflow_by_the_step_are_in_no_checkpoint(train):
+def test_weights_that_overflow_in_a_step_are_never_saved(train):
     done, folder = train("model=spoilt", "model.what=huge gradient", "optimizer.lr=100")
     assert done.returncode == 1, done.stderr
     assert "step 3: zero is not finite: no checkpoint" in done.stderr
     assert steps(folder) == [1, 2]
 
 
-def test_nan_at_the_first_evaluation_is_the_best_only_until_there_is_another(train):
+def test_a_first_nan_metric_is_the_best_only_until_a_number_comes(train):
     done, folder = train("model=growing", "evaluate.every_steps=1", "checkpoint.keep_last=1", "checkpoint.every_steps=null", "max_steps=4")
     assert done.returncode == 0, done.stderr
     best = json.loads((folder / "summary.json").read_text())["metrics"]["best"]
@@ -156,7 +156,7 @@ def test_nan_is_worse_than_any_number(tmp_path, mode):
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_the_norm_is_torchs_to_the_bit(memory_format):
+def test_the_norm_has_torchs_bits(memory_format):
     from torchvision.models import resnet18
 
     torch.manual_seed(0)
@@ -165,7 +165,7 @@ def test_the_norm_is_torchs_to_the_bit(memory_format):
         assert torch.equal(total_norm(some), torch.nn.utils.get_total_norm(some))
 
 
-def test_nan_at_the_first_evaluation_stays_the_best_of_neither_early_stopping_nor_a_plateau():
+def test_a_first_nan_does_not_stay_best_for_early_stopping_or_a_plateau():
     stopping, plateau = EarlyStopping(patience=2), Plateau(patience=1, threshold=0.0)
     for value in (math.nan, 3.0, math.nan, 2.0, math.nan, 1.0):
         stopping.on_evaluation(None, {"valid/loss": value})

@@ -1,4 +1,4 @@
-"""`samewise verify` compares all that a run's folder tells as a result: each forgery is named with its key, step, recorded and recomputed value."""
+"""`samewise verify` compares all results in a run's folder: each forgery is named with its key, step, recorded and recomputed value."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 
 def rewrite(file: Path, change: Callable[[Any], None]) -> Any:
-    """Change a JSON file; what it held before."""
+    """Change a JSON file; returns its previous content."""
     before = json.loads(file.read_text())
     after = json.loads(file.read_text())
     change(after)
@@ -56,13 +56,13 @@ def rewrite(file: Path, change: Callable[[Any], None]) -> Any:
 
 
 def rewrite_metrics(run: Path, change: Callable[[dict[int, dict[str, float]]], None]) -> None:
-    """Change what the journal holds of each step, less the evaluations."""
+    """Change the metrics of each step in the journal, except the evaluations."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     change({line["step"]: line["metrics"] for line in reversed(lines) if "step" in line})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def found_in(samewise: Callable[..., Any], run: Path, *more: str) -> dict[str, Any]:
+def verify(samewise: Callable[..., Any], run: Path, *more: str) -> dict[str, Any]:
     done = samewise("verify", run, "--json", *more)
     assert done.returncode in (0, 1), done.stderr
     verdict = json.loads(done.stdout.splitlines()[-1])
@@ -70,7 +70,7 @@ def found_in(samewise: Callable[..., Any], run: Path, *more: str) -> dict[str, A
     return verdict
 
 
-def test_what_only_another_training_gives_is_held_against_it(samewise, run) -> None:
+def test_forged_metrics_and_summary_values_are_named(samewise, run) -> None:
     rates = {}
 
     def forge(metrics: dict[int, dict[str, float]]) -> None:
@@ -84,7 +84,7 @@ def test_what_only_another_training_gives_is_held_against_it(samewise, run) -> N
         run / "summary.json",
         lambda one: (one.update(epochs=7.5, stopped_early="it was perfect"), one["metrics"]["final"].update({"valid/top1": 1.0})),
     )
-    verdict = found_in(samewise, run)
+    verdict = verify(samewise, run)
     said = "\n".join(verdict["said"])
     assert f"step 2: train/lr was logged as 0.5 and is {rates[2]!r} when computed again (and differs at 1 more step)" in said
     assert "step 3: train/top5 was logged as 1.0, and training again logs no train/top5 at this step" in said
@@ -93,14 +93,14 @@ def test_what_only_another_training_gives_is_held_against_it(samewise, run) -> N
     assert "step 4: summary.json: metrics.final.valid/top1 is recorded as 1.0, and there is none when computed again" in said
     assert "metrics.jsonl lacks 1 value that training again logs: the first is train/accuracy at step 1" in said
     assert verdict["said"][-1] == "not verified: the steps that were repeated have the same bits, but what was recorded was altered: see above"
-    assert "speed/steps" not in said  # how fast it was then, nothing tells
+    assert "speed/steps" not in said  # nothing can tell how fast it was then
     assert "metrics that measure the machine belong under speed/, time/, memory/, system/: these are not compared" in said
     assert "the same bits: 4 of 4 steps compared, weights" in said
     assert (verdict["same"], verdict["parts"]["step"], verdict["parts"]["layer"]) == (False, 2, "train/lr")
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_run_that_something_outside_of_it_has_stopped_is_verified_to_where_it_was(samewise, tmp_path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+def test_a_run_stopped_from_outside_is_verified_up_to_its_last_step(samewise, tmp_path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     (tmp_path / "lab_that_stops.py").write_text(STOPS)
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_that_stops"]\n')
     monkeypatch.chdir(tmp_path)
@@ -112,12 +112,12 @@ def test_a_run_that_something_outside_of_it_has_stopped_is_verified_to_where_it_
     (run,) = tmp_path.glob("runs/*/*/")
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 4
-    verdict = found_in(samewise, run)
+    verdict = verify(samewise, run)
     assert verdict["same"], verdict["said"]
     assert f"cannot be verified: why training was stopped after step 4; recorded as {summary['stopped_early']!r}" in verdict["said"]
     rewrite(run / "summary.json", lambda one: one.update(steps=2))
     taken = 4 - 4 % every
-    assert f"step {taken}: summary.json: steps is recorded as 2, and is {taken} when computed again" in found_in(samewise, run)["said"]
+    assert f"step {taken}: summary.json: steps is recorded as 2, and is {taken} when computed again" in verify(samewise, run)["said"]
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_an_altered_table_is_a_difference_and_an_altered_picture_is_named(samewi
     (run,) = tmp_path.glob("*/*/")
     (run / "artifacts/valid/class_accuracy.csv").write_text("class,accuracy\nall,1.0\n")
     (run / "artifacts/valid/confusion_matrix.png").write_bytes(b"forged")
-    verdict = found_in(samewise, run)
+    verdict = verify(samewise, run)
     assert [one for one in verdict["said"] if "artifacts/" in one] == [
         "step 4: artifacts/valid/class_accuracy.csv is not what training again writes",
         "cannot be verified: artifacts/valid/confusion_matrix.png is not the picture that is drawn here; other versions of matplotlib draw others",
@@ -135,7 +135,7 @@ def test_an_altered_table_is_a_difference_and_an_altered_picture_is_named(samewi
     assert not verdict["same"]
 
 
-def test_what_config_and_data_give_is_held_against_them_before_anything_is_trained(samewise, run) -> None:
+def test_forged_facts_about_config_and_data_are_named(samewise, run) -> None:
     summary = rewrite(run / "summary.json", lambda one: one.update(level="R3", fingerprint="0" * 64))
     recorded = rewrite(
         run / "environment.json",
@@ -146,7 +146,7 @@ def test_what_config_and_data_give_is_held_against_them_before_anything_is_train
             one["optimizers"]["train"].update({"class": "LBFGS"}),
         ),
     )
-    verdict = found_in(samewise, run, "--steps", "1")
+    verdict = verify(samewise, run, "--steps", "1")
     level, fingerprint = summary["level"], summary["fingerprint"][:12]
     assert verdict["altered"] == [
         f"summary.json: the level is recorded as R3, and the most that this config can claim is {level}",
@@ -164,14 +164,14 @@ def test_what_config_and_data_give_is_held_against_them_before_anything_is_train
     assert not verdict["same"]
 
 
-def test_a_fact_that_nothing_can_verify_is_said_and_is_no_difference(samewise, run) -> None:
+def test_a_fact_that_cannot_be_verified_is_reported_but_is_not_a_difference(samewise, run) -> None:
     python = rewrite(run / "environment.json", lambda one: one.update(python="2.7.18"))["python"]
-    verdict = found_in(samewise, run, "--steps", "1")
+    verdict = verify(samewise, run, "--steps", "1")
     assert verdict["same"]
     assert f"cannot be verified: python recorded as '2.7.18', here {python!r}" in verdict["said"]
 
 
-def test_forged_results_are_found_by_an_audit_of_their_part(samewise, run) -> None:
+def test_forged_results_are_found_by_an_audit(samewise, run) -> None:
     before = {}
 
     def forge(metrics: dict[int, dict[str, float]]) -> None:
@@ -180,7 +180,7 @@ def test_forged_results_are_found_by_an_audit_of_their_part(samewise, run) -> No
 
     rewrite_metrics(run, forge)
     rewrite(run / "summary.json", lambda one: one.update(epochs=7.5, level="R3"))
-    verdict = found_in(samewise, run, "--audit", "all")
+    verdict = verify(samewise, run, "--audit", "all")
     said = "\n".join(verdict["said"])
     assert f"step 2: train/lr was logged as 0.5 and is {before['train/lr']!r} when computed again" in said
     assert "step 4: summary.json: epochs is recorded as 7.5, and is 1.0 when computed again" in said
@@ -200,12 +200,12 @@ RECIPES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_an_unforged_run_of_each_recipe_is_the_same_in_all_that_it_tells(samewise, tmp_path, recipe) -> None:
+def test_an_unforged_run_of_each_recipe_verifies(samewise, tmp_path, recipe) -> None:
     common = ["debug=tiny", "tracking=none", "reproducibility.threads=1", "max_steps=4", "checkpoint.every_steps=2", f"run_root={tmp_path}"]
     assert samewise("train", *RECIPES[recipe], *common).returncode == 0
     (folder,) = tmp_path.glob("*/*/")
     assert {"train/loss", "train/lr"} <= {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line).get("metrics", ())}
     for more in ((), ("--audit", "all")):
-        verdict = found_in(samewise, folder, *more)
+        verdict = verify(samewise, folder, *more)
         assert (verdict["same"], verdict["altered"]) == (True, []), verdict["said"]
         assert len(verdict["said"]) == 1 + 3 * bool(more), verdict["said"]

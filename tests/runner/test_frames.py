@@ -1,4 +1,4 @@
-"""From the command line to the optimizer there are five frames, so that a reader finds the loop at once."""
+"""Four frames lead from the command line to the optimizer, so that a reader finds the loop at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from samewise.runner.training import loop
 
 
-def test_four_frames_lead_from_the_command_to_the_optimizers_step(samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_four_frames_lead_from_the_command_to_the_optimizer_step(samewise: Callable[..., Any], tmp_path: Path) -> None:
     frames = list[str]()
 
     def look(*arguments: Any) -> None:

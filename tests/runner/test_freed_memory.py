@@ -28,14 +28,14 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
 
 
 def faults(way: str, **variables: str) -> int:
-    """Pages that a step which allocates 86 MB, of 22,016 pages, takes from the kernel."""
+    """Pages taken from the kernel by a step that allocates 86 MB, which are 22,016 pages."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run([sys.executable, "-c", STEPS, way], env=clean | variables, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc is glibc's on Linux")
-def test_what_is_freed_is_used_again_unless_the_environment_says_how_malloc_works():
+def test_freed_memory_is_reused_unless_the_environment_configures_malloc():
     assert faults("not kept") > 15_000
     assert faults("kept") < 1_500
     assert faults("kept", MALLOC_ARENA_MAX="4") > 15_000

@@ -1,4 +1,4 @@
-"""Frozen is frozen: parameters, and the running statistics of frozen layers, in every strategy, through evaluations and resuming."""
+"""Frozen layers stay frozen: parameters and running statistics, in every strategy, through evaluations and resuming."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ TRAINED_STATISTICS = {
 }
 
 
-def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
-    """The names of parameters and buffers that are not what they were, to the bit."""
+def changed_names(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """The names of parameters and buffers that have changed, by any bit."""
     assert list(before) == list(after)
     return {name for name, value in before.items() if not torch.equal(value.cpu(), after[name].cpu())}
 
@@ -53,13 +53,13 @@ def initial(*overrides: str, folder: Path) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def trained(*overrides: str, folder: Path) -> dict[str, Tensor]:
+def train(*overrides: str, folder: Path) -> dict[str, Tensor]:
     run = build(compose([*TINY, *overrides], project=BARE), BARE, RunFolder(folder / "trained"))
     fit(run)
     return run.model.state_dict()
 
 
-def below(names: set[str], prefix: str) -> set[str]:
+def with_prefix(names: set[str], prefix: str) -> set[str]:
     return {name for name in names if name.startswith(prefix)}
 
 
@@ -71,35 +71,35 @@ def below(names: set[str], prefix: str) -> set[str]:
         pytest.param(BY_INITIALISE, ["memory_format=channels_last", "accumulate=2", "callbacks=ema"], marks=pytest.mark.slow),
     ],
 )
-def test_frozen_layers_keep_parameters_and_statistics_and_the_others_do_not(how: list[str], further: list[str], tmp_path: Path) -> None:
+def test_only_frozen_layers_keep_their_parameters_and_statistics(how: list[str], further: list[str], tmp_path: Path) -> None:
     before = initial(*how, *further, folder=tmp_path)
-    assert moved(before, trained(*how, *further, folder=tmp_path)) == {name for name in before if not name.startswith("layer1.")}
+    assert changed_names(before, train(*how, *further, folder=tmp_path)) == {name for name in before if not name.startswith("layer1.")}
 
 
-def test_with_everything_but_the_head_frozen_only_the_head_moves(tmp_path: Path) -> None:
-    assert moved(initial(*ALL_BUT_THE_HEAD, folder=tmp_path), trained(*ALL_BUT_THE_HEAD, folder=tmp_path)) == {"fc.weight", "fc.bias"}
+def test_only_the_head_changes_if_all_else_is_frozen(tmp_path: Path) -> None:
+    assert changed_names(initial(*ALL_BUT_THE_HEAD, folder=tmp_path), train(*ALL_BUT_THE_HEAD, folder=tmp_path)) == {"fc.weight", "fc.bias"}
 
 
 @pytest.mark.parametrize("how", TRAINED_STATISTICS)
-def test_statistics_go_on_where_that_is_asked_for(how: str, tmp_path: Path) -> None:
-    names = moved(initial(folder=tmp_path), trained(*TRAINED_STATISTICS[how], folder=tmp_path))
-    assert {name.rpartition(".")[2] for name in below(names, "layer1.")} == {"running_mean", "running_var", "num_batches_tracked"}
+def test_statistics_of_frozen_layers_are_updated_on_request(how: str, tmp_path: Path) -> None:
+    names = changed_names(initial(folder=tmp_path), train(*TRAINED_STATISTICS[how], folder=tmp_path))
+    assert {name.rpartition(".")[2] for name in with_prefix(names, "layer1.")} == {"running_mean", "running_var", "num_batches_tracked"}
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_them_and_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+def test_a_resumed_run_keeps_frozen_layers_and_has_the_same_bits(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = [*TINY, *BY_INITIALISE, "checkpoint.every_steps=2", "checkpoint.keep_last=9"]
     whole = json.loads(samewise("train", *given, f"run_root={tmp_path / 'whole'}", "--json").stdout)
     taken = Path(whole["folder"]) / "checkpoints" / "step-00000002"
     resumed = json.loads(samewise("train", *given, f"resume_from={taken}", f"run_root={tmp_path / 'resumed'}", "--json").stdout)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     after = checkpoint.load(Path(resumed["folder"]) / "checkpoints" / "latest")["model"]
-    assert below(moved(initial(*BY_INITIALISE, folder=tmp_path), after), "layer1.") == set()
+    assert with_prefix(changed_names(initial(*BY_INITIALISE, folder=tmp_path), after), "layer1.") == set()
 
 
 @pytest.mark.parametrize("how", [BY_INITIALISE, BY_GROUPS])
-def test_who_reads_the_mode_of_a_held_layer_finds_it_held_before_training_and_after_an_evaluation(how: list[str], tmp_path: Path) -> None:
-    """As a block that calls `F.batch_norm(..., training=self.norm.training)` itself."""
+def test_frozen_norms_are_in_eval_mode_before_training_and_after_an_evaluation(how: list[str], tmp_path: Path) -> None:
+    """A block may call `F.batch_norm(..., training=self.norm.training)` itself."""
     run = build(compose([*TINY, *how], project=BARE), BARE, RunFolder(tmp_path))
     norms = {name: module for name, module in run.model.named_modules() if isinstance(module, nn.BatchNorm2d)}
     held = {name for name in norms if name.startswith("layer1.")}
@@ -108,7 +108,7 @@ def test_who_reads_the_mode_of_a_held_layer_finds_it_held_before_training_and_af
     assert {name for name, norm in norms.items() if not norm.training} == held
 
 
-def test_the_mode_survives_whoever_calls_train_and_copies() -> None:
+def test_frozen_modes_survive_calls_of_train_and_copies() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
     initialise(model, {"frozen": ["0.*", "1.*"]})
     parameter_groups(model, {"again": {"match": "0.*", "frozen": True}})
@@ -117,28 +117,28 @@ def test_the_mode_survives_whoever_calls_train_and_copies() -> None:
         for prepare in (one.train, one.eval, one.train):
             prepare()
             one(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
-        assert moved(before, one.state_dict()) == {"3.running_mean", "3.running_var", "3.num_batches_tracked"}
+        assert changed_names(before, one.state_dict()) == {"3.running_mean", "3.running_var", "3.num_batches_tracked"}
 
 
-def test_stages_cut_from_a_model_keep_them() -> None:
+def test_stages_cut_from_a_model_keep_frozen_layers() -> None:
     model = resnet18_small(width=4)
     initialise(model, {"frozen": ["layer1.*", "layer4.*"]})
     before = copy.deepcopy(model.state_dict())
     value = torch.randn(2, 3, 8, 8)
     for stage in cut_model(model, ["layer3"]):
         value = stage.train()(value)
-    names = {name.partition(".")[0] for name in moved(before, model.state_dict())}
+    names = {name.partition(".")[0] for name in changed_names(before, model.state_dict())}
     assert names == {"bn1", "layer2", "layer3"}
 
 
-def test_synchronised_batch_norms_stay_held() -> None:
+def test_frozen_batch_norms_stay_frozen_when_synchronised() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
     initialise(model, {"frozen": ["1.*"]})
     synchronise(model)
     before = copy.deepcopy(model[1].state_dict())
     assert isinstance(model[1], nn.SyncBatchNorm)
     model[:2].train()(torch.randn(5, 3))
-    assert moved(before, model[1].state_dict()) == set()
+    assert changed_names(before, model[1].state_dict()) == set()
 
 
 ADAM = ["optimizer=adamw", "optimizer.lr=0.001", "~optimizer.momentum", "~optimizer.nesterov"]
@@ -146,24 +146,24 @@ LATER = ["param_groups=none", "+param_groups.body={match: 're:^(conv1|bn1|layer1
 
 
 @pytest.mark.parametrize("further", [[], pytest.param(["strategy=elastic", "replicas=2", "accumulate=2"], marks=pytest.mark.slow)])
-def test_what_waits_is_as_if_it_were_frozen_until_its_epoch_and_is_then_trained_from_its_first_step(further: list[str], tmp_path: Path) -> None:
-    """An epoch is four steps."""
+def test_layers_frozen_until_an_epoch_are_trained_from_its_first_step(further: list[str], tmp_path: Path) -> None:
+    """An epoch has four steps."""
     given = [*TINY, *LATER, *further]
     before = initial(*LATER, *further, folder=tmp_path)
     waits = {name for name in before if name.startswith(("conv1", "bn1", "layer1"))}
     run = build(compose([*given, "max_steps=4"], project=BARE), BARE, RunFolder(tmp_path / "until"))
     fit(run)
-    assert moved(before, run.model.state_dict()) == before.keys() - waits
+    assert changed_names(before, run.model.state_dict()) == before.keys() - waits
     run = build(compose(given, project=BARE), BARE, RunFolder(tmp_path / "beyond"))
     fit(run)
-    assert moved(before, run.model.state_dict()) == before.keys()
+    assert changed_names(before, run.model.state_dict()) == before.keys()
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
     steps = {names[id(parameter)]: int(state["step"]) for parameter, state in run.phases[0].optimizer.state.items()}
     assert steps == {name: 2 if name in waits else 6 for name in names.values()}
 
 
 @pytest.mark.slow
-def test_a_run_stopped_before_what_waits_is_trained_goes_on_with_the_same_bits(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+def test_a_run_stopped_before_layers_unfreeze_resumes_with_the_same_bits(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = [*TINY, *LATER, "checkpoint.every_steps=1", "checkpoint.keep_last=9", "--json"]
     whole = json.loads(samewise("train", *given, f"run_root={tmp_path / 'whole'}").stdout)
     for step in (3, 4, 5):
@@ -172,8 +172,8 @@ def test_a_run_stopped_before_what_waits_is_trained_goes_on_with_the_same_bits(t
         assert resumed["weights_sha256"] == whole["weights_sha256"]
 
 
-def test_waiting_that_cannot_be_is_refused_and_such_that_never_ends_is_warned_of(tmp_path: Path) -> None:
-    def built(*given: str) -> Any:
+def test_an_invalid_frozen_until_is_refused_and_one_that_never_ends_is_warned_about(tmp_path: Path) -> None:
+    def build_run(*given: str) -> Any:
         return build(compose([*TINY, "param_groups=none", *given], project=BARE), BARE, RunFolder(tmp_path))
 
     for rule, message in [
@@ -182,17 +182,17 @@ def test_waiting_that_cannot_be_is_refused_and_such_that_never_ends_is_warned_of
         ("{match: '*', frozen_until: 2}", "no parameter is trained in the first 2 epochs"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            built(f"+param_groups.a={rule}")
+            build_run(f"+param_groups.a={rule}")
     with pytest.raises(ConfigError, match="cannot be used with DDP"):
-        built("+param_groups.a={match: layer1.*, frozen_until: 1}", "strategy=ddp", "strategy.nproc=1")
+        build_run("+param_groups.a={match: layer1.*, frozen_until: 1}", "strategy=ddp", "strategy.nproc=1")
     with pytest.raises(ConfigError, match=r"param_groups\.layers\.unfreeze_every: cannot be used with DDP"):
-        built("param_groups=unfreezing_by_blocks", "strategy=ddp", "strategy.nproc=1")
+        build_run("param_groups=unfreezing_by_blocks", "strategy=ddp", "strategy.nproc=1")
     rules = {"a": {"match": "layer1.*", "frozen_until": 3}, "b": {"match": "layer2.*", "frozen_until": 2}, "c": None}
     assert [problem.path for problem in cautions(rules, steps_per_epoch=4, total_steps=12)] == ["param_groups.a.frozen_until"]
 
 
 class Block(nn.Module):
-    """A norm without parameters beside what has some, and a frozen one below the same roof."""
+    """Norms without parameters beside layers that have some, in the block itself and in a nested one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Block(nn.Module):
         (["inner.0.*"], {"inner"}),  # all parameters around it
         (["inner.0.weight"], set()),
         (["inner.*"], {"inner"}),
-        (["norm.*"], {"norm"}),  # by its statistics: it has nothing else
+        (["norm.*"], {"norm"}),  # by its statistics: it has no parameters
         (["norm"], {"inner", "norm", "partly"}),  # the kind
         (["type:BatchNorm1d"], {"inner", "norm", "partly"}),
         (["partly.weight"], set()),
@@ -225,7 +225,7 @@ class Block(nn.Module):
         (["*"], {"inner", "norm", "partly", "spectral"}),
     ],
 )
-def test_a_layer_is_held_where_it_is_frozen_as_a_whole(frozen: list[str], held: set[str]) -> None:
+def test_a_layer_keeps_its_statistics_only_if_it_is_frozen_as_a_whole(frozen: list[str], held: set[str]) -> None:
     torch.manual_seed(0)
     by_initialise = Block()
     initialise(by_initialise, {"frozen": frozen})
@@ -234,20 +234,20 @@ def test_a_layer_is_held_where_it_is_frozen_as_a_whole(frozen: list[str], held: 
     for model in (by_initialise, by_groups):
         before = copy.deepcopy(model.state_dict())
         model.train()(torch.randn(5, 3))
-        assert {name.partition(".")[0] for name in moved(before, model.state_dict())} == {"inner", "norm", "partly", "spectral"} - held
+        assert {name.partition(".")[0] for name in changed_names(before, model.state_dict())} == {"inner", "norm", "partly", "spectral"} - held
         assert model.drop.training, "dropout is no state: it goes on"
         places = {"inner": "inner.1", "spectral": "spectral.parametrizations.weight.0"}
         assert {name for name, module in model.named_modules() if is_kept_in_eval_mode(module)} == {places.get(name, name) for name in held}
 
 
-def test_a_layer_frozen_twice_is_held_once() -> None:
+def test_a_layer_frozen_twice_gets_one_hook() -> None:
     model = Block()
     for _ in range(2):
         initialise(model, {"frozen": ["norm.*"]})
     assert len(model.norm._forward_pre_hooks) == 1
 
 
-def test_a_layer_without_parameters_may_hold_what_is_elsewhere_too() -> None:
+def test_a_frozen_layer_may_be_part_of_another_layer_too() -> None:
     shared = nn.BatchNorm1d(3, affine=False)
     model = nn.ModuleDict({"first": shared, "second": nn.BatchNorm1d(3, affine=False), "head": nn.Linear(3, 3)})
     model["second"].inner = shared
@@ -263,7 +263,7 @@ def test_a_layer_without_parameters_may_hold_what_is_elsewhere_too() -> None:
         ({"match": "norm.*", "weight_decay": 0.0}, "param_groups.a.match"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(rule: dict[str, Any], path: str) -> None:
+def test_invalid_frozen_settings_are_refused(rule: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as error:
         parameter_groups(Block(), {"a": rule})
     assert [problem.path for problem in error.value.problems] == [path]
@@ -283,7 +283,7 @@ RANKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["layer1", "all but the head"])
 @pytest.mark.parametrize("strategy", RANKS)
-def test_two_ranks_keep_them(strategy: str, how: str, tmp_path: Path) -> None:
+def test_frozen_layers_stay_frozen_on_two_ranks(strategy: str, how: str, tmp_path: Path) -> None:
     if how == "layer1":
         given, kept = BY_GROUPS, "layer1."
     elif strategy in ("pipeline", "rpc"):
@@ -295,4 +295,4 @@ def test_two_ranks_keep_them(strategy: str, how: str, tmp_path: Path) -> None:
         given, kept = ALL_BUT_THE_HEAD, ("conv1.", "bn1.", "layer")
     folder = run_ranks(tmp_path / "ranks", 2, *RANKS[strategy], *given, experiment=TINY)
     before = initial(*given, folder=tmp_path)
-    assert moved(before, checkpoint.load(folder / "checkpoints" / "latest")["model"]) == {name for name in before if not name.startswith(kept)}
+    assert changed_names(before, checkpoint.load(folder / "checkpoints" / "latest")["model"]) == {name for name in before if not name.startswith(kept)}

@@ -14,7 +14,7 @@ from samewise.runner.records import checkpoint
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
 MORE = ["clip_norm=0.5", "accumulate=2", "callbacks=ema", "callbacks.ema.every_steps=2", "optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"]
-"""What else looks into gradients, weights and the optimizer's state."""
+"""Other settings that read gradients, weights and the optimizer's state."""
 
 
 def final(folder: Path) -> dict[str, torch.Tensor]:
@@ -43,7 +43,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_agrees_with_one_process_and_says_what_it_promises(samewise, alone, two):
+def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two):
     assert_close(two, alone)
     assert json.loads((two / "summary.json").read_text())["level"] == "R1"
     assert two.name != alone.name
@@ -52,7 +52,7 @@ def test_agrees_with_one_process_and_says_what_it_promises(samewise, alone, two)
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_killed_and_resumed_gives_the_bits_of_the_first_run(two, tmp_path):
+def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(two, tmp_path):
     job = Job(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1")
     job.wait_for_step(3)
     job.ranks[1].kill()
@@ -64,7 +64,7 @@ def test_killed_and_resumed_gives_the_bits_of_the_first_run(two, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_more_of_what_a_run_may_have(tmp_path):
+def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_path):
     reference = run(tmp_path / "alone", 1, *MILD, *MORE, "strategy=single")
     folder = run(tmp_path / "two", 2, *MILD, *FSDP, *MORE)
     assert_close(folder, reference, tolerance=2e-3)
@@ -84,7 +84,7 @@ def test_processes_without_samples_take_part_in_an_epochs_last_step(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [["strategy.param_dtype=bfloat16", "strategy.reduce_dtype=float32"], ["precision=fp16", "memory_format=channels_last"]])
-def test_half_precision_comes_close(two, tmp_path, options):
+def test_half_precision_stays_close(two, tmp_path, options):
     folder = run(tmp_path, 2, *MILD, *FSDP, *options)
     assert_close(folder, two, tolerance=0.1)
     assert weights(folder) != weights(two)
@@ -105,7 +105,7 @@ def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_whose_checkpoints_are_in_shards(samewise, two, tmp_path):
+def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise, two, tmp_path):
     in_shards = [*MILD, *FSDP, "checkpoint.sharded=true", "checkpoint.every_steps=1"]
     job = Job(tmp_path, 2, *in_shards)
     job.wait_for_step(3)

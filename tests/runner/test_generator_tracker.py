@@ -1,4 +1,4 @@
-"""Only the generators that samples draw from are seeded for each, and every batch is what it is with all of them seeded."""
+"""Only the generators that samples draw from are seeded for each sample, and every batch is the same as with all of them seeded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from samewise.runner.records.digest import value_digest
 KEYS = [Key(epoch, start, tuple(range(start + 3, start + 7))) for epoch in range(2) for start in range(0, 20, 4)]
 
 
-def forked() -> float:
+def draw_in_fork() -> float:
     with torch.random.fork_rng(devices=[]):
         return torch.rand(()).item()
 
 
-def put_back() -> float:
+def draw_and_restore() -> float:
     with streams.preserve_generators():
         return random.random() + float(np.random.rand())
 
@@ -41,8 +41,8 @@ SAMPLES: dict[str, tuple[Callable[[int], float], int]] = {
     "at last each": (lambda index: (random.random, np.random.rand, lambda: torch.rand(()).item())[index % 3]() if index > 18 else 0.0, 3),
     "the seed alone is read": (lambda index: float(torch.initial_seed()), 4),
     "a state alone is read": (lambda index: float(np.random.get_state()[1][0]), 4),  # pyright: ignore
-    "a draw in a fork": (lambda index: forked(), 4),
-    "draws that are undone": (lambda index: put_back(), 4),
+    "a draw in a fork": (lambda index: draw_in_fork(), 4),
+    "draws that are undone": (lambda index: draw_and_restore(), 4),
 }
 """What a sample draws, and how many generators are seeded for it in the end."""
 
@@ -57,7 +57,7 @@ class Drawing:
 
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The generators that are seeded, one by one."""
+    """The names of the generators that are seeded, one by one."""
     seen = list[str]()
 
     def noting(name: str, seeder: Callable[[int], object]) -> Callable[[int], object]:
@@ -68,8 +68,8 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def made(keyed: KeyedDataset) -> list[int]:
-    """Each batch, begun with the generators wherever a training step left them."""
+def batch_digests(keyed: KeyedDataset) -> list[int]:
+    """The digest of each batch, with the generators in the state that a training step left."""
     found = []
     for number, key in enumerate(KEYS):
         streams.enter(number, "step")
@@ -78,7 +78,7 @@ def made(keyed: KeyedDataset) -> list[int]:
 
 
 @pytest.mark.parametrize("case", SAMPLES)
-def test_a_batch_is_what_it_is_with_every_generator_seeded_for_each_sample(case: str, seeded: list[str]):
+def test_a_batch_is_as_if_every_generator_were_seeded_for_each_sample(case: str, seeded: list[str]):
     sample, wanted = SAMPLES[case]
     dataset = Drawing(sample)
     expected = []
@@ -89,14 +89,14 @@ def test_a_batch_is_what_it_is_with_every_generator_seeded_for_each_sample(case:
             samples.append(dataset[index])
         expected.append(value_digest(torch.stack(samples)))
     keyed = KeyedDataset(dataset, torch.stack, seed=7, stream="sample")
-    assert made(keyed) == expected
+    assert batch_digests(keyed) == expected
     seeded.clear()
     assert value_digest(keyed[KEYS[0]]) == expected[0]
     four_times = [name for name in streams.SEEDERS if seeded.count(name) >= len(KEYS[0].indices)]
     assert len(four_times) == wanted
 
 
-def test_what_puts_samples_together_may_draw_too():
+def test_a_collate_function_may_draw_random_numbers():
     def shuffled(samples: Any) -> torch.Tensor:
         return torch.stack(samples)[torch.randperm(len(samples))]
 
@@ -105,4 +105,4 @@ def test_what_puts_samples_together_may_draw_too():
     for key in KEYS:
         streams.enter(7, "sample", key.epoch, key.start + 3, key.indices[-1])
         found.append(value_digest(shuffled([torch.tensor([index, 0.0], dtype=torch.float64) for index in key.indices])))
-    assert made(keyed) == found
+    assert batch_digests(keyed) == found

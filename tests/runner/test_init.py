@@ -1,4 +1,4 @@
-"""A project made by `samewise init` trains at once, as it is."""
+"""A project created by `samewise init` trains at once, unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_new_project_is_sound_and_has_an_experiment_of_its_own(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_project_is_sound_and_has_its_own_experiment(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = samewise("init", "init-lab")
     assert made.returncode == 0, made.stderr
     assert "samewise train" in made.stdout
@@ -48,14 +48,14 @@ def test_a_new_project_is_sound_and_has_an_experiment_of_its_own(samewise: Run, 
     assert compose(["~experiment"], project=within).name == "classification-resnet18_small-digits"
 
 
-def test_an_experiment_of_the_project_that_does_not_exist_is_named(samewise: Run, here: Path) -> None:
+def test_a_missing_default_experiment_of_a_project_is_named(samewise: Run, here: Path) -> None:
     (here / "pyproject.toml").write_text('[tool.samewise]\nexperiment = "resnet18_digit"\n')
     assert "did you mean 'resnet18_digits'?" in samewise("show").stderr
     (here / "pyproject.toml").write_text("[tool.samewise]\nexperiment = 3\n")
     assert "tool.samewise.experiment" in samewise("show").stderr
 
 
-def test_a_folder_with_something_in_it_is_left_as_it_is(samewise: Run, here: Path) -> None:
+def test_a_folder_that_is_not_empty_is_left_unchanged(samewise: Run, here: Path) -> None:
     (here / ".notes").write_text("mine")
     done = samewise("init", ".", "--package", "init_lab")
     assert done.returncode == 2
@@ -65,7 +65,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(samewise: Run, here: Pat
 
 
 @pytest.mark.parametrize("name", ["torch", "json", "class", "9lives", "tests"])
-def test_a_name_that_no_package_can_have_is_refused(samewise: Run, here: Path, name: str) -> None:
+def test_a_name_that_is_not_valid_for_a_package_is_refused(samewise: Run, here: Path, name: str) -> None:
     done = samewise("init", name)
     assert done.returncode == 2
     assert "--package NAME" in done.stderr

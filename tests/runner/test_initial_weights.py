@@ -1,4 +1,4 @@
-"""Initial weights from files: whole or in part, by name, and what of a file does not fit."""
+"""Initial weights from files: whole or in part, by name, and errors about what does not fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRAPPED: list[Callable[[dict[str, Any]], Any]] = [
 
 
 @pytest.mark.parametrize("wrap", WRAPPED)
-def test_weights_come_out_of_the_usual_wrappers(tmp_path: Path, wrap: Callable[[dict[str, Any]], Any]) -> None:
+def test_weights_load_from_the_usual_wrappers(tmp_path: Path, wrap: Callable[[dict[str, Any]], Any]) -> None:
     state = other_weights()
     torch.save(wrap(state), tmp_path / "weights.pt")
     model = network()
@@ -34,14 +34,14 @@ def test_weights_come_out_of_the_usual_wrappers(tmp_path: Path, wrap: Callable[[
     assert same(dict(model.state_dict()), state)
 
 
-def test_weights_come_from_a_checkpoint_folder(tmp_path: Path) -> None:
+def test_weights_load_from_a_checkpoint_folder(tmp_path: Path) -> None:
     torch.save({"step": 3, "model": other_weights(), "optimizers": {}}, tmp_path / "state.pt")
     model = network()
     initialise(model, {"weights": str(tmp_path)})
     assert same(dict(model.state_dict()), other_weights())
 
 
-def test_a_part_can_be_left_out_and_stays_as_initialised(tmp_path: Path) -> None:
+def test_an_excluded_part_stays_as_initialised(tmp_path: Path) -> None:
     state = other_weights()
     state["3.weight"], state["3.bias"] = torch.zeros(1000, 8), torch.zeros(1000)
     torch.save(state, tmp_path / "weights.pt")
@@ -59,7 +59,7 @@ def test_a_backbone_can_be_loaded_into_a_part_of_the_model(tmp_path: Path) -> No
     assert same(dict(model["backbone"]["body"].state_dict()), other_weights())
 
 
-def test_without_strict_what_fits_by_name_is_loaded(tmp_path: Path) -> None:
+def test_without_strict_only_matching_names_are_loaded(tmp_path: Path) -> None:
     state = {name: value for name, value in other_weights().items() if not name.startswith("1.")} | {"extra": torch.zeros(1)}
     torch.save(state, tmp_path / "weights.pt")
     model = network()
@@ -70,7 +70,7 @@ def test_without_strict_what_fits_by_name_is_loaded(tmp_path: Path) -> None:
 
 
 class Anything:
-    """Something that is no tensor."""
+    """Something that is not a tensor."""
 
 
 FILES: list[tuple[Callable[[Path], Any], dict[str, Any], str, str]] = [
@@ -101,7 +101,7 @@ FILES: list[tuple[Callable[[Path], Any], dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("write", "settings", "path", "message"), FILES)
-def test_a_file_that_does_not_fit_is_told_by_name_and_changes_nothing(
+def test_a_file_that_does_not_fit_is_reported_and_changes_nothing(
     tmp_path: Path, write: Callable[[Path], Any], settings: dict[str, Any], path: str, message: str
 ) -> None:
     write(tmp_path / "weights.pt")
@@ -113,7 +113,7 @@ def test_a_file_that_does_not_fit_is_told_by_name_and_changes_nothing(
     assert same(dict(model.state_dict()), before)
 
 
-def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     torch.save(other_weights(), file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -127,7 +127,7 @@ def test_an_address_is_refused_with_advice() -> None:
 
 
 def safetensors(tensors: dict[str, tuple[str, torch.Tensor]]) -> bytes:
-    """A file as huggingface.co/docs/safetensors has it: eight bytes with the length of the header, the header as JSON, the numbers."""
+    """A file as specified at huggingface.co/docs/safetensors: eight bytes with the length of the header, the header as JSON, the numbers."""
     numbers, header = b"", {"__metadata__": {"format": "pt"}}
     for name, (kind, value) in tensors.items():
         raw = bytes(value.contiguous().flatten().view(torch.uint8).tolist())
@@ -137,7 +137,7 @@ def safetensors(tensors: dict[str, tuple[str, torch.Tensor]]) -> bytes:
     return len(text).to_bytes(8, "little") + text + numbers
 
 
-def test_safetensors_are_read_and_a_damaged_file_is_told(tmp_path: Path) -> None:
+def test_safetensors_are_read_and_a_damaged_file_is_reported(tmp_path: Path) -> None:
     file, given = tmp_path / "weights.safetensors", other_weights()
     held = {name: ("F32" if value.is_floating_point() else "I64", value.reshape(-1) if not value.dim() else value) for name, value in given.items()}
     held["1.num_batches_tracked"] = ("I64", given["1.num_batches_tracked"].reshape(1))

@@ -37,7 +37,7 @@ METHOD_ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "whitening"])
-def test_each_method_gives_what_torchs_gives_and_touches_nothing_else(name: str) -> None:
+def test_each_method_gives_torchs_values_and_touches_nothing_else(name: str) -> None:
     arguments = METHOD_ARGUMENTS.get(name, {})
     model, expected = network(), torch.empty(8, 3, 3, 3)
     others = {key: value.clone() for key, value in model.state_dict().items() if key != "0.weight"}
@@ -49,7 +49,7 @@ def test_each_method_gives_what_torchs_gives_and_touches_nothing_else(name: str)
     assert same({key: value for key, value in model.state_dict().items() if key != "0.weight"}, others)
 
 
-def test_weight_and_bias_go_each_by_the_first_rule_that_sets_it() -> None:
+def test_weight_and_bias_each_follow_the_first_rule_that_sets_them() -> None:
     model = network()
     given = {
         "head": {"match": "3.*", "weight": {"method": "constant", "val": 2.0}},
@@ -60,7 +60,7 @@ def test_weight_and_bias_go_each_by_the_first_rule_that_sets_it() -> None:
     assert [model[0].bias.unique().tolist(), model[3].bias.unique().tolist()] == [[7.0], [7.0]]
 
 
-def test_rules_may_be_a_list_and_null_leaves_one_out() -> None:
+def test_rules_may_be_a_list_and_a_null_rule_is_left_out() -> None:
     model = network()
     initialise(model, {"rules": [{"match": "linear", "weight": "zeros"}]})
     initialise(model, rules(a=None, b={"match": "bias", "bias": "ones"}))
@@ -88,7 +88,7 @@ def test_every_choice_fits_a_resnet(path: Path) -> None:
     assert zeros == (16 if path.stem == "resnet_zero_gamma" else 0)
 
 
-def test_kaiming_normal_has_the_deviation_of_the_paper() -> None:
+def test_kaiming_normal_has_the_standard_deviation_of_the_paper() -> None:
     model = nn.Conv2d(64, 128, 3)
     with streams.scope(0, "init"):
         initialise(model, rules(a={"match": "weight", "weight": {"method": "kaiming_normal", "mode": "fan_out", "nonlinearity": "relu"}}))
@@ -108,7 +108,7 @@ def test_weights_are_parametrised_by_pattern_and_biases_left_alone(kind: str) ->
     assert model(torch.ones(2, 3, 3, 3)).shape == (2, 4)
 
 
-def test_weights_of_a_plain_and_of_a_parametrised_model_both_load_into_a_parametrised_one(tmp_path: Path) -> None:
+def test_plain_and_parametrised_weights_both_load_into_a_parametrised_model(tmp_path: Path) -> None:
     settings = {"weights": str(tmp_path / "weights.pt"), "parametrisations": {"head": {"match": "linear", "kind": "weight_norm"}}}
     torch.save(other_weights(), tmp_path / "weights.pt")
     first, second = network(), network()
@@ -127,7 +127,7 @@ def test_frozen_parameters_need_no_gradient() -> None:
     assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["1.weight", "1.bias", "3.weight", "3.bias"]
 
 
-def test_nothing_is_done_where_nothing_is_said() -> None:
+def test_empty_settings_change_nothing() -> None:
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     initialise(model, {})
@@ -166,13 +166,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("settings", "path", "message"), WRONG)
-def test_a_setting_that_cannot_be_meant_is_told_at_its_key(settings: dict[str, Any], path: str, message: str) -> None:
+def test_an_invalid_setting_is_reported_at_its_key(settings: dict[str, Any], path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         initialise(network(), settings)
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
-def test_all_wrong_rules_are_told_at_once_and_each_with_its_value() -> None:
+def test_all_wrong_rules_are_reported_at_once_each_with_its_value() -> None:
     with pytest.raises(ConfigError) as caught:
         initialise(network(), rules(a={"match": "embedding", "weight": "zeros"}, b={"match": ["*.bias"], "weight": "zeros"}))
     assert [(problem.path, problem.expected) for problem in caught.value.problems][1:] == [("initialise.rules.b", "such as 0.bias")]
@@ -184,14 +184,14 @@ def test_all_wrong_rules_are_told_at_once_and_each_with_its_value() -> None:
     assert (caught.value.problems[0].value, caught.value.problems[0].hint) == (1, "did you mean 'n_power_iterations'?")
 
 
-def test_a_rule_or_a_parametrisation_that_is_null_is_left_out_and_those_after_it_are_not() -> None:
+def test_a_null_rule_or_parametrisation_is_left_out_and_later_ones_apply() -> None:
     model = network()
     initialise(model, rules(a=None, b={"match": "linear", "weight": "zeros"}) | {"parametrisations": {"a": None, "b": {"match": "0.*", "kind": "weight_norm"}}})
     assert not model[3].weight.any()
     assert nn.utils.parametrize.is_parametrized(model[0], "weight")
 
 
-def test_settings_may_come_as_a_node_of_a_config() -> None:
+def test_settings_may_be_a_config_node() -> None:
     model = network()
     given = {"rules": [{"match": ["linear"], "weight": {"method": "constant", "val": 2.0}}], "frozen": ["0.*"]}
     initialise(model, OmegaConf.create(given))
@@ -200,20 +200,20 @@ def test_settings_may_come_as_a_node_of_a_config() -> None:
 
 
 def photographs(samples: int, channels: int = 3) -> torch.Tensor:
-    """float32[samples, channels, 16, 16]: noise that neighbours and channels have in common, with a mean of 0."""
+    """float32[samples, channels, 16, 16]: noise that is correlated between neighbours and channels, with a mean of 0."""
     noise = torch.randn(samples, channels + 1, 18, 18, generator=torch.Generator().manual_seed(0))
     return nn.functional.avg_pool2d(noise, 3, 1)[:, :-1] * 4 + noise[:, -1:, 1:-1, 1:-1]
 
 
 @pytest.mark.parametrize(("channels", "outputs"), [(3, 24), (3, 12), (1, 8)])
-def test_a_whitening_convolutions_outputs_are_uncorrelated_with_a_variance_of_one(channels: int, outputs: int) -> None:
+def test_whitened_outputs_are_uncorrelated_with_a_variance_of_one(channels: int, outputs: int) -> None:
     model = nn.Sequential(nn.Conv2d(channels, outputs, 2, bias=False))
     rule = {"match": "convolution", "weight": {"method": "whitening", "samples": 64, "eps": 0.0}}
     initialise(model, rules(a=rule), images=lambda samples: photographs(samples, channels))
     seen = model.double()(photographs(64, channels).double()).transpose(0, 1).flatten(1)
     half = channels * 4
     covariance = seen[:half] @ seen[:half].T / seen.shape[1]
-    assert torch.allclose(covariance, torch.eye(half, dtype=torch.float64), atol=1e-5)  # as far as weights in float32 go
+    assert torch.allclose(covariance, torch.eye(half, dtype=torch.float64), atol=1e-5)  # to the precision of float32 weights
     assert torch.equal(seen[half:], -seen[:half][: outputs - half])
     matrix = model[0].weight[:half].flatten(1)
     norms = matrix.norm(dim=1)
@@ -221,14 +221,14 @@ def test_a_whitening_convolutions_outputs_are_uncorrelated_with_a_variance_of_on
     assert (matrix.gather(1, matrix.abs().argmax(1, keepdim=True)) > 0).all()
 
 
-def test_whitening_does_not_blow_up_what_hardly_differs() -> None:
+def test_whitening_does_not_blow_up_directions_that_hardly_vary() -> None:
     model = nn.Sequential(nn.Conv2d(3, 12, 2))
     initialise(model, rules(a={"match": "convolution", "weight": "whitening"}), images=lambda samples: photographs(64)[:, :1].expand(-1, 3, -1, -1))
     norms = model[0].weight.flatten(1).norm(dim=1)
     assert torch.allclose(norms[4:], torch.full((8,), 5e-4**-0.5), rtol=1e-3)
 
 
-def test_whitening_without_images_leaves_the_weight_that_is_loaded_later() -> None:
+def test_whitening_without_images_keeps_the_weight() -> None:
     model = nn.Sequential(nn.Conv2d(3, 12, 2))
     before = model[0].weight.clone()
     initialise(model, rules(a={"match": "convolution", "weight": "whitening"}))
@@ -244,7 +244,7 @@ def test_whitening_without_images_leaves_the_weight_that_is_loaded_later() -> No
         (nn.Conv2d(3, 12, 2), {"sample": 5}, "did you mean 'samples'"),
     ],
 )
-def test_what_cannot_be_whitened_is_told(layer: nn.Module, settings: dict[str, Any], told: str) -> None:
+def test_an_impossible_whitening_is_reported(layer: nn.Module, settings: dict[str, Any], told: str) -> None:
     given = {"match": "convolution", "weight": {"method": "whitening", **settings}}
     with pytest.raises(ConfigError, match=told):
         initialise(nn.Sequential(layer), rules(a=given), images=lambda samples: photographs(64))

@@ -79,25 +79,25 @@ def test_a_target_outside_the_components_is_refused(target: str) -> None:
     "target",
     [None, 3, "", ".", "torch..nn", "torch.nn.Linear()", "torch.nn.Linear; import os", " torch.nn.Linear", "torch.nn._reduction.get_enum", "torch.nn.Linear\n"],
 )
-def test_a_target_that_is_no_name_is_refused(target: object) -> None:
+def test_a_target_that_is_not_a_name_is_refused(target: object) -> None:
     with pytest.raises(ConfigError, match=r"model\._target_"):
         instantiate({"_target_": target}, "model", allowed=())
 
 
-def test_a_stranger_is_refused_inside_arguments_lists_and_partials() -> None:
+def test_a_forbidden_target_is_refused_inside_arguments_lists_and_partials() -> None:
     evil = {"_target_": "os.system", "_partial_": True}
     for node in ({"_target_": "torch.nn.Sequential", "_args_": [evil]}, {"a": [{"b": evil}]}, {"_target_": "torch.nn.ReLU", "inplace": evil}):
         with pytest.raises(ConfigError, match=r"os\.system"):
             instantiate(node, "model", allowed=())
 
 
-def test_a_data_set_of_a_library_may_not_be_sent_to_another_address(tmp_path: Path) -> None:
+def test_a_library_data_set_may_not_download_from_another_address(tmp_path: Path) -> None:
     node = {"_target_": "torchaudio.datasets.SPEECHCOMMANDS", "root": str(tmp_path), "url": "http://127.0.0.1:9/x.tar.gz", "download": True}
     with pytest.raises(ConfigError, match=r"dataset\.train\.url"):
         instantiate(node, "dataset.train", allowed=())
 
 
-def test_a_declared_package_may_be_named_and_what_it_imports_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_declared_package_may_be_named_but_not_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "lab_of_ours"
     package.mkdir()
     (package / "__init__.py").write_text("import os\nfrom subprocess import run\nfrom torch.nn import Identity\nclass Thing(Identity):\n    pass\n")
@@ -120,30 +120,30 @@ def test_objects_are_built_through_lists_and_mappings() -> None:
     assert made["layers"][0].in_features == 3
 
 
-def test_positional_arguments_and_extra_ones_reach_the_constructor() -> None:
+def test_positional_and_extra_arguments_reach_the_constructor() -> None:
     assert len(instantiate({"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}]}, "model", allowed=())) == 1
     assert instantiate({"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 2}, "model", allowed=(), in_features=5).in_features == 5
 
 
-def test_a_partial_waits_for_what_is_missing() -> None:
+def test_a_partial_waits_for_its_missing_arguments() -> None:
     made = instantiate({"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.5}, "optimizer", allowed=())
     assert isinstance(made, functools.partial)
     assert made([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.5
 
 
-def test_a_name_that_does_not_exist_is_told_with_the_nearest() -> None:
+def test_a_name_that_does_not_exist_is_reported_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"optimizer\._target_: does not exist(.|\n)*did you mean 'SGD'") as caught:
         instantiate({"_target_": "torch.optim.SDG"}, "optimizer", allowed=())
     assert caught.value.exit_code == 2
 
 
-def test_a_constructor_that_fails_is_told_at_its_path_with_its_cause() -> None:
+def test_a_constructor_that_fails_is_reported_at_its_path_with_the_cause() -> None:
     with pytest.raises(ConfigError, match=r"model\.0: Dropout failed: dropout probability") as caught:
         instantiate([{"_target_": "torch.nn.Dropout", "p": 3.0}], "model", allowed=())
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_memory_that_there_is_not_is_told_with_the_argument_that_asks_for_it() -> None:
+def test_too_large_an_allocation_is_reported_with_the_argument_that_asks_for_it() -> None:
     with pytest.raises(ConfigError) as caught:
         instantiate({"_target_": "torch.nn.Linear", "in_features": 10**15, "out_features": 2}, "model", allowed=())
     (problem,) = caught.value.problems
@@ -151,12 +151,12 @@ def test_memory_that_there_is_not_is_told_with_the_argument_that_asks_for_it() -
     assert problem.message == "Linear asks for 8e+06 GB of memory at once, which is not available"
 
 
-def test_an_argument_that_a_model_function_passes_on_is_told_with_the_nearest() -> None:
+def test_an_unknown_argument_of_a_model_function_is_reported_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"model\.num_clases(.|\n)*did you mean 'num_classes'"):
         instantiate({"_target_": "torchvision.models.resnet18", "num_clases": 3}, "model", allowed=())
 
 
-def test_an_error_of_our_own_gets_the_path_before_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_component_gets_the_path_of_the_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         "from samewise.runner.errors import DataError, Problem\n"
         "class Bad(list):\n    def __init__(self):\n        raise DataError(Problem('root', 'is missing'), Problem('/data/x', 'is cut short'))\n"

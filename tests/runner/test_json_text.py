@@ -1,4 +1,4 @@
-"""What `--json` prints is JSON to parsers that keep to the standard."""
+"""The output of `--json` is valid JSON for strict parsers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def refuse(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
-def test_what_json_does_not_have_is_null() -> None:
+def test_values_that_json_lacks_become_null() -> None:
     value = {"best": {"valid/loss": float("nan")}, "curve": [1.5, float("inf")], "pair": (-float("inf"), 0.1), "path": Path("a"), "text": "NaN"}
     expected = {"best": {"valid/loss": None}, "curve": [1.5, None], "pair": [None, 0.1], "path": "a", "text": "NaN"}
     assert json.loads(to_json(value), parse_constant=refuse) == expected

@@ -1,4 +1,4 @@
-"""`samewise train ... strategy.nproc=2` starts its own ranks, passes signals on, starts again where one dies, and says what went wrong once."""
+"""`samewise train ... strategy.nproc=2` starts its own ranks, passes signals on, restarts if one dies, and reports an error once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
 
-def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
-    """What it has printed and said."""
+def wait_for_end(process: subprocess.Popen, code: int) -> tuple[str, str]:
+    """Its standard output and error."""
     output, said = process.communicate(timeout=300)
     assert process.returncode == code, said
     assert "Traceback" not in said
@@ -23,8 +23,8 @@ def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
-    """One launcher may start again once; the second kill is told, and the same command then finishes, with the bits of an undisturbed run."""
+def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
+    """The launcher may restart once; the second kill is reported, and the same command then finishes with the bits of an undisturbed run."""
     process = start(tmp_path / "killed", "max_steps=12", "strategy.nproc=2", "strategy.max_restarts=1")
     wait_for_step(process, tmp_path / "killed", 3)
     first = ranks_of(process)
@@ -35,42 +35,42 @@ def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     again[0].kill()
-    _, said = ended(process, 1)
+    _, said = wait_for_end(process, 1)
     assert "rank 0: was killed by SIGKILL" in said
     assert said.index("warning: rank 1 was killed by SIGKILL") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
     alone, finished = (samewise("train", *TINY, "max_steps=12", f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
     assert json.loads(finished.stdout)["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 
 
-@pytest.mark.slow  # of ranks that a test has started: test_any_number_of_ranks.py
+@pytest.mark.slow  # for ranks started by a test: test_any_number_of_ranks.py
 @pytest.mark.timeout(300)
 def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
     never = ("checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.keep_best=0")
     process = start(tmp_path, "strategy.nproc=2", "loader.num_workers=1", *never, "max_steps=4000")
     wait_for_step(process, tmp_path, 2)
     process.send_signal(signal.SIGTERM)
-    _, said = ended(process, 3)
+    _, said = wait_for_end(process, 3)
     assert said.count(", and saved") == 1
     assert len(list(tmp_path.glob("*/*/checkpoints/step-*"))) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_signal_before_a_rank_can_save_is_an_interruption_too(tmp_path):
+def test_a_signal_before_a_rank_can_save_counts_as_an_interruption(tmp_path):
     process = start(tmp_path, "strategy.nproc=2")
     while len(ranks_of(process)) < 2:  # they import torch now
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    _, said = ended(process, 3)
+    _, said = wait_for_end(process, 3)
     assert "stopped by SIGTERM" in said
     assert "run the same command again to resume" in said
 
 
-@pytest.mark.slow  # that ranks with one error tell it once: test_any_number_of_ranks.py
+@pytest.mark.slow  # without the launcher: test_any_number_of_ranks.py
 @pytest.mark.timeout(300)
-def test_an_error_in_all_ranks_is_told_once_and_not_tried_again(tmp_path):
-    _, said = ended(start(tmp_path, "max_steps=12", "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
+def test_an_error_in_all_ranks_is_reported_once_and_not_tried_again(tmp_path):
+    _, said = wait_for_end(start(tmp_path, "max_steps=12", "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
     assert said.startswith("error:")
     assert said.count("is not finite") == 1
     assert len(list(tmp_path.glob("*/*/ranks/*/attempt_*"))) == 1
@@ -79,9 +79,9 @@ def test_an_error_in_all_ranks_is_told_once_and_not_tried_again(tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_ten_random_ranks_killed_in_one_run_that_starts_again_by_itself(tmp_path):
+def test_a_run_that_loses_ten_random_ranks_restarts_itself_and_keeps_its_bits(tmp_path):
     overrides = ["max_steps=60", "tracking=mlflow", "checkpoint.every_steps=1"]
-    ended(start(tmp_path / "alone", *overrides, "strategy=single"), 0)
+    wait_for_end(start(tmp_path / "alone", *overrides, "strategy=single"), 0)
     chance, root = random.Random(4), tmp_path / "killed"
     process = start(root, *overrides, "strategy.nproc=4", "strategy.max_restarts=12")
     for kill in range(10):
@@ -90,7 +90,7 @@ def test_ten_random_ranks_killed_in_one_run_that_starts_again_by_itself(tmp_path
         while not (alive := ranks_of(process)):
             time.sleep(0.05)
         chance.choice(list(alive.values())).kill()
-    ended(process, 0)
+    wait_for_end(process, 0)
     (folder,), (alone,) = ((path.parent for path in (tmp_path / name).glob("*/*/summary.json")) for name in ("killed", "alone"))
     assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == json.loads((alone / "summary.json").read_text())["weights_sha256"]
     assert (folder / "trace.jsonl").read_bytes() == (alone / "trace.jsonl").read_bytes()

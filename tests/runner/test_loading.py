@@ -49,8 +49,8 @@ def test_any_number_of_workers_gives_the_same_batches():
     assert batches(3) == alone
 
 
-def test_a_worker_goes_on_when_a_scheduler_tells_all_processes_of_a_job_to_end():
-    """It is the main process that stops, when its step is done; for that it needs the worker's batches."""
+def test_a_worker_finishes_its_batches_after_sigterm():
+    """The main process stops by itself when its step is done, and needs the worker's batches for that."""
     wanted = [Key(0, start, (start,)) for start in range(20)]
     others = multiprocessing.active_children()
     loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), schema.Loader(num_workers=1)))
@@ -73,15 +73,15 @@ def with_a_worker() -> tuple[Loader, Iterator[Any], Any]:
     return loader, batches, worker
 
 
-def kill_and_go_on(worker: Any, batches: Iterator[Any]) -> None:
+def kill_and_continue(worker: Any, batches: Iterator[Any]) -> None:
     worker.kill()  # torch's handler may raise its error at once
     list(batches)
 
 
-def test_a_worker_that_is_killed_is_named_with_what_may_have_killed_it() -> None:
+def test_a_killed_worker_is_named_with_the_likely_cause() -> None:
     _, batches, worker = with_a_worker()
     with pytest.raises(RuntimeError) as caught:
-        kill_and_go_on(worker, batches)
+        kill_and_continue(worker, batches)
     problem = killed_worker(caught.value)
     assert problem is not None
     assert problem.path == "loader.num_workers"
@@ -90,25 +90,25 @@ def test_a_worker_that_is_killed_is_named_with_what_may_have_killed_it() -> None
     assert killed_worker(RuntimeError("the model has a DataLoader worker")) is None
 
 
-def test_a_worker_that_is_killed_while_it_sends_a_batch_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_killed_while_it_sends_a_batch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     loader, batches, worker = with_a_worker()
     assert loader._workers is not None
     monkeypatch.setattr(loader._workers._iterator, "_try_get_data", lambda: (_ for _ in ()).throw(ConnectionResetError()))
     with pytest.raises(RuntimeError) as caught:
-        kill_and_go_on(worker, batches)
+        kill_and_continue(worker, batches)
     assert killed_worker(caught.value) is not None
 
 
-def test_a_worker_that_is_killed_with_a_lock_of_torch_is_not_waited_for() -> None:
+def test_shutting_down_does_not_wait_for_a_lock_of_a_killed_worker() -> None:
     loader, batches, worker = with_a_worker()
     assert loader._workers is not None
     with pytest.raises(RuntimeError):
-        kill_and_go_on(worker, batches)
+        kill_and_continue(worker, batches)
     loader._workers._iterator._workers_done_event._cond.acquire(block=False)
     loader._workers._iterator._shutdown_workers()
 
 
-def test_the_main_process_stands_in_for_a_worker_with_one_thread():
+def test_the_main_process_loads_with_one_thread_like_a_worker():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -129,14 +129,14 @@ def test_another_seed_or_epoch_gives_other_randomness():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_error_of_a_sample_arrives_as_it_was_raised(num_workers):
+def test_an_error_in_a_sample_arrives_as_it_was_raised(num_workers):
     with pytest.raises(DataError) as caught:
         batches(num_workers, keys=[Key(0, 56, tuple(range(56, 64)))])
     assert str(caught.value) == "sample 63: is broken"
 
 
 @pytest.mark.parametrize(("sizes", "named"), [([2, 2, None, 2], "fails at sample 12: "), ([2, 2, 3, 2], "fails over samples 10, 11, 12, 13: ")])
-def test_an_error_names_its_sample_or_those_that_do_not_go_together(sizes, named):
+def test_an_error_names_its_sample_or_the_samples_that_do_not_fit_together(sizes, named):
     class Sized:
         def __getitem__(self, index):
             return torch.zeros(sizes[index - 10])
@@ -146,7 +146,7 @@ def test_an_error_names_its_sample_or_those_that_do_not_go_together(sizes, named
 
 
 class Labelled:
-    """Samples with a file, and a label or a size that may not be right."""
+    """Samples with a file, and possibly a wrong label or size."""
 
     def __init__(self, *, label: dict[int, int] | None = None, height: dict[int, int] | None = None) -> None:
         self.label, self.height = label or {}, height or {}
@@ -174,7 +174,7 @@ class Together(Labelled):
         ({"height": {13: 5}}, r"transforms: sample 13 \(cats/13\.png\) beside sample 10 \(cats/10\.png\): the images of a batch differ in size"),
     ],
 )
-def test_what_is_wrong_with_a_batch_is_told_of_its_sample_and_file(data, told, transforms, kind):
+def test_an_error_in_a_batch_names_its_sample_and_file(data, told, transforms, kind):
     if kind is Together and "height" in data:
         pytest.skip("it would have to be of one size")
     dataset, recipe = WithTransform.of(kind(**data), transforms), Classification(num_classes=9)
@@ -194,7 +194,7 @@ MANY_CAUSES = (
 )
 
 
-def test_what_a_library_says_at_length_is_told_in_a_line_with_the_users_own():
+def test_a_long_library_error_is_cut_to_one_line_with_the_users_line():
     class Spoken:
         def __getitem__(self, index):
             if index:
@@ -210,7 +210,7 @@ def test_what_a_library_says_at_length_is_told_in_a_line_with_the_users_own():
     assert 'in __getitem__: return importlib.import_module("json").loads("{")' in said
 
 
-def test_loading_draws_nothing_from_the_global_generator():
+def test_creating_a_loader_draws_nothing_from_the_global_generator():
     torch.manual_seed(0)
     expected = torch.rand(())
     torch.manual_seed(0)

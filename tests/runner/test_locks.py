@@ -24,11 +24,11 @@ def test_looking_at_a_lock_does_not_take_it(tmp_path):
     path = tmp_path / ".lock"
     path.touch()
     with open(path) as other:
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # somebody else who looks
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # somebody else who is looking
         assert holder(path) is None
 
 
-def test_a_lock_ends_with_its_process_and_not_with_that_ones_children(tmp_path):
+def test_a_lock_ends_with_its_process_even_if_a_child_lives_on(tmp_path):
     path, says = tmp_path / ".lock", os.pipe()
     pid = os.fork()
     if pid == 0:

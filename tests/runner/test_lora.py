@@ -1,4 +1,4 @@
-"""LoRA: what is learned is a change of low rank, which begins as nothing; all else stays."""
+"""LoRA: only a low-rank change is learned, which starts at zero; everything else stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lora(match: str, **settings: Any) -> dict[str, Any]:
     return {"parametrisations": {"lora": {"match": match, "kind": "lora", **settings}}}
 
 
-def test_a_step_is_that_of_the_two_small_matrices_written_out() -> None:
+def test_steps_match_the_two_small_matrices_written_out() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, 3)).double()
     images, before = torch.randn(5, 2, 3, 3, dtype=torch.float64), copy.deepcopy(model)
@@ -56,16 +56,16 @@ def test_a_step_is_that_of_the_two_small_matrices_written_out() -> None:
     assert not torch.allclose(model(images), before(images))
 
 
-def test_the_choices_train_the_changes_and_the_head_of_a_transformer(tmp_path: Path) -> None:
-    def made() -> nn.Module:
+def test_the_choices_train_the_low_rank_changes_and_the_head_of_a_transformer(tmp_path: Path) -> None:
+    def new_model() -> nn.Module:
         torch.manual_seed(0)
         return VisionTransformer(image_size=8, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16, num_classes=3)
 
-    torch.save(made().state_dict(), tmp_path / "published.pt")
-    model, settings = made(), yaml.safe_load((CONFIGS / "initialise" / "lora.yaml").read_text())
+    torch.save(new_model().state_dict(), tmp_path / "published.pt")
+    model, settings = new_model(), yaml.safe_load((CONFIGS / "initialise" / "lora.yaml").read_text())
     initialise(model, {**settings, "weights": str(tmp_path / "published.pt")})
     images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(model(images), made()(images))
+    assert torch.equal(model(images), new_model()(images))
     groups = parameter_groups(model, yaml.safe_load((CONFIGS / "param_groups" / "lora.yaml").read_text()))
     assert [group["name"] for group in groups] == ["changes", "head"]
     assert len(groups[0]["params"]) == 2 * 4 * 2  # two layers of four matrices
@@ -78,6 +78,6 @@ def test_the_choices_train_the_changes_and_the_head_of_a_transformer(tmp_path: P
 @pytest.mark.parametrize(
     ("match", "rank", "message"), [("0.weight", 9, "rank of 9 is not valid: it must be from 1 to 4"), ("1.weight", 2, "it is not a matrix")]
 )
-def test_a_weight_that_cannot_be_changed_so_is_told(match: str, rank: int, message: str) -> None:
+def test_a_weight_that_lora_cannot_change_is_reported(match: str, rank: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         initialise(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)), lora(match, rank=rank))

@@ -1,4 +1,4 @@
-"""channels_last changes how numbers lie in memory, not what is learned: for every recipe with images, with several replicas, on any number of processes."""
+"""channels_last changes the memory layout, not what is learned: for every recipe with images, with several replicas, on any number of processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RECIPES = {"classification": "resnet18_digits", "detection": "retinanet_bccd", "
 TINY = ["debug=tiny", "tracking=none", "evaluate.pictures=false", "replicas=4", "max_steps=2"]
 
 
-def moved(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:
+def updates(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:
     """What one step adds to each parameter."""
     project = Project(Path.cwd())
-    even = ["optimizer.eps=0.01"] if experiment == "retinanet_bccd" else []  # AdamW would make as much of a gradient that is only rounding as of any other
+    even = ["optimizer.eps=0.01"] if experiment == "retinanet_bccd" else []  # AdamW would scale up a gradient that is only rounding like any other
     composed = compose([f"experiment={experiment}", *TINY, f"memory_format={memory_format}", *even], project=project)
     run = build(composed, project, composed.folder)
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
@@ -30,8 +30,8 @@ def moved(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("experiment", [pytest.param(of, id=name, marks=[pytest.mark.slow] * (name == "detection")) for name, of in RECIPES.items()])
-def test_a_step_with_replicas_is_that_of_contiguous_tensors(experiment: str) -> None:
-    expected, found = (moved(memory_format, experiment) for memory_format in ("contiguous", "channels_last"))
+def test_a_channels_last_step_with_replicas_is_close_to_a_contiguous_one(experiment: str) -> None:
+    expected, found = (updates(memory_format, experiment) for memory_format in ("contiguous", "channels_last"))
     error = sum((found[name] - update).square().sum() for name, update in expected.items())
     assert (error / sum(update.square().sum() for update in expected.values())).sqrt() < 0.02
 
@@ -39,7 +39,7 @@ def test_a_step_with_replicas_is_that_of_contiguous_tensors(experiment: str) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("experiment", RECIPES.values(), ids=RECIPES)
-def test_the_bits_are_those_of_one_process_on_two_and_four(tmp_path: Path, experiment: str) -> None:
+def test_two_and_four_processes_give_the_bits_of_one(tmp_path: Path, experiment: str) -> None:
     overrides = [f"experiment={experiment}", *TINY, "memory_format=channels_last", "strategy=elastic"]
     alone = jobs.run(tmp_path / "alone", 1, experiment=overrides)
     for ranks in (2, 4):

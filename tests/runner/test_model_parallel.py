@@ -1,6 +1,6 @@
 """strategy=pipeline and strategy=rpc: a ResNet cut in two on two processes gives the weights of one process, exactly.
 
-The tolerance is none: the stages compute what the whole model computes, with the same kernels on the same samples, and gradients are added in the same order.
+There is no tolerance: the stages compute what the whole model computes, with the same kernels on the same samples, and gradients are added in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STRATEGIES = {"gpipe": ["strategy=pipeline"], "1f1b": ["strategy=pipeline", "str
 MORE = ["precision=bf16", "clip_norm=0.5", "loader.drop_last=false", "dataset.samples=50"]  # the last batch of an epoch has 2 samples, in one micro-batch
 
 
-def test_stages_compute_what_the_model_computes_with_its_own_layers() -> None:
+def test_stages_compute_what_the_model_computes_and_share_its_layers() -> None:
     torch.manual_seed(0)
     model = resnet18_small(width=4)
     stages = cut_model(model, ["layer2", "layer4"])
@@ -41,7 +41,7 @@ def test_stages_compute_what_the_model_computes_with_its_own_layers() -> None:
 
 
 class Skips(nn.Module):
-    """Its input goes to both parts."""
+    """Passes its input to both parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class Shares(nn.Module):
     ],
     ids=["no such part", "order", "empty", "skips", "chooses", "shares"],
 )
-def test_a_model_that_cannot_be_cut_there_is_refused(model: nn.Module, split: list[str], message: str) -> None:
+def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         cut_model(model, split)
     assert message in str(caught.value)
 
 
-def test_a_stage_that_draws_random_numbers_is_known() -> None:
+def test_a_stage_that_draws_random_numbers_is_recognised() -> None:
     first, second = cut_model(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.1)), ["1"])
     assert draws(first) is None
     assert draws(second) == "2"
@@ -115,7 +115,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(samewise, 
     assert not list(tmp_path.glob("*/*"))
 
 
-def trained(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
+def train(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
     """The weights' digest, the trace and the fingerprint of a finished run."""
     done = samewise("train", *TINY, f"run_root={run_root}", *overrides, "--json")
     assert done.returncode == 0, done.stderr
@@ -127,27 +127,27 @@ def trained(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_two_processes_give_the_weights_of_one(samewise, tmp_path, strategy) -> None:
-    assert trained(samewise, tmp_path / "two", *strategy) == trained(samewise, tmp_path / "one")
+    assert train(samewise, tmp_path / "two", *strategy) == train(samewise, tmp_path / "one")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name == "1f1b" else ()) for name, one in STRATEGIES.items()])
-def test_bf16_clipping_and_a_smaller_last_batch_too(samewise, tmp_path, strategy) -> None:
-    assert trained(samewise, tmp_path / "two", *strategy, *MORE) == trained(samewise, tmp_path / "one", *MORE)
+def test_bf16_clipping_and_a_smaller_last_batch_keep_the_bits(samewise, tmp_path, strategy) -> None:
+    assert train(samewise, tmp_path / "two", *strategy, *MORE) == train(samewise, tmp_path / "one", *MORE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_three_stages(samewise, tmp_path) -> None:
+def test_three_stages_give_the_weights_of_one_process(samewise, tmp_path) -> None:
     three = ["strategy=pipeline", "strategy.split=[layer2,layer4]", "strategy.schedule=1f1b"]
-    assert trained(samewise, tmp_path / "three", *three) == trained(samewise, tmp_path / "one")
+    assert train(samewise, tmp_path / "three", *three) == train(samewise, tmp_path / "one")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], STRATEGIES["rpc"]], ids=["pipeline", "rpc"])
-def test_a_checkpoint_moves_to_one_process(samewise, tmp_path, strategy) -> None:
+def test_a_checkpoint_can_be_resumed_by_one_process(samewise, tmp_path, strategy) -> None:
     command = [sys.executable, "-m", "samewise", "train", *TINY, "max_steps=40", f"run_root={tmp_path / 'moved'}", *strategy]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("moved/*/*/trace.jsonl")) < 6:
@@ -156,4 +156,4 @@ def test_a_checkpoint_moves_to_one_process(samewise, tmp_path, strategy) -> None
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=200)[1]
     assert process.returncode == 3, said
-    assert trained(samewise, tmp_path / "moved", "max_steps=40") == trained(samewise, tmp_path / "alone", "max_steps=40")
+    assert train(samewise, tmp_path / "moved", "max_steps=40") == train(samewise, tmp_path / "alone", "max_steps=40")

@@ -1,4 +1,4 @@
-"""Several monitored metrics: each keeps its best checkpoint, and is shown at the end and in MLflow; what cannot be monitored is said."""
+"""Several monitored metrics: each keeps its best checkpoint, and is shown at the end and in MLflow; invalid monitors are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BARE = Project(Path(__file__).resolve().parents[2])
 DIGITS = ("experiment=resnet18_digits", "device=cpu")
 
 
-def test_of_a_list_the_first_decides_and_the_others_are_no_part_of_the_experiment() -> None:
+def test_the_first_of_several_monitors_decides_and_only_it_counts() -> None:
     alone = compose([*DIGITS, "callbacks=[default,early_stopping]"], project=BARE)
     several = compose([*DIGITS, "callbacks=[default,early_stopping]", "evaluate.monitor=[valid/accuracy,valid/loss,valid/accuracy_top5]"], project=BARE)
     assert several.cfg.evaluate.monitor == several.cfg.callbacks.early_stopping.monitor == "valid/accuracy"
@@ -47,15 +47,15 @@ def test_of_a_list_the_first_decides_and_the_others_are_no_part_of_the_experimen
         (["scheduler=plateau", "scheduler.metric=valid/loss"], "scheduler.mode", "min"),
     ],
 )
-def test_what_cannot_be_monitored_is_said(given: list[str], path: str, advice: str) -> None:
+def test_an_invalid_monitor_is_reported(given: list[str], path: str, advice: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check.check(compose([*DIGITS, *given], project=BARE), BARE)
     problem = next(one for one in caught.value.problems if one.path == path)
-    assert len(caught.value.problems) == 1 or path.startswith("scheduler")  # of which the first step tells too
+    assert len(caught.value.problems) == 1 or path.startswith("scheduler")  # which the trial step reports too
     assert advice in f"{problem.expected} {problem.hint}"
 
 
-def test_a_metric_that_is_monitored_instead_of_an_experiments_own_has_its_own_mode() -> None:
+def test_another_monitored_metric_gets_its_own_mode() -> None:
     assert str(compose(DIGITS, project=BARE).cfg.evaluate.mode) == "max"
     for given in ("valid/loss", "[valid/loss,valid/accuracy]"):
         assert str(compose([*DIGITS, f"evaluate.monitor={given}"], project=BARE).cfg.evaluate.mode) == "min"
@@ -63,7 +63,7 @@ def test_a_metric_that_is_monitored_instead_of_an_experiments_own_has_its_own_mo
     assert str(compose(["dataset=digits", "evaluate.monitor=valid/spread", "evaluate.mode=max"], project=BARE).cfg.evaluate.mode) == "max"
 
 
-def test_keys_of_the_users_own_need_no_plus() -> None:
+def test_keys_that_users_invent_need_no_plus() -> None:
     plain = compose([*DIGITS, "evaluate.also={valid/loss: min}", "tracking.tags.person=ada"], project=BARE).cfg
     added = compose([*DIGITS, "+evaluate.also={valid/loss: min}", "+tracking.tags.person=ada"], project=BARE).cfg
     assert plain == added
@@ -71,7 +71,9 @@ def test_keys_of_the_users_own_need_no_plus() -> None:
 
 
 @pytest.mark.slow
-def test_the_best_by_each_is_in_the_end_line_the_summary_and_mlflow(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_by_each_metric_is_in_the_end_line_the_summary_and_mlflow(
+    samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.tracking import MlflowClient
 
     monkeypatch.chdir(tmp_path)

@@ -12,22 +12,22 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.optim.muon import COEFFICIENTS, Muon, orthogonalise
 
 
-def filled(*shape: int, seed: int = 0) -> nn.Parameter:
+def random_weights(*shape: int, seed: int = 0) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
 
 
-def stepped(optimizer: torch.optim.Optimizer, steps: int = 4) -> None:
-    """Take steps with gradients that are the same for whoever takes them."""
+def take_steps(optimizer: torch.optim.Optimizer, steps: int = 4) -> None:
+    """Take steps with the same gradients for every optimizer."""
     for step in range(steps):
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
-                parameter.grad = filled(*parameter.shape, seed=100 * step + place).detach() + parameter.detach()
+                parameter.grad = random_weights(*parameter.shape, seed=100 * step + place).detach() + parameter.detach()
         optimizer.step()
 
 
 @pytest.mark.parametrize("shape", [(5, 12), (12, 5), (8, 8)])
-def test_the_iteration_changes_singular_values_alone_and_by_its_polynomial(shape: tuple[int, int]) -> None:
-    matrix = filled(*shape).detach()
+def test_the_iteration_only_changes_singular_values_by_its_polynomial(shape: tuple[int, int]) -> None:
+    matrix = random_weights(*shape).detach()
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     values = values / matrix.double().norm()
     a, b, c = COEFFICIENTS
@@ -38,69 +38,69 @@ def test_the_iteration_changes_singular_values_alone_and_by_its_polynomial(shape
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_a_wide_matrix_is_trained_as_torchs_muon_trains_it(nesterov: bool) -> None:
-    mine, torchs = filled(6, 20), filled(6, 20)
+def test_a_wide_matrix_is_trained_like_torchs_muon(nesterov: bool) -> None:
+    mine, torchs = random_weights(6, 20), random_weights(6, 20)
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1, "ns_steps": 5}
-    stepped(Muon([mine], **options))
-    stepped(torch.optim.Muon([torchs], **options))
-    moved = (torchs - filled(6, 20)).abs().max()
+    take_steps(Muon([mine], **options))
+    take_steps(torch.optim.Muon([torchs], **options))
+    moved = (torchs - random_weights(6, 20)).abs().max()
     assert (mine - torchs).abs().max() < 0.05 * moved  # the iteration is in bfloat16
 
 
-def test_a_convolution_is_trained_as_the_matrix_that_it_is() -> None:
-    convolution, matrix = filled(6, 3, 3, 3), nn.Parameter(filled(6, 3, 3, 3).detach().view(6, 27))
+def test_a_convolution_is_trained_as_a_matrix() -> None:
+    convolution, matrix = random_weights(6, 3, 3, 3), nn.Parameter(random_weights(6, 3, 3, 3).detach().view(6, 27))
     for one in (convolution, matrix):
         optimizer = Muon([one], normalize_weights=True)
-        one.grad = filled(6, 3, 3, 3, seed=9).detach().view(one.shape)
+        one.grad = random_weights(6, 3, 3, 3, seed=9).detach().view(one.shape)
         optimizer.step()
     assert torch.equal(convolution.view(6, 27), matrix)
 
 
-def test_weights_are_scaled_to_rows_of_norm_one_before_a_step() -> None:
-    weight = filled(6, 3, 3, 3)
+def test_weights_are_scaled_to_an_rms_row_norm_of_one_before_a_step() -> None:
+    weight = random_weights(6, 3, 3, 3)
     weight.grad = torch.zeros_like(weight)
     Muon([weight], normalize_weights=True).step()
     assert weight.detach().norm().item() == pytest.approx(6**0.5, rel=1e-6)
-    assert torch.allclose(weight / weight.norm(), filled(6, 3, 3, 3) / filled(6, 3, 3, 3).norm())
+    assert torch.allclose(weight / weight.norm(), random_weights(6, 3, 3, 3) / random_weights(6, 3, 3, 3).norm())
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.85])
-def test_a_group_without_muon_is_trained_to_the_bits_of_torchs_sgd(momentum: float) -> None:
-    mine, torchs = [filled(7), filled(4, 3)], [filled(7), filled(4, 3)]
+def test_a_group_without_muon_has_the_bits_of_torchs_sgd(momentum: float) -> None:
+    mine, torchs = [random_weights(7), random_weights(4, 3)], [random_weights(7), random_weights(4, 3)]
     options: dict[str, Any] = {"lr": 0.3, "momentum": momentum, "nesterov": momentum > 0, "weight_decay": 0.02}
-    stepped(Muon([{"params": mine, "use_muon": False, **options}]))
-    stepped(torch.optim.SGD(torchs, **options, foreach=False))
+    take_steps(Muon([{"params": mine, "use_muon": False, **options}]))
+    take_steps(torch.optim.SGD(torchs, **options, foreach=False))
     assert all(torch.equal(one, other) for one, other in zip(mine, torchs, strict=True))
 
 
-def test_it_goes_on_from_its_state() -> None:
-    weights = [[filled(6, 20), filled(7)], [filled(6, 20), filled(7)]]
+def test_muon_resumes_from_its_state() -> None:
+    weights = [[random_weights(6, 20), random_weights(7)], [random_weights(6, 20), random_weights(7)]]
     whole, half = (Muon([{"params": pair[:1]}, {"params": pair[1:], "use_muon": False}]) for pair in weights)
-    stepped(whole, 6)
-    stepped(half, 3)
+    take_steps(whole, 6)
+    take_steps(half, 3)
     rest = Muon([{"params": weights[1][:1]}, {"params": weights[1][1:], "use_muon": False}])
     rest.load_state_dict(half.state_dict())
     for step in range(3, 6):
         for group in rest.param_groups:
             for place, parameter in enumerate(group["params"]):
-                parameter.grad = filled(*parameter.shape, seed=100 * step + place).detach() + parameter.detach()
+                parameter.grad = random_weights(*parameter.shape, seed=100 * step + place).detach() + parameter.detach()
         rest.step()
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
 
 
-def test_a_parameter_without_a_gradient_is_left_as_it_is() -> None:
-    weights = [filled(4, 4), filled(4)]
+def test_a_parameter_without_a_gradient_is_left_unchanged() -> None:
+    weights = [random_weights(4, 4), random_weights(4)]
     Muon([{"params": weights[:1], "normalize_weights": True}, {"params": weights[1:], "use_muon": False}]).step()
-    assert torch.equal(weights[0], filled(4, 4))
-    assert torch.equal(weights[1], filled(4))
+    assert torch.equal(weights[0], random_weights(4, 4))
+    assert torch.equal(weights[1], random_weights(4))
 
 
-def test_vectors_need_a_group_without_it() -> None:
+def test_vectors_need_a_group_without_muon() -> None:
     with pytest.raises(ConfigError, match=r"(?s)Muon only trains weights of two dimensions or more, not 0\.bias \[3\].*use_muon: false"):
-        Muon([("0.weight", filled(3, 2)), ("0.bias", filled(3))])
+        Muon([("0.weight", random_weights(3, 2)), ("0.bias", random_weights(3))])
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"momentum": 1.0}, {"momentum": 0.0}, {"weight_decay": -0.1}, {"ns_steps": 0}, {"ns_coefficients": [1.0]}])
 def test_an_option_out_of_its_range_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Muon([filled(3, 2)], **wrong)
+        Muon([random_weights(3, 2)], **wrong)

@@ -34,15 +34,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sw.Trained]:
         del sys.modules[name]
 
 
-def written(name: str) -> Any:
+def read_experiment(name: str) -> Any:
     return yaml.safe_load(Path(f"configs/experiment/{name}.yaml").read_text())
 
 
-def test_an_experiment_from_a_run_has_its_fingerprint_and_says_only_what_was_overridden(trained: sw.Trained, samewise: Run) -> None:
+def test_an_experiment_from_a_run_keeps_its_fingerprint_and_lists_only_overrides(trained: sw.Trained, samewise: Run) -> None:
     done = samewise("new", "again", "--from", trained.folder.name)
     assert done.returncode == 0, done.stderr
     assert compose(["experiment=again"], project=project.find()).fingerprint[:12] == trained.folder.name
-    said = written("again")
+    said = read_experiment("again")
     assert said["defaults"] == ["first", {"override /callbacks": "none"}, "_self_"]
     rest = {"seed": 3, "max_steps": 1, "model": {"width": 4}, "dataset": {"valid": {"length": 8}}, "evaluate": {"pictures": False}}
     assert {key: value for key, value in said.items() if key != "defaults"} == rest
@@ -67,7 +67,7 @@ def test_nothing_is_overwritten(trained: sw.Trained, samewise: Run) -> None:
         ("resnet18_digits", ["callbacks=[default,ema]", "debug=tiny"], None),
     ],
 )
-def test_an_experiment_from_another_with_overrides_composes_to_the_same(
+def test_an_experiment_from_another_with_overrides_has_the_same_fingerprint(
     trained: sw.Trained, samewise: Run, request: pytest.FixtureRequest, source: str, overrides: list[str], values: Any
 ) -> None:
     name = f"from_{source}_{len(overrides)}"
@@ -76,17 +76,17 @@ def test_an_experiment_from_another_with_overrides_composes_to_the_same(
     here = project.find()
     assert compose([f"experiment={name}"], project=here).fingerprint == compose([f"experiment={source}", *overrides], project=here).fingerprint
     if values is not None:
-        assert {key: value for key, value in written(name).items() if key != "defaults"} == values
+        assert {key: value for key, value in read_experiment(name).items() if key != "defaults"} == values
 
 
-def test_what_a_file_cannot_say_leaves_none(trained: sw.Trained, samewise: Run) -> None:
+def test_an_override_that_a_file_cannot_express_is_refused_and_writes_nothing(trained: sw.Trained, samewise: Run) -> None:
     done = samewise("new", "without", "--from", "resnet18_digits", "~optimizer.momentum")
     assert done.returncode == 2
     assert "optimizer.momentum" in done.stderr
     assert not Path("configs/experiment/without.yaml").exists()
 
 
-def test_the_next_command_is_whole(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_printed_next_command_is_complete(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my configs").mkdir()
     done = samewise("new", "good", "--from", "resnet18_digits", "seed=2", "--config-dir", "my configs")
@@ -95,14 +95,14 @@ def test_the_next_command_is_whole(samewise: Run, tmp_path: Path, monkeypatch: p
     assert samewise("check", *command[2:], "--static").returncode == 0
 
 
-def test_without_a_folder_of_configs_it_says_how_to_have_one(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_config_folder_the_error_suggests_init(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "samewise init" in samewise("new", "mine", "--from", "resnet18_digits").stderr
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_runs_own_config_is_trained_again_as_it_is(trained: sw.Trained, samewise: Run) -> None:
+def test_the_config_of_a_run_can_be_trained_again(trained: sw.Trained, samewise: Run) -> None:
     config = trained.folder / "config.yaml"
     done = samewise("train", "--config", config)
     assert done.returncode == 0, done.stderr
@@ -116,7 +116,7 @@ def test_a_runs_own_config_is_trained_again_as_it_is(trained: sw.Trained, samewi
     assert "cannot be used with a sweep" in samewise("train", "--config", config, "seed=1,2").stderr
 
 
-def test_a_config_that_somebody_else_has_made_is_refused(trained: sw.Trained, samewise: Run, tmp_path: Path) -> None:
+def test_a_config_made_by_somebody_else_is_refused(trained: sw.Trained, samewise: Run, tmp_path: Path) -> None:
     received = tmp_path / "config.yaml"
     received.write_text((trained.folder / "config.yaml").read_text().replace("seed: 3", "seed: 5"))
     for command in (["train", "--config", received], ["new", "received", "--from", tmp_path]):

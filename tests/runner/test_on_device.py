@@ -1,4 +1,4 @@
-"""Digests that any device computes, and values that are read later."""
+"""Digests that any device can compute, and values that are read later."""
 
 from __future__ import annotations
 
@@ -34,63 +34,63 @@ def by_definition(data: bytes, row: int) -> int:
 
 
 def splitmix64_of_index(place: int) -> int:
-    """The generator's output number `place`, begun at 0: its state grows by a constant."""
+    """Output number `place` of the generator, started at 0: its state grows by a constant."""
     return splitmix64(place * 0x9E3779B97F4A7C15 & MASK)
 
 
-def test_splitmix64_is_the_published_one():
+def test_splitmix64_matches_the_published_values():
     assert [splitmix64_of_index(place) for place in range(3)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int16, torch.uint8, torch.bool, torch.complex64]
 
 
-def of(*tensors: Any) -> list[int]:
+def digests_of(*tensors: Any) -> list[int]:
     return begin(tensors)()
 
 
 @pytest.mark.parametrize("row", [4, 1 << 20])
-def test_a_digest_is_what_its_definition_says(row: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_digest_matches_its_definition(row: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(on_device, "_ROW", row)
     monkeypatch.setattr(on_device, "_GROUP", 3 * row)
     tensors = [torch.randn(7, 3).to(dtype) for dtype in DTYPES] + [torch.tensor(2.5), torch.zeros(0), torch.zeros(5)]
     expected = [by_definition(bytes(one.reshape(-1).view(torch.uint8).numpy()) if one.numel() else b"", row) for one in tensors]
-    assert of(*tensors) == expected
-    assert [of(one)[0] for one in tensors] == expected
-    assert of(None, tensors[0], None) == [0, expected[0], 0]
+    assert digests_of(*tensors) == expected
+    assert [digests_of(one)[0] for one in tensors] == expected
+    assert digests_of(None, tensors[0], None) == [0, expected[0], 0]
 
 
-def test_one_changed_bit_two_swapped_elements_and_a_zero_more_are_seen():
+def test_a_changed_bit_two_swapped_elements_and_an_extra_zero_change_the_digest():
     values = torch.randn(1000)
     flipped = [values.numpy().view(np.uint32).copy() for _ in range(32)]
     for bit, words in enumerate(flipped):
         words[7] ^= np.uint32(1 << bit)
-    digests = of(values, *(torch.from_numpy(words.view(np.float32)) for words in flipped))
+    digests = digests_of(values, *(torch.from_numpy(words.view(np.float32)) for words in flipped))
     changed = values.clone()
     changed[[5, 6]] = changed[[6, 5]]
     last = values.clone()
     last[999] = torch.nextafter(last[999], torch.tensor(9.0))
-    digests += of(changed, last, values[:999], torch.zeros(4), None)
+    digests += digests_of(changed, last, values[:999], torch.zeros(4), None)
     assert len(set(digests)) == len(digests)
-    assert len({one & 0xFFFFFFFF for one in digests}) == len(digests)  # a layer's part of a trace
+    assert len({one & 0xFFFFFFFF for one in digests}) == len(digests)  # the part that a trace keeps for a layer
 
 
-def test_what_lies_in_memory_alike_has_one_digest():
+def test_equal_memory_has_equal_digests():
     images = torch.randn(2, 3, 4, 5)
-    assert of(images.to(memory_format=torch.channels_last)) == of(images.permute(0, 2, 3, 1).contiguous())
-    assert of(images[:, ::2]) == of(images[:, ::2].contiguous()) != of(images[:, :2])
+    assert digests_of(images.to(memory_format=torch.channels_last)) == digests_of(images.permute(0, 2, 3, 1).contiguous())
+    assert digests_of(images[:, ::2]) == digests_of(images[:, ::2].contiguous()) != digests_of(images[:, :2])
 
 
-def test_a_tensor_is_digested_as_it_was_when_that_began():
+def test_a_tensor_is_digested_as_it_was_when_the_digest_began():
     weights = torch.ones(4)
     read = begin([weights])
     weights.zero_()
-    assert read() == of(torch.ones(4))
+    assert read() == digests_of(torch.ones(4))
     assert PendingTensor(torch.tensor([1.5, 2.5])).read() == [1.5, 2.5]
     assert numbers([1.5, torch.tensor(2, dtype=torch.int64), 3.0]) == [1.5, 2.0, 3.0]
 
 
-def test_a_batch_is_known_by_its_names_forms_and_values():
+def test_the_digest_of_a_batch_covers_names_shapes_and_values():
     batch = {"image": torch.randn(2, 3), "boxes": [torch.ones(1), torch.zeros(2)], "name": "one", "size": (3, np.ones(2))}
     others = [
         {**batch, "image": batch["image"].view(3, 2)},

@@ -1,4 +1,4 @@
-"""An experiment's settings for a choice, where the command line makes another: what does not fit is left out, what fits stays, both are said."""
+"""An experiment's settings for a choice that the command line replaces: what does not fit is left out, what fits stays, and both are reported."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project(folder, configs=(folder,))
 
 
-def told(composed: Composed) -> list[str]:
+def warnings_of(composed: Composed) -> list[str]:
     return [f"{one.where.rpartition('/')[2]}: {one.path}: {one.message}" for one in composed.cautions]
 
 
-def as_hydra_has_it(given: Sequence[str], project: Project) -> Any:
+def compose_with_hydra(given: Sequence[str], project: Project) -> Any:
     return plain(remove_hydra(root_config(config_loader(project), given)))
 
 
-def test_what_another_optimizer_and_scheduler_do_not_take_is_left_out_and_said_in_one_line_each(mine: Project) -> None:
+def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_each(mine: Project) -> None:
     composed = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine"], project=mine)
     assert problems(composed, mine) == []
     experiment = "experiment=resnet18_digits sets"
-    assert told(composed) == [
+    assert warnings_of(composed) == [
         f"resnet18_digits.yaml:28: optimizer: momentum and nesterov are left out: {experiment} them for sgd, and adamw does not take them",
         "resnet18_digits.yaml:27: optimizer: adamw keeps lr=0.1 and weight_decay=0.0005, which experiment=resnet18_digits sets for sgd",
         f"resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out: {experiment} them for one_cycle, and cosine does not take them",
@@ -85,13 +85,13 @@ def test_what_another_optimizer_and_scheduler_do_not_take_is_left_out_and_said_i
     assert [one.path for one in same.cautions] == ["optimizer"]
 
 
-def test_what_the_command_line_says_is_neither_left_out_nor_warned_of(mine: Project) -> None:
+def test_settings_from_the_command_line_are_neither_left_out_nor_warned_about(mine: Project) -> None:
     given = ["experiment=resnet18_digits", "optimizer=adamw", "optimizer.lr=0.1", "optimizer.weight_decay=0.01", "optimizer.momentum=0.8"]
     composed = compose(given, project=mine)
-    assert [line.partition(" left out")[0] for line in told(composed)] == ["resnet18_digits.yaml:29: optimizer: nesterov is"]
+    assert [line.partition(" left out")[0] for line in warnings_of(composed)] == ["resnet18_digits.yaml:29: optimizer: nesterov is"]
     assert [one.path for one in problems(composed, mine)] == ["optimizer.momentum"]
     whole = compose([*given[:2], "optimizer={lr:0.5}"], project=mine)
-    assert "keeps weight_decay=0.0005," in told(whole)[1]
+    assert "keeps weight_decay=0.0005," in warnings_of(whole)[1]
     assert problems(whole, mine) == []
 
 
@@ -119,27 +119,27 @@ def test_what_the_command_line_says_is_neither_left_out_nor_warned_of(mine: Proj
     ],
     ids=lambda one: " ".join(one) if one and "=" in one[0] and ":" not in one[0] else "",
 )
-def test_parts_of_every_kind_of_group(mine: Project, given: list[str], said: list[str]) -> None:
+def test_choices_of_every_kind_of_group_can_be_replaced(mine: Project, given: list[str], said: list[str]) -> None:
     composed = compose(["experiment=base", *given], project=mine)
-    assert told(composed) == said
+    assert warnings_of(composed) == said
     assert problems(composed, mine) == []
 
 
-def test_one_of_several_optimizers(mine: Project) -> None:
+def test_one_of_several_optimizers_can_be_replaced(mine: Project) -> None:
     composed = compose(["experiment=two", "optimizer@optimizer.a=sgd"], project=mine)
-    assert told(composed) == ["two.yaml:7: optimizer.a: betas is left out: experiment=two sets it for adam, and sgd does not take it"]
+    assert warnings_of(composed) == ["two.yaml:7: optimizer.a: betas is left out: experiment=two sets it for adam, and sgd does not take it"]
 
 
-def test_what_one_experiment_sets_is_left_out_by_another_that_builds_on_it_with_another_choice(mine: Project) -> None:
+def test_settings_of_a_base_experiment_are_left_out_if_another_choice_is_made(mine: Project) -> None:
     composed = compose(["experiment=derived"], project=mine)
     line = "base.yaml:12: optimizer: nesterov is left out: experiment=base sets it for sgd, and adamw does not take it"
-    assert told(composed) == [line]
+    assert warnings_of(composed) == [line]
     assert problems(composed, mine) == []
     back = compose(["experiment=derived", "optimizer=sgd"], project=mine)
-    assert told(back) == ["derived.yaml:6: optimizer: betas is left out: experiment=derived sets it for adamw, and sgd does not take it"]
+    assert warnings_of(back) == ["derived.yaml:6: optimizer: betas is left out: experiment=derived sets it for adamw, and sgd does not take it"]
 
 
-def test_what_an_experiment_sets_for_its_own_choice_stays_an_error(mine: Project) -> None:
+def test_a_wrong_setting_for_an_experiments_own_choice_stays_an_error(mine: Project) -> None:
     composed = compose(["experiment=wrong"], project=mine)
     assert [one.path for one in problems(composed, mine)] == ["optimizer.dampening"]
     assert [one.path for one in problems(compose(["experiment=base", "+model.widht=3"], project=mine), mine)] == ["model.widht"]
@@ -156,12 +156,12 @@ def test_what_an_experiment_sets_for_its_own_choice_stays_an_error(mine: Project
     ],
     ids=lambda given: given[0],
 )
-def test_a_command_that_worked_composes_to_what_hydra_makes_of_it(mine: Project, given: list[str]) -> None:
-    made, whole = compose(given, project=mine).whole, as_hydra_has_it(given, mine)
+def test_commands_that_need_nothing_left_out_compose_as_in_hydra(mine: Project, given: list[str]) -> None:
+    made, whole = compose(given, project=mine).whole, compose_with_hydra(given, mine)
     assert {key: value for key, value in made.items() if key != "evaluate"} == {key: value for key, value in whole.items() if key != "evaluate"}
 
 
-def test_a_sweeps_point_is_composed_as_it_is_alone(mine: Project) -> None:
+def test_a_point_of_a_sweep_composes_as_it_does_alone(mine: Project) -> None:
     composer = Composer(mine)
     for given in (
         ["optimizer=adamw"],
@@ -174,7 +174,7 @@ def test_a_sweeps_point_is_composed_as_it_is_alone(mine: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_over_choices_says_each_thing_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_over_choices_reports_each_thing_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "--list", "experiment=resnet18_digits", "optimizer=sgd,adamw", "seed=1,2", "device=cpu", "tracking=none"]) == 0
     said = capsys.readouterr()
@@ -184,7 +184,9 @@ def test_a_sweep_over_choices_says_each_thing_once(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_check_and_show_tell_of_it_and_strict_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_show_report_left_out_settings_and_strict_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["experiment=resnet18_digits", "scheduler=cosine", "device=cpu"]
     assert main(["check", "--static", "--json", *given]) == 0
@@ -198,7 +200,7 @@ def test_check_and_show_tell_of_it_and_strict_refuses_it(tmp_path: Path, monkeyp
     assert "pct_start" not in shown.out
 
 
-def test_an_experiment_made_of_it_is_whole_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_experiment_from_replaced_choices_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
     monkeypatch.chdir(tmp_path)
@@ -234,21 +236,21 @@ assert "torch" in sys.modules
 
 
 @pytest.mark.slow
-def test_torch_is_imported_only_for_what_needs_it_and_after_the_variables_that_it_reads(tmp_path: Path) -> None:
+def test_torch_is_imported_only_if_needed_and_after_its_variables_are_set(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", IN_A_NEW_PROCESS], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("COMPATIBLE FALSE\n", 0), done.stderr
 
 
-def test_variables_that_a_config_may_not_set_are_not_set_to_look_at_it(mine: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_variables_are_not_set_while_composing(mine: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.delenv("SAMEWISE_TEST_ONLY", raising=False)
     given = ["experiment=base", "model=resnet18", "+reproducibility.variables.SAMEWISE_TEST_ONLY=x"]
     composed = compose(given, project=mine)
-    assert composed.whole["model"]["width"] == 4  # it stays, and `check` refuses both
+    assert composed.whole["model"]["width"] == 4  # it is kept, and `check` refuses both
     assert "SAMEWISE_TEST_ONLY" not in os.environ
 
 
-def test_a_model_of_ones_own_is_looked_at_and_an_edit_after_that_is_noticed(
+def test_a_users_model_is_inspected_and_later_edits_are_noticed(
     mine: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]
 ) -> None:
     from samewise.runner.records import sources
@@ -260,17 +262,17 @@ def test_a_model_of_ones_own_is_looked_at_and_an_edit_after_that_is_noticed(
     monkeypatch.syspath_prepend(tmp_path)
     project = Project(tmp_path, packages=("lab_of_choices",), configs=(tmp_path, *mine.configs))
     composed = compose(["experiment=base", "model=mine"], project=project)
-    assert told(composed) == ["base.yaml:10: model: width is left out: experiment=base sets it for resnet20_cifar, and mine does not take it"]
+    assert warnings_of(composed) == ["base.yaml:10: model: width is left out: experiment=base sets it for resnet20_cifar, and mine does not take it"]
     assert sources.edited_since_import(composed.code) == []
     package.write_text(NET.replace("depth: int = 1", "width: int = 1"))
     again = compose(["experiment=base", "model=mine"], project=project)
     assert sources.edited_since_import(again.code) == ["lab_of_choices.py"]
 
 
-def test_a_reduced_experiment_that_begins_without_its_weights_says_so() -> None:
+def test_a_reduced_experiment_that_drops_its_initial_weights_says_so() -> None:
     given = ["experiment=resnet50_fine_tuned", "debug=tiny"]
-    (only,) = told(compose(given, project=Project(Path.cwd())))
+    (only,) = warnings_of(compose(given, project=Project(Path.cwd())))
     assert "initialise.weights: debug=tiny begins with random weights, not with those of experiment/resnet50_fine_tuned" in only
     for more in (["initialise.weights=null"], ["initialise.weights=torchvision:IMAGENET1K_V1"]):
-        assert told(compose([*given, *more], project=Project(Path.cwd()))) == []
-    assert told(compose(given[:1], project=Project(Path.cwd()))) == []
+        assert warnings_of(compose([*given, *more], project=Project(Path.cwd()))) == []
+    assert warnings_of(compose(given[:1], project=Project(Path.cwd()))) == []

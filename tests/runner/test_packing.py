@@ -1,4 +1,4 @@
-"""Tensors that travel as one come out as they went in: values, dtypes, and how they lie in memory."""
+"""Tensors packed into one come out as they went in: values, dtypes, and memory layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from samewise.runner.processes.packing import pack, unpack
 
 
-def test_what_is_packed_comes_out_as_it_was() -> None:
+def test_packed_tensors_come_out_unchanged() -> None:
     tensors = [
         torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last),
         torch.tensor(7),
@@ -33,7 +33,7 @@ def test_a_gap_between_tensors_is_zero() -> None:
     assert flat.tolist() == [255] * 3 + [0] * 13 + [255] * 2 + [0] * 14
 
 
-def test_one_tensor_travels_too_and_a_place_too_few_is_an_error() -> None:
+def test_one_tensor_can_be_packed_and_a_missing_offset_is_an_error() -> None:
     tensors = [torch.arange(5.0), torch.arange(3)]
     flat, offsets = pack(tensors[:1])
     (alone,) = unpack(flat, tensors[:1], offsets)

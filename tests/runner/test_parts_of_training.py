@@ -1,4 +1,4 @@
-"""The small parts of training, each alone, on a run that is built and not trained: what is due, progress, the recorder, gradients, what is saved."""
+"""The small parts of training, tested alone on a run that is built but not trained: due dates, progress, the recorder, gradients, saved state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def run(built: Run) -> Iterator[Run]:
-    """At step 0, with a recorder of its own; weights, gradients and counters are put back."""
+    """At step 0, with its own recorder; weights, gradients and counters are restored afterwards."""
     before = {name: value.clone() for name, value in built.model.state_dict().items()}
     yield dataclasses.replace(built, recorder=recorder(built), progress=Progress())
     built.model.load_state_dict(before)
@@ -104,7 +104,7 @@ def test_evaluations_are_due_at_their_interval_and_at_the_end(built: Run) -> Non
     are_due()
 
 
-def test_checkpoints_are_due_at_their_intervals_at_the_best_and_at_the_end(built: Run) -> None:
+def test_checkpoints_are_due_at_intervals_at_the_best_and_at_the_end(built: Run) -> None:
     @DRAWN
     @given(INTERVALS, INTERVALS, draw.integers(1, 4), draw.integers(1, 20), draw.integers(0, 2), draw.none() | draw.integers(1, 20))
     @example(None, None, 3, 10, 1, 4)
@@ -131,7 +131,7 @@ def test_checkpoints_are_due_at_their_intervals_at_the_best_and_at_the_end(built
     are_due()
 
 
-def test_who_is_asked_to_stop_saves_first_and_is_interrupted_unless_it_is_the_end(run: Run) -> None:
+def test_a_stop_request_saves_first_and_interrupts_unless_training_is_done(run: Run) -> None:
     run = dataclasses.replace(run, total_steps=9, checkpoint=schema.Checkpoint(every_epochs=None))
     assert not checkpoint_due(at(run, 4))
     assert is_done(at(run, 4)) is False
@@ -143,14 +143,14 @@ def test_who_is_asked_to_stop_saves_first_and_is_interrupted_unless_it_is_the_en
     assert is_done(at(run, 9)) is True
 
 
-def test_a_callback_ends_training_with_an_evaluation_and_a_checkpoint(run: Run) -> None:
+def test_a_callback_can_end_training_with_an_evaluation_and_a_checkpoint(run: Run) -> None:
     run = dataclasses.replace(run, total_steps=9, evaluate=schema.Evaluate(every_epochs=None), checkpoint=schema.Checkpoint(every_epochs=None))
     assert [check(at(run, 4)) for check in (evaluation_due, checkpoint_due, is_done)] == [False, False, False]
     run = dataclasses.replace(run, recorder=recorder(run, enough=Enough()))
     assert [check(at(run, 4)) for check in (evaluation_due, checkpoint_due, is_done)] == [True, True, True]
 
 
-def test_the_clock_counts_earlier_sessions_and_stands_still_once_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_includes_earlier_sessions_and_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([102.5, 103.0, 107.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     progress = Progress(_started=100.0)
@@ -171,7 +171,7 @@ class Noting(Silent):
         self.logged.append((dict(metrics), step))
 
 
-def test_what_a_step_and_its_callbacks_log_goes_out_together_and_what_others_log_at_once(run: Run) -> None:
+def test_metrics_of_a_step_are_logged_together_and_others_at_once(run: Run) -> None:
     class Doubling(Callback):
         def on_step(self, run: Any, outcome: Outcome) -> None:
             made.log({"twice": 2.0 * outcome.step}, outcome.step)
@@ -195,7 +195,7 @@ def test_what_a_step_and_its_callbacks_log_goes_out_together_and_what_others_log
     assert len(noting.logged) == 6, "nothing is sent where nothing was logged"
 
 
-def test_a_step_tells_the_norm_of_its_gradient_before_clipping(run: Run) -> None:
+def test_a_step_reports_the_gradient_norm_before_clipping(run: Run) -> None:
     outcome = train_step(dataclasses.replace(run, clip_norm=1e-3), next(training_batches(run)))
     clipped = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in run.parameters if p.grad is not None]))
     assert list(outcome.gradient_norms) == ["gradient_norm"]
@@ -203,7 +203,7 @@ def test_a_step_tells_the_norm_of_its_gradient_before_clipping(run: Run) -> None
     assert 0.1 < outcome.gradient_norm == outcome.gradient_norms["gradient_norm"]
 
 
-def test_a_run_knows_its_epoch_its_rates_and_forgets_its_gradients(run: Run) -> None:
+def test_a_run_knows_its_epoch_and_rates_and_can_clear_its_gradients(run: Run) -> None:
     run = dataclasses.replace(run, plan=plan(4), progress=Progress(step=6))
     assert run.epoch == 1.5
     assert run.config is run.composed.cfg
@@ -217,13 +217,13 @@ def test_a_run_knows_its_epoch_its_rates_and_forgets_its_gradients(run: Run) -> 
     assert all(parameter.grad is None for parameter in run.model.parameters())
 
 
-def test_the_losses_of_a_step_with_one_phase_have_the_recipes_names(run: Run) -> None:
+def test_the_losses_of_a_step_with_one_phase_keep_the_recipes_names(run: Run) -> None:
     outcome = train_step(run, next(training_batches(run)))
     assert set(outcome.losses) == {"loss", "accuracy"}
     assert (outcome.step, run.step, outcome.count) == (1, 1, run.batch_size)
 
 
-def test_a_summary_gives_seconds_of_training_and_milliseconds_a_step(run: Run) -> None:
+def test_a_summary_has_seconds_of_training_and_milliseconds_per_step(run: Run) -> None:
     for step, expected in ((7, 176.366), (0, 1234.561)):
         progress = Progress(step=step, earlier_s=1.2345612, metrics={"a": 1.0}, best={"a": 0.5}, _started=None)
         made = summarise(dataclasses.replace(run, progress=progress))
@@ -234,7 +234,7 @@ def test_a_summary_gives_seconds_of_training_and_milliseconds_a_step(run: Run) -
 
 @pytest.mark.parametrize("evaluated", [2, 3])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_checkpoint_has_the_metrics_of_its_own_step_and_on_one_process_no_shards(run: Run, evaluated: int, sharded: bool) -> None:
+def test_a_checkpoint_has_the_metrics_of_its_step_and_no_shards_on_one_process(run: Run, evaluated: int, sharded: bool) -> None:
     settings = schema.Checkpoint(background=False, sharded=sharded)
     run = dataclasses.replace(run, progress=Progress(step=3, evaluated=evaluated, metrics={"valid/loss": 0.5}), checkpoint=settings)
     save(run)
@@ -246,7 +246,7 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step_and_on_one_process_no_shar
     assert checkpoint.load(folder)["step"] == 3
 
 
-def test_a_state_restored_is_the_state_that_was_taken(run: Run) -> None:
+def test_a_restored_state_equals_the_saved_one(run: Run) -> None:
     run = dataclasses.replace(run, progress=Progress(step=3, evaluated=2, metrics={"a": 1.0}, best={"a": 0.5}, earlier_s=5.0, _started=None))
     state = state_of(run)
     kept = {name: value.clone() for name, value in state["model"].items()}
@@ -260,7 +260,7 @@ def test_a_state_restored_is_the_state_that_was_taken(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "more"), [(1, ""), (2, ", and 1 more differences"), (3, ", and 2 more differences")])
-def test_a_model_that_is_not_the_checkpoints_is_told_by_its_first_difference_and_how_many_more(wrong: int, more: str) -> None:
+def test_a_model_that_does_not_fit_a_checkpoint_is_reported_by_its_first_difference(wrong: int, more: str) -> None:
     model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
     weights = {name: torch.zeros(3 if place < wrong else 2, 2) for place, name in enumerate(model.state_dict())}
     with pytest.raises(ConfigError) as caught:
@@ -271,7 +271,7 @@ def test_a_model_that_is_not_the_checkpoints_is_told_by_its_first_difference_and
 
 
 @pytest.mark.parametrize(("spoilt", "others"), [(1, ""), (2, ", nor are 1 others"), (3, ", nor are 2 others")])
-def test_a_model_that_is_not_finite_is_told_by_its_first_tensor_and_how_many_more(run: Run, spoilt: int, others: str) -> None:
+def test_a_nonfinite_model_is_reported_by_its_first_tensor_and_a_count(run: Run, spoilt: int, others: str) -> None:
     names = [name for name, value in run.model.state_dict().items() if value.is_floating_point()][2 : 2 + spoilt]
     for name in names:
         run.model.state_dict()[name].view(-1)[0] = math.nan
@@ -287,8 +287,8 @@ class Scaled(Precision):
         return True
 
 
-def test_a_step_that_is_not_finite_is_told_by_what_was_first(run: Run) -> None:
-    def said(losses: dict[str, float], norm: float, **parts: Any) -> str:
+def test_a_nonfinite_step_is_reported_by_its_first_cause(run: Run) -> None:
+    def message(losses: dict[str, float], norm: float, **parts: Any) -> str:
         try:
             require_finite_step(at(run, 5, **parts), losses, norm, [one.grad for one in run.model.parameters()])
         except TrainingError as error:
@@ -297,14 +297,14 @@ def test_a_step_that_is_not_finite_is_told_by_what_was_first(run: Run) -> None:
             return problem.message.partition(" not finite")[0]
         return ""
 
-    assert said({"loss": 1.0}, 1.0) == ""
-    assert said({"loss": 1.0, "part": math.nan, "other": math.inf}, math.nan) == "the part is"
-    assert said({"loss": 1.0}, math.inf, clip_norm=None) == "", "a square that overflows is no gradient that does"
-    assert said({"loss": 1.0}, math.inf, clip_norm=1.0).startswith("the gradient is too large to be clipped")
+    assert message({"loss": 1.0}, 1.0) == ""
+    assert message({"loss": 1.0, "part": math.nan, "other": math.inf}, math.nan) == "the part is"
+    assert message({"loss": 1.0}, math.inf, clip_norm=None) == "", "a square that overflows is no gradient that does"
+    assert message({"loss": 1.0}, math.inf, clip_norm=1.0).startswith("the gradient is too large to be clipped")
     names = [name for name, _ in run.model.named_parameters()]
     for number, parameter in enumerate(run.model.parameters()):
         parameter.grad = torch.full_like(parameter, math.nan if number in (3, 5) else 1.0)
-    assert said({"loss": 1.0}, math.nan) == f"the gradient of {names[3]} is"
-    assert said({"loss": 1.0}, 1.0) == "", "the norm is looked at first"
-    assert said({"loss": 1.0}, math.nan, precision=Scaled()) == "", "the scale will be lowered"
-    assert said({"loss": math.nan}, math.nan, precision=Scaled()) == "the loss is"
+    assert message({"loss": 1.0}, math.nan) == f"the gradient of {names[3]} is"
+    assert message({"loss": 1.0}, 1.0) == "", "the norm is looked at first"
+    assert message({"loss": 1.0}, math.nan, precision=Scaled()) == "", "the scale will be lowered"
+    assert message({"loss": math.nan}, math.nan, precision=Scaled()) == "the loss is"

@@ -1,4 +1,4 @@
-"""A phase's gradients: averaged and clipped, gathered by its own parameters alone, and what of them is not finite."""
+"""Gradients of a phase: averaged, clipped, gathered only by its own parameters, and checked for nonfinite numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samewise.runner.training.phase import TrainingPhase
 
 @pytest.mark.parametrize("clip_norm", [None, 1e-3, 1e3])
 @pytest.mark.parametrize(("count", "nominal", "size"), [(8.0, 8.0, 1.0), (6.0, 8.0, 1.0), (16.0, 8.0, 1e-4), (3.0, 1.0, 1e-5)])
-def test_gradients_are_averaged_and_clipped_as_torch_clips(count: float, nominal: float, size: float, clip_norm: float | None) -> None:
+def test_gradients_are_averaged_and_clipped_as_in_torch(count: float, nominal: float, size: float, clip_norm: float | None) -> None:
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.zeros(5, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2))]
     sums = [size * torch.randn(5, 3), size * torch.randn(4), None]
@@ -39,7 +39,7 @@ def test_gradients_are_averaged_and_clipped_as_torch_clips(count: float, nominal
             torch.testing.assert_close(parameter.grad.double(), one * shrunk, rtol=1e-6, atol=0)
 
 
-def test_within_a_phase_the_parameters_of_the_others_gather_nothing_and_do_again_afterwards() -> None:
+def test_only_the_parameters_of_a_phase_need_gradients_within_it() -> None:
     mine, others = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     phase = TrainingPhase(0, Phase(), SGD([mine], lr=0.1), others=[others])
     with contextlib.suppress(ZeroDivisionError), phase.training(0):
@@ -72,10 +72,10 @@ FINITE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NOT_FINITE)
-def test_what_is_not_finite_is_named_whatever_its_type(name: str) -> None:
+def test_nonfinite_tensors_of_every_dtype_are_named(name: str) -> None:
     assert nonfinite_names([*FINITE.items(), (name, NOT_FINITE[name])]) == [name]
 
 
-def test_all_that_is_not_finite_is_named_in_order_and_what_is_finite_is_not() -> None:
+def test_all_nonfinite_tensors_are_named_in_order_and_finite_ones_are_not() -> None:
     assert nonfinite_names([*NOT_FINITE.items(), *FINITE.items()]) == list(NOT_FINITE)
     assert nonfinite_names(FINITE.items()) == []

@@ -1,4 +1,4 @@
-"""Where each sample goes: the order of an epoch, and how it is cut."""
+"""Where each sample goes: the order of an epoch, and how it is cut into batches."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def test_a_step_is_found_from_its_number_alone():
     assert plan.bounds(9, 1) == (2, 36, 48)
 
 
-def test_a_partial_batch_is_split_as_evenly_as_can_be():
+def test_a_partial_batch_is_split_as_evenly_as_possible():
     plan = Plan(samples=10, batch_size=8, micro_batches=4, drop_last=False)
     assert [len(part) for part in positions(plan, 1)] == [0, 1, 0, 1]
 
 
-def test_a_batch_larger_than_the_data_is_an_error_that_says_so():
+def test_a_batch_larger_than_the_data_is_reported():
     with pytest.raises(ConfigError, match=r"batch_size.*10 samples"):
         Plan(samples=10, batch_size=16, micro_batches=1, drop_last=True)
 
 
 @settings(deadline=None, database=None, derandomize=True)
 @given(draw.integers(1, 40), draw.integers(1, 5), draw.integers(1, 4), draw.booleans())
-def test_a_plan_is_the_epoch_in_slices_and_each_slice_in_nearly_equal_ones(samples, micro_batches, each, drop_last):
+def test_a_plan_cuts_epochs_into_batches_and_batches_into_nearly_equal_parts(samples, micro_batches, each, drop_last):
     size = micro_batches * each
     batches = [range(start, min(start + size, samples)) for start in range(0, samples, size)]
     batches = [batch for batch in batches if len(batch) == size] if drop_last else batches
@@ -62,7 +62,7 @@ def test_a_plan_is_the_epoch_in_slices_and_each_slice_in_nearly_equal_ones(sampl
     assert plan.fills_all == all(part for step in range(len(batches)) for part in positions(plan, step))
 
 
-def test_each_epoch_is_another_permutation_and_the_same_one_again():
+def test_each_epoch_has_another_permutation_which_can_be_repeated():
     order = Shuffled(range(50), seed=3)
     assert sorted(order.indices(0).tolist()) == list(range(50))
     assert torch.equal(order.indices(4), order.indices(4))
@@ -70,18 +70,18 @@ def test_each_epoch_is_another_permutation_and_the_same_one_again():
     assert not torch.equal(order.indices(4), Shuffled(range(50), seed=4).indices(4))
 
 
-def test_without_shuffling_the_order_is_the_data_sets():
+def test_without_shuffling_samples_keep_the_order_of_the_data_set():
     assert InOrder(range(5), seed=0).indices(3).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_seeking_gives_what_replaying_would():
+def test_seeking_gives_the_same_as_replaying():
     order, plan = Shuffled(range(40), seed=0), Plan(samples=40, batch_size=8, micro_batches=2, drop_last=True)
     replayed = list(training_keys(order, plan, first_step=0, steps=12, micro_batches=[0, 1]))
     sought = list(training_keys(order, plan, first_step=7, steps=12, micro_batches=[0, 1]))
     assert sought == replayed[14:]
 
 
-def test_a_process_that_carries_some_micro_batches_sees_just_those():
+def test_a_process_only_sees_the_micro_batches_it_carries():
     order, plan = Shuffled(range(40), seed=0), Plan(samples=40, batch_size=8, micro_batches=4, drop_last=True)
     everything = list(training_keys(order, plan, first_step=0, steps=5, micro_batches=range(4)))
     mine = list(training_keys(order, plan, first_step=0, steps=5, micro_batches=[2, 3]))

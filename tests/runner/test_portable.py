@@ -23,7 +23,7 @@ FEWER = {
     "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
     "OPENBLAS_CORETYPE": "Haswell",
 }
-"""What hides instructions from the libraries that `portable` does not restrict by itself."""
+"""Hides instructions from the libraries that `portable` does not restrict by itself."""
 emulated = pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
 x86 = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="this is no x86-64-v3 CPU")
 
@@ -60,41 +60,41 @@ for module in (model, recurrent, pointwise):
 """
 
 
-def said_on(*emulator: str, code: tuple[str, ...] = ("-c", COMPUTES), **variables: str) -> str:
+def output_on(*emulator: str, code: tuple[str, ...] = ("-c", COMPUTES), **variables: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run([*emulator, sys.executable, *code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def trained_on(folder: Path, names: list[str], *emulator: str, **variables: str) -> list[str]:
-    """The digests of the records of some experiments, which are trained there."""
+def train_on(folder: Path, names: list[str], *emulator: str, **variables: str) -> list[str]:
+    """Train some experiments there; returns the digests of their traces."""
     program = str(Path(__file__).with_name("portable_runs.py"))
-    said = said_on(*emulator, code=(program, str(folder), *names), **variables)
+    said = output_on(*emulator, code=(program, str(folder), *names), **variables)
     return [line for line in said.splitlines() if line.startswith("DIGEST")]
 
 
-def composed(*given: str) -> compose.Composed:
+def compose_config(*given: str) -> compose.Composed:
     return compose.compose([*COMMON, *given], project=project.find())
 
 
-def test_what_counts_as_tested_is_what_the_tested_experiments_compute_with() -> None:
-    wholes = [composed(*given).whole for given in EXPERIMENTS.values()]
+def test_the_list_of_tested_components_matches_the_tested_experiments() -> None:
+    wholes = [compose_config(*given).whole for given in EXPERIMENTS.values()]
     assert {name for whole in wholes for name in targets({section: whole[section] for section in COMPUTING})} == TESTED
 
 
-def test_what_was_not_tested_on_another_cpu_is_not_claimed() -> None:
-    whole = composed("experiment=resnet18_digits").whole
+def test_components_not_tested_on_another_cpu_are_not_claimed() -> None:
+    whole = compose_config("experiment=resnet18_digits").whole
     assert whole["reproducibility"]["variables"].items() >= VARIABLES.items()
     assert untested_components(whole) == []
-    assert untested_components(composed("experiment=resnet18_digits", "model=vit_b_16").whole) == ["torchvision.models.vit_b_16"]
-    assert untested_components(composed("experiment=resnet18_digits", "optimizer=adadelta").whole) == ["torch.optim.Adadelta"]
-    assert untested_components(composed("experiment=resnet18_digits", "precision=bf16", "compile=default").whole) == [
+    assert untested_components(compose_config("experiment=resnet18_digits", "model=vit_b_16").whole) == ["torchvision.models.vit_b_16"]
+    assert untested_components(compose_config("experiment=resnet18_digits", "optimizer=adadelta").whole) == ["torch.optim.Adadelta"]
+    assert untested_components(compose_config("experiment=resnet18_digits", "precision=bf16", "compile=default").whole) == [
         "compile.mode=default",
         "precision.dtype=bfloat16",
     ]
     assert not is_portable(whole, torch.device("cuda"))
-    changed = composed("experiment=resnet18_digits", "reproducibility.variables.MKL_CBWR=AVX2").whole
+    changed = compose_config("experiment=resnet18_digits", "reproducibility.variables.MKL_CBWR=AVX2").whole
     assert not is_portable(changed, torch.device("cpu"))
 
 
@@ -102,18 +102,18 @@ def test_what_was_not_tested_on_another_cpu_is_not_claimed() -> None:
 @x86
 @pytest.mark.timeout(900)
 def test_each_recipe_gives_the_same_bits_with_fewer_instructions(tmp_path: Path) -> None:
-    here = trained_on(tmp_path / "all", [*EXPERIMENTS])
+    here = train_on(tmp_path / "all", [*EXPERIMENTS])
     assert len(here) == len(EXPERIMENTS)
-    assert trained_on(tmp_path / "fewer", [*EXPERIMENTS], **FEWER) == here
+    assert train_on(tmp_path / "fewer", [*EXPERIMENTS], **FEWER) == here
     assert {json.loads(path.read_text())["level"] for path in tmp_path.glob("*/*/*/*/summary.json")} == {"R3"}
 
 
 @pytest.mark.slow
 @x86
-def test_without_portable_other_instructions_are_other_bits(tmp_path: Path) -> None:
+def test_without_portable_other_instructions_give_other_bits(tmp_path: Path) -> None:
     strict = "resnet,reproducibility=strict"
-    other = trained_on(tmp_path / "fewer", [strict], ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41")
-    assert trained_on(tmp_path / "all", [strict]) != other
+    other = train_on(tmp_path / "fewer", [strict], ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41")
+    assert train_on(tmp_path / "all", [strict]) != other
 
 
 @pytest.mark.slow
@@ -123,8 +123,8 @@ def test_without_portable_other_instructions_are_other_bits(tmp_path: Path) -> N
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("cpu", ["Haswell", "EPYC"])
 def test_each_recipe_gives_the_same_bits_on_another_cpu(cpu: str, tmp_path: Path) -> None:
-    here = trained_on(tmp_path / "here", [*EXPERIMENTS])
-    assert trained_on(tmp_path / cpu, [*EXPERIMENTS], "qemu-x86_64", "-cpu", cpu) == here
+    here = train_on(tmp_path / "here", [*EXPERIMENTS])
+    assert train_on(tmp_path / cpu, [*EXPERIMENTS], "qemu-x86_64", "-cpu", cpu) == here
 
 
 @pytest.mark.slow
@@ -134,6 +134,6 @@ def test_each_recipe_gives_the_same_bits_on_another_cpu(cpu: str, tmp_path: Path
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("cpu", ["Haswell", "EPYC"])
 def test_operators_give_the_same_bits_on_another_cpu(cpu: str) -> None:
-    here = said_on()
+    here = output_on()
     assert here.count("\n") >= 30
-    assert said_on("qemu-x86_64", "-cpu", cpu) == here
+    assert output_on("qemu-x86_64", "-cpu", cpu) == here

@@ -1,4 +1,4 @@
-"""Under `reproducibility=portable` square roots are rounded correctly, images sampled by a scalar kernel; large products and GRUs are those of mathematics."""
+"""Under `reproducibility=portable` square roots are rounded correctly, images are sampled by a scalar kernel, and large products and GRUs are accurate."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def left_as_it_was() -> Iterator[None]:
 
 
 def nearest(values: Tensor) -> Tensor:
-    """The roots, rounded once: of float32 by way of float64, of float64 by NumPy, whose instruction does it."""
+    """The roots, rounded once: of float32 via float64, of float64 by NumPy, which uses the CPU's instruction."""
     return torch.from_numpy(np.sqrt(values.double().numpy())).to(values.dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_root_is_the_nearest_number(dtype: torch.dtype) -> None:
+def test_every_root_is_the_nearest_representable_number(dtype: torch.dtype) -> None:
     determinism.apply(PORTABLE)
     values = torch.from_numpy(VALUES).to(dtype)
     roots = nearest(values)
@@ -44,7 +44,7 @@ def test_every_root_is_the_nearest_number(dtype: torch.dtype) -> None:
     assert torch.equal(torch._foreach_sqrt([values])[0], roots)
 
 
-def test_what_is_not_a_positive_number_has_torch_s_root() -> None:
+def test_roots_of_other_values_are_torchs() -> None:
     values = [
         torch.tensor(4.0),
         torch.tensor([4, 9]),
@@ -74,7 +74,7 @@ def test_images_are_sampled_by_the_scalar_kernel() -> None:
 
 
 def gradients(function: Callable[..., Tensor], *given: Tensor) -> list[Tensor]:
-    """What the function gives, and the gradients of a sum of it with respect to all that it is given."""
+    """The function's result, and the gradients of a weighted sum of it with respect to all inputs."""
     leaves = [one.detach().requires_grad_() for one in given]
     found = function(*leaves)
     return [found, *torch.autograd.grad((found * torch.linspace(0.5, 1.5, found.numel(), dtype=found.dtype).view_as(found)).sum(), leaves)]
@@ -92,7 +92,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_large_products_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_products_are_accurate_and_repeat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, shapes = PRODUCTS[name]
     drawn = torch.Generator().manual_seed(0)
     given = [torch.randn(shape, generator=drawn) for shape in shapes]
@@ -110,7 +110,7 @@ def test_large_products_are_right(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert all(map(torch.equal, found, gradients(function, *given)))
 
 
-def test_what_is_not_a_large_product_is_torch_s() -> None:
+def test_other_products_are_torchs() -> None:
     drawn = torch.Generator().manual_seed(0)
     large, square = torch.randn(128, 128, generator=drawn), torch.randn(2, 3, 40, 40, generator=drawn)
     cases: list[Callable[[], Tensor]] = [
@@ -128,7 +128,7 @@ def test_what_is_not_a_large_product_is_torch_s() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_first": True, "num_layers": 2}, {"num_layers": 3, "dropout": 0.5}, {"bidirectional": True}, {"bias": False}])
-def test_a_gru_is_torch_s_but_for_rounding(settings: dict[str, Any]) -> None:
+def test_a_gru_agrees_with_torchs_up_to_rounding(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = torch.nn.GRU(5, 7, **settings)
     first = torch.randn(model.num_layers * (2 if model.bidirectional else 1), 4, 7)
@@ -151,14 +151,14 @@ def test_a_gru_is_torch_s_but_for_rounding(settings: dict[str, Any]) -> None:
         assert torch.equal(whole(values, first, *model.parameters()), after[0])
 
 
-def test_gradients_pass_through() -> None:
+def test_gradients_pass_through_a_portable_root() -> None:
     values = torch.from_numpy(VALUES[:1]).requires_grad_()
     use_portable_operators(wanted=True)
     values.sqrt().sum().backward()
     assert torch.equal(values.grad, 1 / (2 * nearest(values.detach())))
 
 
-def test_other_experiments_keep_their_bits_and_so_does_a_notebook() -> None:
+def test_other_experiments_and_notebooks_keep_their_bits() -> None:
     values = torch.from_numpy(VALUES).float()
     before = values.sqrt()
     determinism.apply(PORTABLE)

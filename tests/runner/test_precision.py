@@ -1,4 +1,4 @@
-"""The number format is the config's, whatever was set before, and what cannot be had is said."""
+"""The number format is the config's, whatever was set before, and a format that is not available is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEFORE: dict[str, Callable[[], object]] = {
 
 
 def switches() -> dict[str, str]:
-    """What torch goes by, with what each operator inherits resolved."""
+    """The settings that torch uses, with inherited values resolved for each operator."""
     cuda = {"matmul": BACKENDS.cuda.matmul, "conv": BACKENDS.cudnn.conv, "rnn": BACKENDS.cudnn.rnn}
     cpu = {name: getattr(BACKENDS.mkldnn, name) for name in ("matmul", "conv", "rnn")}
     return {f"{kind}.{name}": one.fp32_precision for kind, some in (("cuda", cuda), ("cpu", cpu)) for name, one in some.items()}
@@ -43,7 +43,7 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("before", BEFORE)
-def test_every_operator_has_the_configs_format_whatever_was_set_before(before: str, tf32: bool, restored: None) -> None:
+def test_every_operator_uses_the_configs_format_whatever_was_set_before(before: str, tf32: bool, restored: None) -> None:
     BEFORE[before]()
     Precision(tf32=tf32).begin(CPU)
     wanted = "tf32" if tf32 else "ieee"
@@ -54,13 +54,13 @@ def test_every_operator_has_the_configs_format_whatever_was_set_before(before: s
     for later in (lambda: setattr(BACKENDS, "fp32_precision", "none"), lambda: setattr(BACKENDS, "fp32_precision", "ieee" if tf32 else "tf32")):
         later()  # nothing is inherited
         assert {value for name, value in switches().items() if name.startswith("cuda")} == {wanted}
-    # who reads the older switches is told the same, and reading is no error
+    # the older switches give the same values, and reading them is not an error
     assert (BACKENDS.cuda.matmul.allow_tf32, BACKENDS.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (tf32, tf32, "high" if tf32 else "highest")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tf32", [False, True])
-def test_products_and_convolutions_on_cuda_round_as_the_format_does(tf32: bool, restored: None) -> None:
+def test_products_and_convolutions_on_cuda_round_as_the_format_requires(tf32: bool, restored: None) -> None:
     BACKENDS.fp32_precision = "ieee" if tf32 else "tf32"
     Precision(tf32=tf32).begin(torch.device("cuda"))
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def test_products_and_convolutions_on_cuda_round_as_the_format_does(tf32: bool, 
 
     products = error(left.cuda() @ right.cuda(), left.double() @ right.double())
     convolved = error(torch.conv2d(images.cuda(), kernels.cuda()), torch.conv2d(images.double(), kernels.double()))
-    for found in (products, convolved):  # ten bits of a significand, or 23
+    for found in (products, convolved):  # a significand of ten bits, or of 23
         assert (1e-5 < found < 1e-2) if tf32 else found < 3e-6
 
 
@@ -82,16 +82,16 @@ def test_a_variable_that_overrides_the_config_is_refused(tf32: bool, value: str,
     with pytest.raises(ConfigError, match=f"NVIDIA_TF32_OVERRIDE={value}") as error:
         Precision(tf32=tf32).begin(torch.device("cuda"))
     assert error.value.problems[0].path == "precision.tf32"
-    Precision(tf32=tf32).begin(CPU)  # where those libraries do not compute
+    Precision(tf32=tf32).begin(CPU)  # these libraries do not compute on the CPU
 
 
 @pytest.mark.parametrize(("tf32", "value"), [(True, None), (False, None), (True, "1"), (False, "0"), (False, "")])
-def test_a_variable_that_says_the_same_is_not(tf32: bool, value: str | None) -> None:
+def test_a_variable_that_agrees_with_the_config_is_allowed(tf32: bool, value: str | None) -> None:
     assert tf32_conflict(tf32=tf32, variables={} if value is None else {"NVIDIA_TF32_OVERRIDE": value}) is None
 
 
 @pytest.mark.slow
-def test_tf32_on_the_cpu_is_warned_of(samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
+def test_tf32_on_the_cpu_is_warned_about(samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
     given = ("experiment=gan_digits", "debug=tiny", "max_steps=1", "device=cpu", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
     warning = "warning: precision.tf32: has no effect on the CPU"
     assert warning in samewise("check", *given, "precision=tf32").stdout

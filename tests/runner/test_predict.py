@@ -1,4 +1,4 @@
-"""`samewise predict` applies a run's model to files: without its data, the same each time, and saying which file is at fault."""
+"""`samewise predict` applies a run's model to files: without its data, the same each time, and naming files that cannot be read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DRAWN = {
     "separation": {"mixtures.csv", "spectrograms.png"},
     "vocoder": {"clip_0_true.wav", "clip_0_resynthesised.wav", "spectrograms.png"},
 }
-"""What an evaluation leaves to look at or listen to."""
+"""The files that an evaluation leaves to look at or listen to."""
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,14 @@ def recording(path: Path, frames: int = 900) -> Path:
     return path
 
 
-def predicted(samewise, run: Path, *arguments: object) -> list[dict]:
+def predict(samewise, run: Path, *arguments: object) -> list[dict]:
     done = samewise("predict", run, *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("recipe", EXPERIMENTS)
-def test_each_recipe_is_evaluated_again_to_the_same_values_with_its_pictures(samewise, runs, recipe, tmp_path):
+def test_each_recipe_evaluates_again_to_the_same_values_with_its_pictures(samewise, runs, recipe, tmp_path):
     done = samewise("eval", runs[recipe], "--checkpoint", "last", "--json", "--pictures", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -63,9 +63,9 @@ def test_each_recipe_is_evaluated_again_to_the_same_values_with_its_pictures(sam
     assert {path.name for path in tmp_path.iterdir()} >= DRAWN[recipe]
 
 
-def test_an_image_is_classified_by_the_names_of_the_data_set(samewise, runs, tmp_path):
+def test_an_image_is_classified_with_the_class_names_of_the_data_set(samewise, runs, tmp_path):
     Image.new("RGB", (40, 40), (200, 90, 10)).save(tmp_path / "a.png")
-    (found,) = predicted(samewise, runs["classification"], tmp_path / "a.png")
+    (found,) = predict(samewise, runs["classification"], tmp_path / "a.png")
     shares = list(found["probabilities"].values())
     assert found["class"] == f"pattern {found['label']}" == next(iter(found["probabilities"]))
     assert shares == sorted(shares, reverse=True)
@@ -77,20 +77,20 @@ def test_an_image_is_classified_by_the_names_of_the_data_set(samewise, runs, tmp
         assert drawn.convert("RGB").getpixel((319, 0)) == (200, 90, 10)
 
 
-def test_without_names_a_class_is_its_number(samewise, runs, tmp_path):
+def test_without_class_names_a_class_is_given_by_its_number(samewise, runs, tmp_path):
     run = Path(shutil.copytree(runs["classification"], tmp_path / "run", symlinks=True))
     facts = json.loads((run / "environment.json").read_text())
     del facts["data"]["train"]["classes"]
     (run / "environment.json").write_text(json.dumps(facts))
     Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
-    (found,) = predicted(samewise, run, tmp_path / "a.png")
+    (found,) = predict(samewise, run, tmp_path / "a.png")
     assert "class" not in found
     assert str(found["label"]) == next(iter(found["probabilities"]))
 
 
 def test_boxes_are_found_in_an_image_and_drawn(samewise, runs, tmp_path):
     Image.effect_noise((80, 64), 60).convert("RGB").save(tmp_path / "street.jpg")
-    (found,) = predicted(samewise, runs["detection"], tmp_path / "street.jpg", "--output", tmp_path)
+    (found,) = predict(samewise, runs["detection"], tmp_path / "street.jpg", "--output", tmp_path)
     assert (found["width"], found["height"]) == (80, 64)
     assert len(found["detections"]) > 10
     scores = [one["score"] for one in found["detections"]]
@@ -112,7 +112,7 @@ def test_boxes_are_found_in_an_image_and_drawn(samewise, runs, tmp_path):
 @pytest.mark.parametrize("recipe", ["classification", pytest.param("detection", marks=pytest.mark.slow)])
 def test_the_moving_average_of_the_weights_predicts_and_is_evaluated(samewise, runs, recipe, tmp_path):
     Image.effect_noise((80, 64), 60).convert("RGB").save(tmp_path / "a.png")
-    one, other = (predicted(samewise, runs[recipe], tmp_path / "a.png", *weights)[0] for weights in ([], ["--weights", "ema"]))
+    one, other = (predict(samewise, runs[recipe], tmp_path / "a.png", *weights)[0] for weights in ([], ["--weights", "ema"]))
     assert one["files"] == other["files"]
     assert one != other
     done = samewise("eval", runs[recipe], "--weights", "ema", "--json")
@@ -125,7 +125,7 @@ def test_the_moving_average_of_the_weights_predicts_and_is_evaluated(samewise, r
 
 
 @pytest.mark.parametrize("command", ["predict", "eval"])
-def test_weights_that_the_run_does_not_keep_are_named(samewise, runs, command, tmp_path):
+def test_weights_that_the_run_does_not_keep_are_refused(samewise, runs, command, tmp_path):
     file = [recording(tmp_path / "a.wav")] if command == "predict" else []
     done = samewise(command, runs["separation"], *file, "--weights", "ema")
     assert done.returncode == 2
@@ -133,52 +133,52 @@ def test_weights_that_the_run_does_not_keep_are_named(samewise, runs, command, t
     assert "no callback of the run keeps others" in done.stderr
 
 
-def test_weights_that_do_not_fit_a_changed_model_are_named(samewise, runs):
+def test_weights_that_do_not_fit_a_changed_model_are_reported(samewise, runs):
     done = samewise("eval", runs["classification"], "model.width=4")
     assert done.returncode == 2
     assert "model: is not the one that the checkpoint was taken from: size mismatch for conv1.weight" in done.stderr
 
 
-def test_a_recording_is_written_down(samewise, runs, tmp_path):
-    (found,) = predicted(samewise, runs["speech_recognition"], recording(tmp_path / "said.wav", 4000), "--output", tmp_path)
+def test_a_recording_is_transcribed(samewise, runs, tmp_path):
+    (found,) = predict(samewise, runs["speech_recognition"], recording(tmp_path / "said.wav", 4000), "--output", tmp_path)
     assert [Path(path).name for path in found["files"]] == ["said.txt", "said.png"]
     assert (tmp_path / "said.txt").read_text() == found["text"] + "\n"
 
 
-def test_a_recording_is_classified_by_the_names_of_the_data_set(samewise, runs, tmp_path):
+def test_a_recording_is_classified_with_the_class_names_of_the_data_set(samewise, runs, tmp_path):
     long, short = recording(tmp_path / "a.wav", 4000), recording(tmp_path / "b.wav", 300)
-    for found in predicted(samewise, runs["audio_classification"], long, short):
+    for found in predict(samewise, runs["audio_classification"], long, short):
         assert found["class"] == f"tone {found['label']}" == next(iter(found["probabilities"]))
         assert found["files"] == []
 
 
 def test_a_recording_is_split_into_its_speakers(samewise, runs, tmp_path):
-    (found,) = predicted(samewise, runs["separation"], recording(tmp_path / "both.wav"), "--output", tmp_path / "out")
+    (found,) = predict(samewise, runs["separation"], recording(tmp_path / "both.wav"), "--output", tmp_path / "out")
     assert (found["speakers"], found["seconds"]) == (2, 0.113)
     assert [Path(path).name for path in found["files"]] == ["both_speaker_1.wav", "both_speaker_2.wav", "both_spectrograms.png"]
     assert all(len(soundfile.read(path)[0]) == 900 for path in found["files"][:2])
 
 
-def test_a_recording_is_spoken_again_the_same_each_time_whatever_else_is_asked_for(samewise, runs, tmp_path):
+def test_a_recording_is_resynthesised_the_same_whatever_other_files_are_given(samewise, runs, tmp_path):
     one, other = recording(tmp_path / "a.wav"), recording(tmp_path / "b.wav", 500)
-    (alone,) = predicted(samewise, runs["vocoder"], one)
+    (alone,) = predict(samewise, runs["vocoder"], one)
     alone_samples = soundfile.read(alone["files"][0])[0]
     assert len(alone_samples) == 900
     assert Path(alone["files"][0]).parent == runs["vocoder"] / "predictions"
-    together = predicted(samewise, runs["vocoder"], other, one)
+    together = predict(samewise, runs["vocoder"], other, one)
     assert [Path(found["file"]).name for found in together] == ["b.wav", "a.wav"]
     assert (soundfile.read(together[1]["files"][0])[0] == alone_samples).all()
 
 
-def test_files_of_one_name_do_not_overwrite_each_other(samewise, runs, tmp_path):
+def test_files_with_the_same_name_do_not_overwrite_each_other(samewise, runs, tmp_path):
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         recording(tmp_path / folder / "a.wav")
-    found = predicted(samewise, runs["separation"], tmp_path / "x" / "a.wav", tmp_path / "y" / "a.wav", "--output", tmp_path)
+    found = predict(samewise, runs["separation"], tmp_path / "x" / "a.wav", tmp_path / "y" / "a.wav", "--output", tmp_path)
     assert len({path for one in found for path in one["files"]}) == 6
 
 
-def test_it_is_said_in_words(samewise, runs, tmp_path):
+def test_predictions_are_printed_as_text(samewise, runs, tmp_path):
     done = samewise("predict", runs["separation"], recording(tmp_path / "both.wav"), "--checkpoint", "last", "device=cpu")
     assert done.returncode == 0, done.stderr
     assert "both.wav" in done.stdout
@@ -186,7 +186,7 @@ def test_it_is_said_in_words(samewise, runs, tmp_path):
     assert "both_speaker_1.wav" in done.stdout
 
 
-def test_a_file_at_fault_is_named_and_the_others_are_predicted(samewise, runs, tmp_path):
+def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs, tmp_path):
     (tmp_path / "no.wav").write_bytes(b"no sound, only words" * 20)
     sound = recording(tmp_path / "yes.wav")
     done = samewise("predict", runs["separation"], tmp_path / "no.wav", tmp_path / "missing.wav", sound, "--json")
@@ -196,7 +196,7 @@ def test_a_file_at_fault_is_named_and_the_others_are_predicted(samewise, runs, t
     assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(sound)]
 
 
-def test_a_file_for_another_model_is_called_what_it_is_with_what_the_model_takes(samewise, runs, tmp_path):
+def test_a_file_of_another_kind_is_reported_with_what_the_model_takes(samewise, runs, tmp_path):
     sound = recording(tmp_path / "x.wav")
     done = samewise("predict", runs["classification"], sound)
     assert done.returncode == 2
@@ -221,10 +221,10 @@ def photographs(tmp_path) -> Path:
     return folder
 
 
-def test_folders_and_patterns_stand_for_what_the_model_takes_in_order(samewise, runs, photographs):
+def test_folders_and_patterns_expand_in_order_to_files_the_model_takes(samewise, runs, photographs):
     ordered = [str(photographs / name) for name in ("7.png", "b.png", "below/a.JPG")]
-    assert [one["file"] for one in predicted(samewise, runs["classification"], photographs)] == ordered
-    assert [one["file"] for one in predicted(samewise, runs["classification"], photographs / "*.png")] == ordered[:2]
+    assert [one["file"] for one in predict(samewise, runs["classification"], photographs)] == ordered
+    assert [one["file"] for one in predict(samewise, runs["classification"], photographs / "*.png")] == ordered[:2]
     (photographs / "empty").mkdir()
     done = samewise("predict", runs["classification"], photographs / "*.gif", photographs / "empty")
     assert done.returncode == 2
@@ -233,11 +233,11 @@ def test_folders_and_patterns_stand_for_what_the_model_takes_in_order(samewise, 
     assert "expected: images: files that end in .jpg" in done.stderr
 
 
-def test_all_predictions_in_one_file_as_json_csv_and_coco(samewise, runs, photographs, tmp_path):
+def test_all_predictions_can_be_written_to_one_file_as_json_csv_or_coco(samewise, runs, photographs, tmp_path):
     run = runs["detection"]
     (run / "predictions").mkdir(exist_ok=True)
     before = sorted((run / "predictions").iterdir())
-    found = predicted(samewise, run, photographs, "--out", tmp_path / "all.json", "--out", tmp_path / "all.csv", "--threshold", "0.005")
+    found = predict(samewise, run, photographs, "--out", tmp_path / "all.json", "--out", tmp_path / "all.csv", "--threshold", "0.005")
     assert json.loads((tmp_path / "all.json").read_text()) == found
     assert sorted((run / "predictions").iterdir()) == before, "pictures are for --output FOLDER"
     boxes = [(one["file"], box) for one in found for box in one["detections"]]
@@ -258,7 +258,7 @@ def test_all_predictions_in_one_file_as_json_csv_and_coco(samewise, runs, photog
         assert [x, y, x + width, y + height] == pytest.approx(box["box"])
 
 
-def test_a_file_of_predictions_has_those_that_could_be_read_and_is_refused_where_it_makes_no_sense(samewise, runs, photographs, tmp_path):
+def test_a_predictions_file_skips_unreadable_inputs_and_bad_options_are_refused(samewise, runs, photographs, tmp_path):
     done = samewise("predict", runs["classification"], photographs / "*", "--out", tmp_path / "some.csv")
     assert done.returncode == 2
     assert "notes.txt: is not an image" in done.stderr
@@ -283,17 +283,17 @@ def test_a_file_of_predictions_has_those_that_could_be_read_and_is_refused_where
     assert "007.png: COCO's image_id is the file's name without its extension" in done.stderr
 
 
-def test_a_threshold_leaves_out_what_scores_less(samewise, runs, photographs, tmp_path):
+def test_a_threshold_leaves_out_lower_scores(samewise, runs, photographs, tmp_path):
     file = photographs / "7.png"
-    (everything,) = predicted(samewise, runs["detection"], file)
+    (everything,) = predict(samewise, runs["detection"], file)
     least = everything["detections"][4]["score"]
-    (found,) = predicted(samewise, runs["detection"], file, "--threshold", least)
+    (found,) = predict(samewise, runs["detection"], file, "--threshold", least)
     assert found["detections"] == [one for one in everything["detections"] if one["score"] >= least]
-    (found,) = predicted(samewise, runs["detection"], file, "--threshold", "1", "--output", tmp_path)
+    (found,) = predict(samewise, runs["detection"], file, "--threshold", "1", "--output", tmp_path)
     assert found["detections"] == []
     with Image.open(found["files"][0]) as drawn, Image.open(file) as plain:
         assert set(drawn.convert("L").get_flattened_data()) <= set(plain.convert("L").get_flattened_data()), "nothing is drawn in it"
-    (found,) = predicted(samewise, runs["classification"], file, "--threshold", "1")
+    (found,) = predict(samewise, runs["classification"], file, "--threshold", "1")
     assert (found["label"], found["class"], found["probabilities"]) == (None, None, {})
     done = samewise("predict", runs["separation"], recording(tmp_path / "a.wav"), "--threshold", "0.5")
     assert done.returncode == 2
@@ -301,8 +301,8 @@ def test_a_threshold_leaves_out_what_scores_less(samewise, runs, photographs, tm
 
 
 @pytest.mark.parametrize("recipe", ["classification", "detection"])
-def test_a_batch_predicts_alike_and_a_file_at_fault_in_it_spoils_no_other(samewise, runs, photographs, recipe):
-    alone = predicted(samewise, runs[recipe], photographs)
+def test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other(samewise, runs, photographs, recipe):
+    alone = predict(samewise, runs[recipe], photographs)
     done = samewise("predict", runs[recipe], photographs, photographs / "notes.txt", "--batch", "3", "--json")
     assert "notes.txt: is not an image" in done.stderr
     together = [json.loads(line) for line in done.stdout.splitlines()]
@@ -318,10 +318,10 @@ def test_predicting_needs_no_data_set(samewise, runs, tmp_path):
     run = Path(shutil.copytree(runs["separation"], tmp_path / "run", symlinks=True))
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("samewise.datasets.generated_mixtures.GeneratedMixtures", "samewise.datasets.librimix.LibriMix"))
-    assert predicted(samewise, run, recording(tmp_path / "a.wav"), "--trust")
+    assert predict(samewise, run, recording(tmp_path / "a.wav"), "--trust")
 
 
-def test_what_cannot_be_is_said(samewise, runs, tmp_path):
+def test_impossible_requests_are_refused(samewise, runs, tmp_path):
     sound = recording(tmp_path / "a.wav")
     done = samewise("predict", runs["separation"], sound, "--checkpoint", "77")
     assert done.returncode == 2
@@ -334,6 +334,6 @@ def test_what_cannot_be_is_said(samewise, runs, tmp_path):
     assert "did you mean 'seed'" in done.stderr
 
 
-def test_a_recipe_that_reads_files_and_does_not_say_what_it_predicts_is_named() -> None:
+def test_a_recipe_that_reads_files_but_cannot_predict_is_named() -> None:
     with pytest.raises(ConfigError, match="Classification reads files, but has no `predict`"):
         Recipe.predict(Classification(), torch.nn.Identity(), {})

@@ -1,4 +1,4 @@
-"""`samewise profile` finds what was made slow on purpose, and leaves runs and bits as they are."""
+"""`samewise profile` finds deliberately slow parts, and leaves runs and bits unchanged."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("part", SLOW)
-def test_what_was_made_slow_is_named_as_the_cause(part: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_slowness_is_named_as_the_cause(part: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
     overrides, named, change = SLOW[part]
     done = samewise("profile", *SMALL, *overrides, "--steps", 2, "--traced", 0, "--json")
@@ -102,7 +102,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_the_bits_are_those_of_training_and_no_run_is_touched(here: Path, samewise: Callable[..., Any]) -> None:
+def test_a_profile_has_the_bits_of_training_and_touches_no_run(here: Path, samewise: Callable[..., Any]) -> None:
     profile = ["profile", *SMALL, "--steps", 2, "--traced", 2, "--json"]
     first = json.loads(samewise(*profile).stdout)
     assert not (here / "runs").exists()
@@ -138,7 +138,7 @@ def test_the_bits_are_those_of_training_and_no_run_is_touched(here: Path, samewi
         (["optimiser.lr=1"], "did you mean 'optimizer"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_measured(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
+def test_mistakes_are_reported_before_anything_is_measured(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("profile", *SMALL, *given)
     assert done.returncode == 2
     assert told in done.stderr
@@ -150,7 +150,7 @@ def test_the_times_of_nested_ranges_add_up(monkeypatch: pytest.MonkeyPatch) -> N
     clock = Clock(torch.device("cpu"))
     with clock.range("backward"), clock.range("transforms/Crop"):  # from 1 to 15, and within that from 3 to 7
         pass
-    with clock.range("trace"):  # from 31 on
+    with clock.range("trace"):  # from 31
         spent = clock.stop()  # at 63
         monkeypatch.undo()
     assert spent == {"other": 1.0 + 16.0, "backward": 2.0 + 8.0, "transforms/Crop": 4.0, "trace": 32.0}
@@ -158,12 +158,12 @@ def test_the_times_of_nested_ranges_add_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(sum_by_part(spent)) == set(RANGES)
 
 
-def test_a_flame_graph_nests_calls_as_their_times_are_and_shows_names_as_text() -> None:
+def test_a_flame_graph_nests_calls_by_time_and_shows_names_as_text() -> None:
     event = {"ph": "X", "tid": 1, "cat": "python_function"}
     calls = [
         {**event, "name": "main", "ts": 0, "dur": 100},
         {**event, "name": "enters", "ts": 9, "dur": 2},
-        {**event, "name": "step 3", "cat": "user_annotation", "ts": 10, "dur": 40},  # begins within what enters it, and outlasts it
+        {**event, "name": "step 3", "cat": "user_annotation", "ts": 10, "dur": 40},  # begins within the call that enters it, and outlasts it
         {**event, "name": "f<script>", "ts": 12, "dur": 20},
         {**event, "name": "aten::mm", "cat": "cpu_op", "ts": 13, "dur": 5},
         {**event, "name": "step 4", "cat": "user_annotation", "ts": 51, "dur": 40},
@@ -179,7 +179,7 @@ def test_a_flame_graph_nests_calls_as_their_times_are_and_shows_names_as_text() 
     assert "<script" not in drawn
 
 
-def test_memory_is_told_by_part(here: Path, tmp_path: Path) -> None:
+def test_memory_is_reported_by_part(here: Path, tmp_path: Path) -> None:
     from samewise.runner.measuring.profile import rehearse
 
     project = Project(here, ("lab_of_profiles",))
@@ -198,7 +198,7 @@ def test_memory_is_told_by_part(here: Path, tmp_path: Path) -> None:
     assert abs(few["activations"] - parts["activations"]) <= classes
 
 
-def test_out_of_memory_says_what_each_part_takes_and_what_takes_less(here: Path, samewise: Callable[..., Any]) -> None:
+def test_out_of_memory_reports_the_size_of_each_part_and_how_to_reduce_it(here: Path, samewise: Callable[..., Any]) -> None:
     greedy = [*SMALL, "+model.greedy=true", "batch_size=8"]
     for command in ("train", "check", "profile"):
         done = samewise(command, *greedy)
@@ -211,7 +211,7 @@ def test_out_of_memory_says_what_each_part_takes_and_what_takes_less(here: Path,
 
 
 @pytest.mark.slow
-def test_a_step_that_waits_for_workers_is_told_how_many_it_needs(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_waits_for_workers_gets_advice_on_their_number(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     done = samewise("profile", *SMALL, "+dataset.train.slow=0.05", "+model.slow=0.1", "loader.num_workers=1", "--steps", 3, "--traced", 0, "--json")
     assert done.returncode == 0, done.stderr
@@ -222,7 +222,7 @@ def test_a_step_that_waits_for_workers_is_told_how_many_it_needs(here: Path, sam
 
 
 @pytest.mark.slow
-def test_each_process_has_a_trace_of_its_own(here: Path, samewise: Callable[..., Any]) -> None:
+def test_each_process_has_its_own_trace(here: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("profile", *SMALL, "replicas=2", "strategy=elastic", "strategy.nproc=2", "--steps", 2, "--traced", 1, "--out", here / "told")
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stdout
@@ -239,7 +239,7 @@ def test_each_process_has_a_trace_of_its_own(here: Path, samewise: Callable[...,
 
 
 @pytest.mark.slow
-def test_a_profile_is_logged_to_mlflow_and_is_no_run(here: Path, samewise: Callable[..., Any]) -> None:
+def test_a_profile_is_logged_to_mlflow_and_is_not_listed_as_a_run(here: Path, samewise: Callable[..., Any]) -> None:
     tracked = [one for one in SMALL if one != "tracking=none"] + ["tracking.enabled=true", f"tracking.uri=sqlite:///{here}/store.db"]
     done = samewise("profile", *tracked, "--steps", 2, "--traced", 1)
     assert done.returncode == 0, done.stderr

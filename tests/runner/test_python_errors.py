@@ -1,4 +1,4 @@
-"""What `samewise.compose`, `train`, `load`, `predict`, `runs` and `sweep` say of wrong arguments: in a line, in the words of Python, not of options."""
+"""What `samewise.compose`, `train`, `load`, `predict`, `runs` and `sweep` report about wrong arguments: one line that names Python arguments, not options."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_the_first_line_is_in_the_words_of_python(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_line_names_python_arguments_not_options(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wrong, words = MISTAKES[kind]
     with pytest.raises(ConfigError) as caught:
@@ -53,7 +53,7 @@ def test_the_first_line_is_in_the_words_of_python(kind: str, tmp_path: Path, mon
     assert "--" not in first
 
 
-def test_options_are_named_as_arguments_and_commands_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_appear_as_arguments_and_commands_stay_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r'if you trust its code as your own: packages=\["labs"\]'):
         sw.train("model._target_=labs.Net")
@@ -74,5 +74,5 @@ def test_a_notebook_shows_the_error_without_a_traceback(tmp_path: Path, monkeypa
     InteractiveShell.clear_instance()
 
 
-def test_their_signatures_are_still_told() -> None:
+def test_signatures_are_kept() -> None:
     assert list(inspect.signature(sw.runs).parameters) == ["run_root", "where", "sort", "diff", "uri"]

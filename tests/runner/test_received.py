@@ -1,4 +1,4 @@
-"""A run whose folder is gone is verified from MLflow alone: config, environment, code, trace and checkpoint come from the store."""
+"""A run without its folder is verified from MLflow alone: config, environment, code, trace and checkpoint come from the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run root that has a store and no run any more, and the MLflow run's id."""
+    """A run root with a store but no run left, and the id of the MLflow run."""
     from samewise.runner.cli import main
 
     root = tmp_path_factory.mktemp("runs")
@@ -48,7 +48,7 @@ def artifacts(store: tuple[str, str]) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_is_verified_from_its_mlflow_id_alone_and_its_own_user_needs_no_trust(samewise: Callable[..., Any], trained: tuple[Path, str]) -> None:
+def test_a_run_is_verified_by_its_mlflow_id_alone_and_its_owner_needs_no_trust(samewise: Callable[..., Any], trained: tuple[Path, str]) -> None:
     root, run_id = trained
     done = samewise("verify", run_id, "--run-root", root)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_an_altered_artifact_is_found(samewise: Callable[..., Any], store: tuple
     assert "step 3: " in done.stdout
 
 
-def test_a_strangers_config_from_a_store_is_not_used_before_it_is_trusted(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+def test_a_config_of_somebody_else_from_a_store_is_not_used_unless_trusted(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
     (artifacts(store) / sending.SIGNATURE).write_text("0" * 64)
     done = samewise("verify", store[1], "--uri", store[0])
     assert done.returncode == 2
@@ -78,7 +78,7 @@ def test_a_strangers_config_from_a_store_is_not_used_before_it_is_trusted(samewi
     assert samewise("verify", store[1], "--uri", store[0], "--trust", "--steps", 1).returncode == 0
 
 
-def test_a_store_that_keeps_its_files_in_another_place_is_not_followed_there(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+def test_a_store_that_points_to_files_elsewhere_is_not_followed(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
     import sqlite3
 
     with sqlite3.connect(store[0].removeprefix("sqlite:///")) as connection:
@@ -88,7 +88,7 @@ def test_a_store_that_keeps_its_files_in_another_place_is_not_followed_there(sam
     assert "s3://elsewhere" in done.stderr
 
 
-def test_what_a_store_does_not_have_is_said(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+def test_what_a_store_lacks_is_reported(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
     uri, run_id = store
     for name in ("trace.jsonl", "config.yaml"):
         (artifacts(store) / name).unlink()
@@ -101,7 +101,7 @@ def test_what_a_store_does_not_have_is_said(samewise: Callable[..., Any], store:
         assert words in done.stderr
 
 
-def test_a_run_that_is_there_is_taken_from_its_folder(samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_that_still_has_its_folder_is_verified_from_the_folder(samewise: Callable[..., Any], tmp_path: Path) -> None:
     assert samewise("train", *TINY, "tracking=none", f"run_root={tmp_path}").returncode == 0
     (folder,) = tmp_path.glob("*/*/")
     RunFolder(folder).tracking.write_text(json.dumps({"run_id": "a" * 32}))

@@ -1,4 +1,4 @@
-"""activation_checkpointing: computing activations again in the backward pass changes no bit, whatever a module draws or counts, under every strategy."""
+"""activation_checkpointing: recomputing activations in the backward pass changes no bit, whatever a module draws or counts, under every strategy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATH = "activation_checkpointing"
 
 
 class Draws(nn.Module):
-    """Scales by what three generators give and by how often it has been called, which it counts."""
+    """Scales by draws from three generators and by the number of calls, which it counts."""
 
     calls: Tensor
 
@@ -50,8 +50,8 @@ class Net(nn.Module):
         return self.head(inputs)
 
 
-def trained(net: Net) -> tuple[list[int], list[int], list[float]]:
-    """The gradients and the state after two micro-batches that follow each other as in a pipeline, and where the generators then stand."""
+def train(net: Net) -> tuple[list[int], list[int], list[float]]:
+    """The gradients and the state after two micro-batches that follow each other as in a pipeline, and the next draws of the generators."""
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -62,7 +62,7 @@ def trained(net: Net) -> tuple[list[int], list[int], list[float]]:
     return digests(parameter.grad for parameter in net.parameters()), digests(net.state_dict().values()), left
 
 
-def test_gradients_buffers_and_generators_are_as_without_it() -> None:
+def test_recomputing_keeps_gradients_buffers_and_generators() -> None:
     torch.manual_seed(0)
     once = Net()
     twice = copy.deepcopy(once)
@@ -70,14 +70,14 @@ def test_gradients_buffers_and_generators_are_as_without_it() -> None:
     recompute(twice, ["blocks.[01]"], PATH)
     for net in (once, twice):
         net.blocks[0][1].register_forward_hook(lambda module, *_: called.append(module))
-    assert trained(once) == trained(twice)
+    assert train(once) == train(twice)
     assert list(once.state_dict()) == list(twice.state_dict())
     assert int(twice.blocks[0][1].num_batches_tracked) == 2
     assert float(twice.blocks[0][3].calls) == 2
     assert [called.count(net.blocks[0][1]) for net in (once, twice)] == [2, 4], "it is computed twice for each micro-batch"
 
 
-def test_a_module_that_two_settings_mean_is_computed_twice_and_not_four_times() -> None:
+def test_a_module_matched_by_two_settings_is_wrapped_only_once() -> None:
     net = Net()
     recompute(net, ["head", "hea*"], PATH)
     forward = net.head.forward
@@ -85,7 +85,7 @@ def test_a_module_that_two_settings_mean_is_computed_twice_and_not_four_times() 
     assert net.head.forward is forward
 
 
-def test_a_copy_is_a_model_of_its_own() -> None:
+def test_a_copy_of_a_recomputing_model_is_independent() -> None:
     net = Net()
     recompute(net, ["head"], PATH)
     other = copy.deepcopy(net)
@@ -94,7 +94,7 @@ def test_a_copy_is_a_model_of_its_own() -> None:
     assert net(torch.ones(4, 8)).any()
 
 
-def test_a_pipelines_stage_calls_it_as_a_whole_and_is_not_cut_within_it() -> None:
+def test_a_pipeline_treats_a_recomputed_module_as_a_whole() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
     recompute(net, ["1", "2"], PATH)
     assert [str(node.target) for stage in cut_model(net, ["2"]) for node in stage.graph.nodes if node.op == "call_module"] == ["0", "1", "2"]  # type: ignore[union-attr]
@@ -118,7 +118,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", CASES)
-def test_training_gives_the_same_bits_under_every_strategy(strategy: str, tmp_path: Path) -> None:
+def test_recomputing_keeps_the_bits_under_every_strategy(strategy: str, tmp_path: Path) -> None:
     ranks, options = CASES[strategy]
     more = ["precision=bf16", "memory_format=channels_last"] if strategy in ("single", "elastic") else []
     once = run(tmp_path / "once", ranks, *MILD, *options, *more)

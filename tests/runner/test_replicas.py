@@ -1,4 +1,4 @@
-"""The replicas of one process: their gradients' sum, whatever is accumulated, overlapped or left out."""
+"""The replicas of one process: the sum of their gradients, whatever is accumulated, overlapped or left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samewise.runner.strategies.tree import Flat
 
 
 class Overlapped(Exchange):
-    """Of one process, and as eager as one between several."""
+    """An exchange of one process that overlaps like one between several."""
 
     overlaps = True
 
@@ -55,7 +55,7 @@ def expected(model: Net, step: int, numbers: Sequence[int], accumulate: int) -> 
 @pytest.mark.parametrize("exchange", [Exchange, Overlapped])
 @pytest.mark.parametrize("bucket_mb", [0.0, 1.0])
 @pytest.mark.parametrize(("accumulate", "numbers"), [(1, (0, 1, 2)), (2, (0, 1, 2, 3, 4, 5)), (2, (1, 2, 5)), (1, (0, 2)), (1, (0, 1)), (1, (1,))])
-def test_the_sum_is_that_of_a_tournament_step_for_step(exchange: type[Exchange], bucket_mb: float, accumulate: int, numbers: tuple[int, ...]) -> None:
+def test_the_sum_equals_that_of_a_tournament_at_every_step(exchange: type[Exchange], bucket_mb: float, accumulate: int, numbers: tuple[int, ...]) -> None:
     model, other = network(), network()
     replicas = Replicas(model, range(3), accumulate=accumulate, exchange=exchange(), bucket_mb=bucket_mb)
     for step in range(3):
@@ -73,11 +73,11 @@ def test_the_sum_is_that_of_a_tournament_step_for_step(exchange: type[Exchange],
                 assert torch.equal(parameter.grad, grads[name]), f"step {step}: {name}"
         for name, buffer in model.named_buffers():
             assert torch.equal(buffer, buffers[name]), f"step {step}: {name}"
-        model.head(batch(step, 9)).sum().backward()  # somebody's own, outside of a step: nothing of it is sent
+        model.head(batch(step, 9)).sum().backward()  # a user's own backward pass, outside of a step: nothing of it is sent
 
 
-def test_nothing_is_added_beyond_the_replicas_that_are_carried() -> None:
-    """Not even a zero, which would make 0 of -0."""
+def test_nothing_is_added_to_the_gradients_of_the_carried_replicas() -> None:
+    """Not even zero, which would turn -0 into 0."""
     weight = nn.Parameter(torch.zeros(3))
     model = nn.ParameterList([weight])
     replicas = Replicas(model, range(2), accumulate=1, exchange=Exchange(), bucket_mb=1.0)
@@ -89,7 +89,7 @@ def test_nothing_is_added_beyond_the_replicas_that_are_carried() -> None:
     assert torch.signbit(weight.grad).all()
 
 
-def test_a_rank_that_carries_later_replicas_counts_from_its_own_first() -> None:
+def test_a_rank_with_later_replicas_counts_from_its_own_first() -> None:
     model, other = network(), network()
     replicas = Replicas(model, range(2, 4), accumulate=2, exchange=Overlapped(), bucket_mb=0.0)
     for number in range(4, 8):
@@ -109,7 +109,7 @@ def test_a_rank_that_carries_later_replicas_counts_from_its_own_first() -> None:
     assert torch.equal(model.norm.running_mean, start["norm.running_mean"]), "replica 0 is carried elsewhere"
 
 
-def test_a_gradient_after_its_bucket_was_sent_is_told() -> None:
+def test_a_gradient_after_its_bucket_was_sent_is_reported() -> None:
     model = network()
     replicas = Replicas(model, range(1), accumulate=1, exchange=Overlapped(), bucket_mb=0.0)
     with replicas.micro_batch(0):
@@ -120,12 +120,12 @@ def test_a_gradient_after_its_bucket_was_sent_is_told() -> None:
     assert (caught.value.problems[0].path, caught.value.problems[0].value) == ("strategy.overlap", True)
 
 
-def test_one_process_pads_a_bucket_to_its_alignment_alone() -> None:
+def test_one_process_pads_a_bucket_only_to_its_alignment() -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(200, dtype=torch.float64))])
     assert Replicas(model, range(1), accumulate=1, exchange=Exchange(), bucket_mb=1.0).bucket_bytes() == [2048, 512]
 
 
-def test_a_replica_that_is_alone_has_its_gradients_where_the_backward_pass_has_left_them() -> None:
+def test_a_single_replica_keeps_its_gradients_in_place() -> None:
     one, model = Carried(), network()
     with one.micro_batch(0):
         model(batch(0, 0)).backward()
@@ -135,7 +135,7 @@ def test_a_replica_that_is_alone_has_its_gradients_where_the_backward_pass_has_l
     assert one.bucket_bytes() == []
 
 
-def test_one_process_does_not_hurry() -> None:
+def test_one_process_exchanges_nothing_before_the_step_is_closed() -> None:
     started = []
 
     class Noting(Exchange):

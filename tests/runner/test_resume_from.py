@@ -1,4 +1,4 @@
-"""`resume_from=` begins an experiment where another one's checkpoint stands."""
+"""`resume_from=` starts an experiment from a checkpoint of another one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def summary(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_it_goes_on_with_step_optimizer_schedule_and_averages(samewise, tmp_path):
+def test_a_run_resumes_with_step_optimizer_schedule_and_averages(samewise, tmp_path):
     whole = train(samewise, tmp_path / "whole", "max_steps=4", "callbacks=ema", "callbacks.ema.every_steps=1")
     checkpoint = shutil.move(whole / "checkpoints" / "step-00000002", tmp_path / "kept")
     overrides = ("max_steps=4", "callbacks=ema", "callbacks.ema.every_steps=1", f"resume_from={checkpoint}")
@@ -51,7 +51,7 @@ def test_it_goes_on_with_step_optimizer_schedule_and_averages(samewise, tmp_path
     assert again.name == rest.name, "what the checkpoint holds counts, not where it lies"
 
 
-def test_what_is_told_as_best_is_a_checkpoint_of_its_own_by_each_monitor(tmp_path):
+def test_the_reported_best_is_one_of_its_own_checkpoints_for_each_monitor(tmp_path):
     several = ["evaluate.every_steps=1", "evaluate.monitor=[valid/loss,valid/accuracy]", "checkpoint.keep_every_steps=1"]
     trained(composed(*SMALL, *several, "max_steps=2"), tmp_path / "first")
     start = tmp_path / "first" / "checkpoints" / "step-00000002"
@@ -70,7 +70,7 @@ def test_what_is_told_as_best_is_a_checkpoint_of_its_own_by_each_monitor(tmp_pat
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory) -> Path:
-    """A run of two steps of three an epoch, whose best checkpoint is not its last; its folder."""
+    """The folder of a run of two steps, with three per epoch; its best checkpoint is not its last."""
     folder = tmp_path_factory.mktemp("runs") / "first" / "0123456789ab"
     trained(composed(*SMALL, "max_steps=2", "scheduler=one_cycle", "callbacks=early_stopping", "checkpoint.keep_last=2"), folder)
     (folder / "checkpoints" / "best").unlink()
@@ -78,8 +78,8 @@ def first(tmp_path_factory) -> Path:
     return folder
 
 
-def told(tmp_path: Path, *overrides: str) -> list[str]:
-    """What a continued run warns of, in one line each; nothing is written."""
+def cautions_of(tmp_path: Path, *overrides: str) -> list[str]:
+    """The warnings of a continued run, in one line each; nothing is written."""
     folder = tmp_path / "run"
     run = build(composed(*SMALL, *overrides), Project(Path.cwd()), RunFolder(folder))
     assert not folder.exists()
@@ -95,14 +95,14 @@ def told(tmp_path: Path, *overrides: str) -> list[str]:
         (["max_steps=2", "max_epochs=1", "batch_size=32"], "raise max_epochs, to 3 or more; raise max_steps, to 3 or more"),
     ],
 )
-def test_where_nothing_is_left_to_train_it_says_what_to_raise(first, tmp_path, overrides, hint):
+def test_if_nothing_is_left_to_train_the_error_says_what_to_raise(first, tmp_path, overrides, hint):
     with pytest.raises(ConfigError, match="resume_from: nothing is left to train: the checkpoint was taken at step 2") as caught:
-        told(tmp_path, *overrides, f"resume_from={first}/checkpoints/latest")
+        cautions_of(tmp_path, *overrides, f"resume_from={first}/checkpoints/latest")
     assert caught.value.problems[0].hint == hint
     assert caught.value.exit_code == 2
 
 
-def test_a_run_that_had_stopped_early_is_not_continued_in_an_empty_folder(tmp_path):
+def test_a_run_that_stopped_early_is_not_continued_in_an_empty_folder(tmp_path):
     stops = [*SMALL, "callbacks=early_stopping", "callbacks.early_stopping.patience=1", "evaluate.every_steps=1", "optimizer.lr=20.0"]
     trained(composed(*stops, "max_steps=4"), tmp_path / "first")
     assert summary(tmp_path / "first")["stopped_early"]
@@ -113,16 +113,16 @@ def test_a_run_that_had_stopped_early_is_not_continued_in_an_empty_folder(tmp_pa
     assert not (tmp_path / "again").exists()
 
 
-def test_other_lengths_than_those_of_the_checkpoint_are_told(first, tmp_path):
+def test_a_schedule_of_another_length_than_in_the_checkpoint_is_reported(first, tmp_path):
     given = ["callbacks=early_stopping", f"resume_from={first}/checkpoints/step-00000001"]
-    assert told(tmp_path, *given, "scheduler=one_cycle", "max_steps=2") == [], "nothing has changed"
+    assert cautions_of(tmp_path, *given, "scheduler=one_cycle", "max_steps=2") == [], "nothing has changed"
     last = ["callbacks=early_stopping", f"resume_from={first}/checkpoints/step-00000002", "optimizer.lr=0.1"]
-    (longer,) = told(tmp_path, *last, "scheduler=cosine", "scheduler.unit=step", "max_steps=9", "max_epochs=5")
+    (longer,) = cautions_of(tmp_path, *last, "scheduler=cosine", "scheduler.unit=step", "max_steps=9", "max_epochs=5")
     was, now = (0.05 * (1 + math.cos(math.pi * share)) for share in (1 / 2, 2 / 9))
     assert longer.startswith(f"scheduler: over 2 steps (3 per epoch), as in that run, the learning rate in step 2 is {was:.3g}; ")
     assert longer.endswith(f"; over 9 steps (3 per epoch), training continues with {now:.3g}")
-    assert told(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5") == []
-    (other,) = told(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5", "batch_size=4")
+    assert cautions_of(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5") == []
+    (other,) = cautions_of(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5", "batch_size=4")
     assert other.startswith(
         "resume_from: training continues at the checkpoint's step 1, which was after 0.33 epochs of 3 steps, and is after 0.12 epochs of 8 steps"
     )
@@ -130,7 +130,7 @@ def test_other_lengths_than_those_of_the_checkpoint_are_told(first, tmp_path):
 
 @pytest.mark.parametrize(("given", "step"), [("0123", 1), ("0123/last", 2), ("first", 1), ("first/last", 2), ("first/0123456789ab/last", 2)])
 @pytest.mark.parametrize("key", ["resume_from", "initialise.weights"])
-def test_a_run_is_named_as_everywhere(first, key, given, step):
+def test_a_run_may_be_named_by_fingerprint_or_name(first, key, given, step):
     cfg = compose([*SMALL, f"run_root={first.parent.parent}", f"{key}=run:{given}"], project=Project(Path.cwd(), configs=(CONFIGS,))).cfg
     assert OmegaConf.select(cfg, key) == str(first / "checkpoints" / f"step-{step:08d}")
 
@@ -139,13 +139,13 @@ def test_a_run_is_named_as_everywhere(first, key, given, step):
     ("given", "said"),
     [("0123", "resume_from=run:0123/last"), ("first", "resume_from=run:first/last"), ("run:fist", "did you mean 'first'?"), ("other", "RUN/checkpoints")],
 )
-def test_a_run_that_is_named_otherwise_is_pointed_at(first, given, said):
+def test_a_run_named_in_another_way_gets_a_hint(first, given, said):
     found = compose([*SMALL, f"run_root={first.parent.parent}", f"resume_from={given}"], project=Project(Path.cwd(), configs=(CONFIGS,)), strict=False)
     (problem,) = [one for one in check.problems(found, found.project) if one.path == "resume_from"]
     assert said in problem.hint
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_with_the_way_out(samewise, tmp_path):
+def test_a_checkpoint_that_does_not_fit_is_refused_with_a_way_out(samewise, tmp_path):
     folder = train(samewise, tmp_path / "narrow", "max_steps=2")
     done = samewise("train", *TINY, f"run_root={tmp_path}/wide", "max_steps=3", "model.width=16", f"resume_from={folder}/checkpoints/latest")
     assert done.returncode == 2
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_the_way_out(samewise, tm
 
 
 @pytest.mark.parametrize(("given", "hint"), [("nowhere", "RUN/checkpoints"), ("run", "step-00000004")])
-def test_what_is_no_checkpoint_is_refused(samewise, tmp_path, given, hint):
+def test_a_path_that_is_not_a_checkpoint_is_refused(samewise, tmp_path, given, hint):
     for step in (2, 4):
         (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     done = samewise("check", *TINY, f"run_root={tmp_path}", f"resume_from={tmp_path / given}")

@@ -1,6 +1,6 @@
-"""What is restored is what a run needs: all that can be reached in a run that is resumed at every step, compared with one that was never stopped.
+"""Everything that a run needs is restored: everything reachable in a run that is resumed at every step is compared with one that was never stopped.
 
-The final weights alone would tell that something was lost, not what; and not what is lost without a trace in them, as a counter or a callback's average.
+The final weights alone would show that something was lost, but not what; and not losses that leave them unchanged, such as a counter or a callback's average.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samewise.runner.training.run import Run
 
 @pytest.fixture
 def resumed(tmp_path):
-    """Trains in one piece, and again resumed at every step; the first difference."""
+    """Trains in one piece, and again resumed at every step; returns the first difference."""
 
     def run(*overrides: str, tiny: list[str] = TINY) -> str | None:
         config = composed(*tiny, *overrides)
@@ -36,7 +36,7 @@ def resumed(tmp_path):
     return run
 
 
-def test_every_choice_is_drawn():
+def test_every_choice_can_be_drawn():
     for group, drawn_from in {"optimizer": OPTIMIZERS, "scheduler": SCHEDULERS}.items():
         assert choices_of(group, project=Project(Path.cwd())).keys() <= {*drawn_from}
     drawn_callbacks = str(FURTHER["callbacks"])
@@ -50,14 +50,14 @@ def test_every_choice_is_drawn():
         for number, pair in enumerate(zip(OPTIMIZERS, itertools.cycle(SCHEDULERS), strict=False))
     ],
 )
-def test_each_optimizer_and_schedule_with_a_random_choice_of_the_rest(resumed, number, optimizer, scheduler):
+def test_each_optimizer_and_schedule_resumes_with_random_other_choices(resumed, number, optimizer, scheduler):
     overrides = drawn(random.Random(number), optimizer, scheduler)
     assert resumed(*overrides) is None, f"samewise train {' '.join(overrides)}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(100, 160))
-def test_random_choices_of_everything(resumed, number):
+def test_random_choices_resume(resumed, number):
     chance = random.Random(number)
     overrides = [*drawn(chance, chance.choice([*OPTIMIZERS]), chance.choice([*SCHEDULERS])), "max_steps=7"]
     assert resumed(*overrides) is None, f"samewise train {' '.join(overrides)}"
@@ -67,7 +67,7 @@ GAN = ["experiment=gan_digits", "debug=tiny", "model.width=4", "tracking=none", 
 GAN += ["evaluate.every_steps=2", "scheduler=by_optimizer"]
 
 
-def test_a_recipe_with_an_optimizer_for_each_phase(resumed):
+def test_a_recipe_with_an_optimizer_for_each_phase_resumes(resumed):
     assert resumed(tiny=GAN) is None
 
 
@@ -82,12 +82,12 @@ RECIPES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_each_recipe(resumed, name):
+def test_each_recipe_resumes(resumed, name):
     few = ["tracking=none", "checkpoint.every_steps=1", "max_steps=4", "evaluate.every_steps=2", "callbacks=[default,ema]"]
     assert resumed(tiny=[f"experiment={name}", "debug=tiny", *few, *RECIPES[name]]) is None
 
 
-def test_another_experiment_that_goes_on_from_a_checkpoint_has_all_of_it(tmp_path):
+def test_an_experiment_that_starts_from_a_checkpoint_restores_all_of_it(tmp_path):
     config = composed(*TINY, "callbacks=[ema,early_stopping]", "optimizer=adamw", "scheduler=plateau", "checkpoint.keep_every_steps=1")
     whole = trained(config, tmp_path / "whole")
     config.cfg.resume_from = str(tmp_path / "whole" / "checkpoints" / "step-00000002")
@@ -97,8 +97,8 @@ def test_another_experiment_that_goes_on_from_a_checkpoint_has_all_of_it(tmp_pat
     assert first_difference(replace(whole, left={}), replace(again, left={}), without=its_own) is None
 
 
-def test_killed_at_moments_without_a_checkpoint(tmp_path):
-    """In each piece before its second step after a checkpoint, which is then taken again."""
+def test_a_run_killed_between_checkpoints_resumes(tmp_path):
+    """Each piece is killed before its second step after a checkpoint; the first is then trained again."""
     seldom = ["checkpoint.every_steps=2", "checkpoint.every_epochs=null", "checkpoint.keep_best=0"]
     config = composed(*TINY, *seldom, "callbacks=[default,ema]", "max_steps=5")
     begun = list[int]()
@@ -114,7 +114,7 @@ def test_killed_at_moments_without_a_checkpoint(tmp_path):
     assert first_difference(whole, pieces) is None
 
 
-def test_killed_between_the_last_checkpoint_and_the_results(tmp_path, monkeypatch):
+def test_a_run_killed_between_its_last_checkpoint_and_its_results_resumes(tmp_path, monkeypatch):
     config = composed(*TINY, "max_steps=2", "callbacks=ema")
     folder, clocks = tmp_path / "run", list[float]()
     whole = trained(config, folder)

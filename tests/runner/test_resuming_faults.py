@@ -1,4 +1,4 @@
-"""The oracle for resuming finds what it is to find: faults planted in what is restored, each named by its path."""
+"""The comparison of resumed runs finds what it should: faults planted in the restored state, each named by its path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samewise.runner.training.run import Run
 
 
 class Counting(Callback):
-    """Has what its state_dict does not."""
+    """Has state that its state_dict lacks."""
 
     def __init__(self) -> None:
         self.seen = {"steps": [0]}
@@ -32,10 +32,10 @@ RICH = ["callbacks=[ema,early_stopping]", "evaluate.every_steps=1"]
 RICH += ["callbacks.early_stopping.min_delta=9", "scheduler=plateau", "scheduler.patience=3", "scheduler.threshold=10.0", "optimizer=adamw", "replicas=2"]
 RICH += ["precision=fp16", "precision.initial_scale=64", "precision.growth_interval=2", "memory_format=channels_last", "initialise.frozen=[3.*]", "max_steps=4"]
 RICH += ["checkpoint.keep_every_steps=1"]
-"""As much as can be that must be restored."""
+"""As many settings as possible whose state must be restored."""
 
 
-def of_states(run: Run) -> list[dict[str, Any]]:
+def optimizer_states(run: Run) -> list[dict[str, Any]]:
     return [*run.phases[0].optimizer.state.values()]
 
 
@@ -45,7 +45,7 @@ def set_strides(run: Run) -> None:
 
 
 def share_a_moment(run: Run) -> None:
-    first, second, *_ = (state for state in of_states(run) if state["exp_avg"].shape == (4,))
+    first, second, *_ = (state for state in optimizer_states(run) if state["exp_avg"].shape == (4,))
     first["exp_avg"] = second["exp_avg"]
 
 
@@ -54,9 +54,9 @@ FAULTS = {
     "patience begun anew": (lambda run: vars(run.callbacks["early_stopping"]).update(_waited=0), "callbacks['early_stopping']._waited: 1 and 0"),
     "a plateau forgotten": (lambda run: vars(run.schedule).update(bad=0), ".schedule.bad: 2 and 0"),
     "the first loss scale": (lambda run: run.precision.begin(run.strategy.device), ".precision._scaler.state_dict()['scale']"),
-    "a counter of steps that lost one": (lambda run: of_states(run)[0]["step"].sub_(1), "['step']"),
-    "a counter of another dtype": (lambda run: of_states(run)[0].update(step=of_states(run)[0]["step"].double()), "['step']"),
-    "a moment rounded": (lambda run: of_states(run)[-1].update(exp_avg_sq=of_states(run)[-1]["exp_avg_sq"].bfloat16().float()), "['exp_avg_sq']"),
+    "a counter of steps that lost one": (lambda run: optimizer_states(run)[0]["step"].sub_(1), "['step']"),
+    "a counter of another dtype": (lambda run: optimizer_states(run)[0].update(step=optimizer_states(run)[0]["step"].double()), "['step']"),
+    "a moment rounded": (lambda run: optimizer_states(run)[-1].update(exp_avg_sq=optimizer_states(run)[-1]["exp_avg_sq"].bfloat16().float()), "['exp_avg_sq']"),
     "two moments in one": (share_a_moment, "['exp_avg']: "),
     "another learning rate": (lambda run: run.phases[0].optimizer.param_groups[0].update(lr=0.5), ".param_groups[0]['lr']"),
     "statistics of batch norm forgotten": (lambda run: run.model[1].reset_running_stats(), "['1']._buffers['running_mean']"),
@@ -75,7 +75,7 @@ def rich(tmp_path_factory) -> tuple[Composed, Path, Seen]:
     return config, folder, trained(config, folder)
 
 
-def test_nothing_is_lost_where_no_fault_is_planted(rich, tmp_path):
+def test_without_a_fault_nothing_is_lost(rich, tmp_path):
     config, folder, whole = rich
     part = trained(config, cut(folder, tmp_path / "run", after=2), before_step=stopped, most=1)
     assert [*part.moments] == [("begins", 2), ("stepped", 3), ("evaluated", 3)]
@@ -93,14 +93,14 @@ def test_a_planted_fault_is_found_and_named(rich, tmp_path, monkeypatch, name):
     assert path in found
 
 
-def test_another_place_in_the_order_is_found_by_the_batch_that_comes(rich, tmp_path, monkeypatch):
+def test_a_shifted_order_is_found_by_the_next_batch(rich, tmp_path, monkeypatch):
     config, folder, whole = rich
     monkeypatch.setattr(batches, "training_keys", lambda *args, first_step, **settings: training_keys(*args, first_step=first_step + 1, **settings))
     part = trained(config, cut(folder, tmp_path / "run", after=2), before_step=stopped, most=1)
     assert first_difference(whole, part).startswith("begins at step 2: ['given'][0].batch['image']: ")
 
 
-def test_what_a_callback_does_not_save_is_found_and_named(tmp_path):
+def test_state_that_a_callback_does_not_save_is_found_and_named(tmp_path):
     config = composed(*TINY)
     whole, pieces = (
         trained(config, tmp_path / name, before_step=before_step, prepare=lambda run: run.callbacks.update(counting=Counting()))
@@ -109,6 +109,6 @@ def test_what_a_callback_does_not_save_is_found_and_named(tmp_path):
     assert first_difference(whole, pieces) == "begins at step 1: ['run'].recorder.callbacks['counting'].seen['steps'][0]: 1 and 0"
 
 
-def test_what_cannot_be_looked_into_is_no_silence():
+def test_an_object_that_cannot_be_inspected_is_an_error():
     with pytest.raises(AssertionError, match=r"\['position'\] is a .*, which cannot be looked into"):
         reachable({"position": zip([1], [2], strict=True)})

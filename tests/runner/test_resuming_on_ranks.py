@@ -1,4 +1,4 @@
-"""What each process of a run has after it was resumed is what it had: as test_resuming.py, for the strategies with several processes."""
+"""Each process of a resumed run has what it had before: like test_resuming.py, for the strategies with several processes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ALIKE = {
 }
 
 
-def resumed(folder: Path, ranks: int, *overrides: str, after: int, on: int | None = None) -> tuple[list[Seen], list[Seen]]:
-    """What each rank saw of a run, and of the same run resumed after a step, on as many ranks or on others."""
+def resume(folder: Path, ranks: int, *overrides: str, after: int, on: int | None = None) -> tuple[list[Seen], list[Seen]]:
+    """What each rank saw of a run, and of the same run resumed after a step on the same or another number of ranks."""
     whole = on_ranks(folder / "whole", ranks, *KEPT, *overrides)
     (run,) = (folder / "whole").glob("*/*/")
     cut(run, folder / "again" / run.relative_to(folder / "whole"), after=after)
@@ -34,21 +34,21 @@ def resumed(folder: Path, ranks: int, *overrides: str, after: int, on: int | Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALIKE)
-def test_resumed_on_as_many(tmp_path, name):
-    whole, again = resumed(tmp_path, 2, *ALIKE[name], after=2)
+def test_resuming_on_as_many_ranks_restores_everything(tmp_path, name):
+    whole, again = resume(tmp_path, 2, *ALIKE[name], after=2)
     assert [first_difference(one, other) for one, other in zip(whole, again, strict=True)] == [None, None]
 
 
-def test_begun_on_two_and_resumed_on_one(tmp_path):
-    """But for what each process carries, and how it says so."""
-    whole, again = resumed(tmp_path, 2, "strategy=elastic", "replicas=2", "accumulate=2", "optimizer=adamw", "scheduler=plateau", after=3, on=1)
+def test_resuming_on_one_rank_after_two_restores_everything(tmp_path):
+    """Except for what each process carries, and how it reports that."""
+    whole, again = resume(tmp_path, 2, "strategy=elastic", "replicas=2", "accumulate=2", "optimizer=adamw", "scheduler=plateau", after=3, on=1)
     assert first_difference(whole[0], again[0], without=("['strategy']", "['given']", "['generators']")) is None
 
 
 @pytest.mark.slow
-def test_what_powersgd_has_learned_is_not_restored_which_is_why_ddp_promises_no_more_than_it_does(tmp_path):
+def test_the_state_of_powersgd_is_the_only_thing_not_restored_under_ddp(tmp_path):
     compressed = ["strategy=ddp", "replicas=2", "strategy.hook=powersgd", "strategy.powersgd_start_step=2", "loader.drop_last=true", "evaluate.every_steps=1"]
-    whole, again = resumed(tmp_path, 2, *compressed, after=3)
+    whole, again = resume(tmp_path, 2, *compressed, after=3)
     for one, other in zip(whole, again, strict=True):
         assert first_difference(one, other).startswith("begins at step 3: ['strategy']._network._comm_hooks[0][1].")
     assert first_difference(whole[0], Seen({("begins", 3): again[0].moments["begins", 3]}), without=("['strategy']",)) is None, "and nothing else is lost"

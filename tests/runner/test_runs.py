@@ -1,4 +1,4 @@
-"""`samewise runs`: what was trained, by what it was called, how good it is; and what may go."""
+"""`samewise runs`: lists what was trained, with labels and results; and deletes runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = [*DIGITS, "model.width=4"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run root with three runs: two that have finished, and one that has failed in its second step."""
+    """A run root with three runs: two finished, and one that failed in its second step."""
     root = tmp_path_factory.mktemp("runs")
     for overrides in (["max_steps=1"], ["max_steps=2", "seed=1", "optimizer.lr=0.03"], ["max_steps=2", "optimizer.lr=1e30"]):
         main(["train", *TINY, *overrides, f"run_root={root}"])
@@ -55,7 +55,7 @@ def test_runs_are_listed_with_their_label_state_and_monitored_metric(runs, root)
         assert run["value"] == summary["metrics"]["best"]["valid/accuracy"] == run["metrics"][run["monitor"]]
 
 
-def test_runs_are_chosen_and_sorted_by_what_they_have(runs) -> None:
+def test_runs_are_filtered_and_sorted_by_columns_settings_and_metrics(runs) -> None:
     assert {run["state"] for run in runs("--where", "state=finished")} == {"finished"}
     assert [run["label"].endswith("seed=1") for run in runs("--where", "label~lr=0.03")] == [True]
     assert runs("--where", "seed=1") == runs("--where", "optimizer.lr<0.04", "--where", "evaluate.pictures=false") == runs("--where", "label~lr=0.03")
@@ -67,13 +67,13 @@ def test_runs_are_chosen_and_sorted_by_what_they_have(runs) -> None:
     assert len(runs("--where", f"valid/loss<={losses[0]!r}", "--where", "state!=failed")) == 1
 
 
-def test_the_configs_differences_are_found(runs) -> None:
+def test_differences_between_configs_are_listed(runs) -> None:
     found = {run["state"] + str(run["differs"]["seed"]): run["differs"] for run in runs("--diff")}
     assert found["finished1"] == {"seed": 1, "max_steps": 2, "optimizer.lr": 0.03}
     assert found["failed0"] == {"seed": 0, "max_steps": 2, "optimizer.lr": 1e30}
 
 
-def test_the_folder_of_a_name_is_its_only_run_and_of_several_the_newest_are_named(tmp_path, monkeypatch) -> None:
+def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in range(7):
         (folder := tmp_path / "runs" / "fsdd" / f"3f2{number}").mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_the_folder_of_a_name_is_its_only_run_and_of_several_the_newest_are_name
         find("fsdd", run_root=Path("runs"))
 
 
-def test_a_table_of_unlike_runs_has_the_settings_nearest_to_the_root_and_counts_the_rest(root, capsys, monkeypatch) -> None:
+def test_a_table_of_differences_limits_its_columns_and_counts_the_rest(root, capsys, monkeypatch) -> None:
     monkeypatch.setattr("samewise.runner.commands.runs._MOST_SETTINGS", 2)
     assert main(["runs", "--diff", "--run-root", str(root)]) == 0
     shown, told = capsys.readouterr()
@@ -116,18 +116,18 @@ def test_a_table_of_unlike_runs_has_the_settings_nearest_to_the_root_and_counts_
         (["--run-root", "nowhere"], "the folder does not exist"),
     ],
 )
-def test_what_cannot_be_listed_is_told(samewise, root, arguments, words) -> None:
+def test_an_impossible_listing_is_refused(samewise, root, arguments, words) -> None:
     done = samewise("runs", "--run-root", root, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_a_folder_of_runs_that_is_not_there_is_not_an_empty_one(samewise, tmp_path) -> None:
+def test_a_missing_folder_of_runs_is_an_error(samewise, tmp_path) -> None:
     assert "no sweeps in" in samewise("sweep", "--status", "--run-root", tmp_path).stdout
     assert samewise("sweep", "--status", "--run-root", tmp_path / "nowhere").returncode == 2
 
 
-def test_good_runs_are_deleted_by_name_only(samewise, runs, root) -> None:
+def test_gc_leaves_finished_runs_out(samewise, runs, root) -> None:
     before = {run["folder"] for run in runs()}
     (failed,) = [run["folder"] for run in runs("--where", "state=failed")]
     done = samewise("runs", "gc", "--where", "step>0", "--yes", "--run-root", root)
@@ -135,7 +135,7 @@ def test_good_runs_are_deleted_by_name_only(samewise, runs, root) -> None:
     assert {run["folder"] for run in runs()} == before - {failed}
 
 
-def test_what_would_go_is_shown_first_and_only_that_goes(samewise, runs, root) -> None:
+def test_deletions_are_listed_first_and_delete_nothing_else(samewise, runs, root) -> None:
     before = {run["folder"] for run in runs()}
     (failed,) = [run["folder"] for run in runs("--where", "state=failed")]
     done = samewise("runs", "gc", "--run-root", root)
@@ -149,7 +149,7 @@ def test_what_would_go_is_shown_first_and_only_that_goes(samewise, runs, root) -
     assert {run["folder"] for run in runs()} == before - {failed, some}
 
 
-def test_nothing_is_deleted_where_one_of_the_runs_is_being_trained(samewise, runs, root) -> None:
+def test_nothing_is_deleted_if_one_of_the_runs_is_being_trained(samewise, runs, root) -> None:
     folders = [Path(run["folder"]) for run in runs()]
     with locks.hold(folders[1] / ".lock"):
         assert {run["state"] for run in runs() if run["folder"] == str(folders[1])} <= {"running", "finished"}
@@ -168,7 +168,7 @@ def test_a_damaged_run_is_listed_as_far_as_it_can_be_read(samewise, runs, root) 
     assert spoilt.name[:8] in done.stdout
 
 
-def test_a_label_has_what_decides_the_result_and_nothing_else() -> None:
+def test_a_label_has_only_what_decides_the_result() -> None:
     given = [
         "experiment=x",
         "optimizer.lr=0.1",
@@ -202,7 +202,7 @@ def test_the_table_has_every_monitored_metric_and_cuts_long_values(root, capsys)
     assert "momentum: 0.5" in one["label"]
 
 
-def test_what_to_do_next_names_one_run_where_two_share_a_fingerprint(tmp_path, monkeypatch, capsys) -> None:
+def test_the_suggested_command_names_one_run_if_two_share_a_fingerprint(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         assert main(["train", *TINY, "max_steps=1", f"name={name}"]) == 0

@@ -1,4 +1,4 @@
-"""The promise: the same experiment gives the same bits, however often it is run, killed, resumed, and whoever loads its samples."""
+"""The promise: the same experiment gives the same bits, however often it is run, killed and resumed, and whichever process loads its samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reference(experiment, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 3])
-def test_run_again_with_any_number_of_workers(experiment, reference, tmp_path, num_workers):
+def test_a_second_run_has_the_same_bits_with_any_number_of_workers(experiment, reference, tmp_path, num_workers):
     again = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", f"loader.num_workers={num_workers}")
     assert promise.weights(again) == promise.weights(reference)
     assert promise.trace(again) == promise.trace(reference)
@@ -41,7 +41,7 @@ def test_another_seed_gives_other_bits(experiment, reference, tmp_path):
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_and_repeated_until_done(experiment, reference, tmp_path, kills):
+def test_a_run_killed_at_random_moments_finishes_with_the_same_bits(experiment, reference, tmp_path, kills):
     chance, killed = random.Random(20), 0
     while killed < kills and experiment.kill_within(tmp_path, chance, f"loader.num_workers={killed % 2}"):
         killed += 1
@@ -67,7 +67,7 @@ def assert_each_point_once(folder: Path, run_root: Path) -> None:
     assert [point.step for point in accuracies] == [22, 44]
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(experiment, reference, tmp_path):
+def test_sigterm_saves_and_the_same_command_resumes(experiment, reference, tmp_path):
     process = experiment.start(tmp_path, "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null")
     while promise.trace_lines(tmp_path) < 10:
         assert process.poll() is None

@@ -1,6 +1,6 @@
 """The promise, for every recipe at reduced size: the same bits run again, with workers, and killed and resumed.
 
-Of the quick tests, test_resuming.py resumes them after every step, tests/kept runs them again.
+Among the quick tests, test_resuming.py resumes them after every step, and tests/kept runs them again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", SMALL)
-def test_run_again_with_workers_and_killed(recipe, tmp_path):
+def test_each_recipe_gives_the_same_bits_with_workers_and_when_killed(recipe, tmp_path):
     experiment = promise.Promise([*SMALL[recipe], *COMMON])
     reference = experiment.run(tmp_path / "reference")
     assert promise.trace(reference).count(b"\n") == 21

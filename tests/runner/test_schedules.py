@@ -38,7 +38,7 @@ p = functools.partial
 
 
 def assert_same(left: list[list[float]], right: list[list[float]], lowest: float = 1e-15) -> None:
-    """Equal to 1e-12 of each value; near zero, where torch's recursions cancel, to `lowest`."""
+    """Equal to within 1e-12 of each value; near zero, where torch's recursions cancel, to within `lowest`."""
     assert len(left) == len(right) == TOTAL
     for step, (a, b) in enumerate(zip(left, right, strict=True)):
         assert a == pytest.approx(b, rel=1e-12, abs=lowest), f"step {step}"
@@ -52,13 +52,13 @@ def chained(*makes: Callable[[Optimizer], reference.LRScheduler]) -> Callable[[O
     return lambda made: reference.ChainedScheduler([make(made) for make in makes])
 
 
-def test_one_cycle_without_a_highest_rate_rises_to_each_groups_own() -> None:
+def test_one_cycle_without_a_highest_rate_rises_to_the_rate_of_each_group() -> None:
     seen = ours(OneCycle(cycle_momentum=False))
     assert [max(values[index] for values in seen) for index in (0, 2, 4)] == pytest.approx([0.1, 0.003, 2.0], rel=1e-2)
     assert {values[1] for values in seen} == {0.9}
 
 
-def test_a_cycle_so_short_that_a_phase_is_empty_does_not_divide_by_zero() -> None:
+def test_a_cycle_with_an_empty_phase_does_not_divide_by_zero() -> None:
     schedule, made = OneCycle(pct_start=0.25), optimizer()
     schedule.begin({"train": made}, steps_per_epoch=4, total_steps=4)
     for step in range(4):
@@ -66,7 +66,7 @@ def test_a_cycle_so_short_that_a_phase_is_empty_does_not_divide_by_zero() -> Non
         assert 0 < made.param_groups[0]["lr"] <= 0.1
 
 
-def test_the_closed_form_example_of_torch_1_4() -> None:
+def test_the_closed_form_example_of_torch_1_4_is_matched() -> None:
     made = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     schedule = Chained(schedules=[Exponential(gamma=0.9), Step(step_size=3, gamma=0.1)])
     schedule.begin({"train": made}, steps_per_epoch=1, total_steps=5)
@@ -77,13 +77,13 @@ def test_the_closed_form_example_of_torch_1_4() -> None:
     assert seen == pytest.approx([0.1, 0.09, 0.081, 0.00729, 0.006561], rel=1e-12)
 
 
-def test_the_resnet50_recipe_warms_up_for_five_epochs_and_then_follows_a_cosine_to_the_end() -> None:
+def test_five_epochs_of_warm_up_and_a_cosine_agree_with_torch() -> None:
     mine = Sequential(schedules=[LinearWarmup(start_factor=0.01, duration=5), Cosine()], milestones=[5])
     warm, cosine = p(reference.LinearLR, start_factor=0.01, total_iters=5), p(reference.CosineAnnealingLR, T_max=EPOCHS - 5)
     assert_same(ours(mine), theirs(sequential(warm, cosine, milestones=[5])))
 
 
-def test_three_schedules_in_sequence_restart_their_time_at_each_milestone() -> None:
+def test_three_schedules_in_sequence_agree_with_torch() -> None:
     mine = Sequential(
         schedules=[ConstantWarmup(duration=2, unit="step"), Exponential(gamma=0.98, unit="step"), Step(step_size=10, gamma=0.3, unit="step")],
         milestones=[15, 60],
@@ -100,7 +100,7 @@ def test_chained_factors_agree_with_torch() -> None:
 
 
 @pytest.mark.parametrize(("steps_per_epoch", "warm"), [(2000, 1000), (20, 19), (1, 0)])
-def test_the_retinanet_recipe_warms_up_by_steps_within_the_first_epoch_and_falls_by_epochs(steps_per_epoch: int, warm: int) -> None:
+def test_a_warm_up_within_the_first_epoch_and_steps_by_epoch_have_known_values(steps_per_epoch: int, warm: int) -> None:
     schedule = Chained(schedules=[LinearWarmup(start_factor=1 / 1000, duration=1000, unit="step", within_first_epoch=True), MultiStep(milestones=[16, 22])])
     made = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
     schedule.begin({"train": made}, steps_per_epoch=steps_per_epoch, total_steps=26 * steps_per_epoch)
@@ -117,17 +117,17 @@ def test_the_retinanet_recipe_warms_up_by_steps_within_the_first_epoch_and_falls
     assert lr(26 * steps_per_epoch - 1) == pytest.approx(1e-4, rel=1e-12)
 
 
-def test_cosine_and_polynomial_end_where_training_does_when_no_time_is_given() -> None:
+def test_cosine_and_polynomial_last_until_training_ends_by_default() -> None:
     assert_same(ours(Cosine(unit="step")), theirs(p(reference.CosineAnnealingLR, T_max=TOTAL), every=1))
     assert_same(ours(Polynomial(unit="epoch")), theirs(p(reference.PolynomialLR, total_iters=EPOCHS)))
 
 
-def test_plateau_says_which_metric_it_misses() -> None:
+def test_plateau_names_a_missing_metric_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'valid/loss'"):
         Plateau(metric="valid/los").after_evaluation({"valid/loss": 1.0, "valid/accuracy": 0.5})
 
 
-def test_a_plateau_in_a_sequence_hears_only_of_its_own_time_and_goes_on_after_its_state_was_loaded() -> None:
+def test_a_plateau_in_a_sequence_counts_its_own_time_and_can_be_resumed() -> None:
     def make() -> tuple[Schedule, Optimizer]:
         schedule = Sequential(schedules=[LinearWarmup(duration=2), Chained(schedules=[Exponential(gamma=0.9), Plateau(patience=1)])], milestones=[2])
         made = optimizer()
@@ -162,7 +162,7 @@ SEEKABLE = [
 
 
 @pytest.mark.parametrize("make", SEEKABLE)
-def test_a_seek_equals_going_through_all_steps(make: Callable[[], Schedule]) -> None:
+def test_seeking_a_step_equals_going_through_all_steps(make: Callable[[], Schedule]) -> None:
     expected = ours(make())
     assert make().state_dict() == {}
     made, schedule = optimizer(), make()
@@ -172,7 +172,7 @@ def test_a_seek_equals_going_through_all_steps(make: Callable[[], Schedule]) -> 
         assert seen(made) == expected[step]
 
 
-def test_a_schedule_begun_again_on_a_loaded_optimizer_keeps_the_first_options() -> None:
+def test_a_schedule_begun_on_a_loaded_optimizer_keeps_the_first_options() -> None:
     made, schedule = optimizer(), Exponential(gamma=0.5, unit="step")
     expected = ours(schedule, made)
     fresh = optimizer()
@@ -201,16 +201,16 @@ TORCHS = [
 
 @pytest.mark.parametrize("unit", ["step", "epoch"])
 @pytest.mark.parametrize("make", TORCHS, ids=lambda made: made.func.__name__)
-def test_any_torch_scheduler_can_be_brought(make: Callable[..., reference.LRScheduler], unit: str) -> None:
+def test_any_torch_scheduler_can_be_used(make: Callable[..., reference.LRScheduler], unit: str) -> None:
     assert ours(TorchSchedule(scheduler=make, unit=unit)) == theirs(make, every=1 if unit == "step" else STEPS_PER_EPOCH)
 
 
-def test_a_torch_scheduler_chained_with_ours_is_a_factor() -> None:
+def test_a_torch_scheduler_can_be_chained_with_ours() -> None:
     mine = Chained(schedules=[Step(step_size=5, gamma=0.1), TorchSchedule(scheduler=p(reference.ExponentialLR, gamma=0.9))])
     assert_same(ours(mine), theirs(chained(p(reference.StepLR, step_size=5), p(reference.ExponentialLR, gamma=0.9))))
 
 
-def test_each_optimizer_can_have_a_schedule_of_its_own() -> None:
+def test_each_optimizer_can_have_its_own_schedule() -> None:
     first, second, third = optimizer(), optimizer(kind=Adam), optimizer()
     schedule = ByOptimizer(schedules={"generator": Exponential(gamma=0.5), "critic": OneCycle(max_lr=[1.0, 2.0, 3.0])})
     schedule.begin({"generator": first, "critic": second, "other": third}, steps_per_epoch=1, total_steps=10)
@@ -220,7 +220,7 @@ def test_each_optimizer_can_have_a_schedule_of_its_own() -> None:
     assert [group["lr"] for group in third.param_groups] == [0.1, 0.003, 2.0]
 
 
-def test_training_that_is_cut_short_before_a_milestone_is_no_error() -> None:
+def test_training_may_end_before_a_milestone() -> None:
     schedule, made = Sequential(schedules=[LinearWarmup(duration=5), Cosine()], milestones=[5]), optimizer()
     schedule.begin({"train": made}, steps_per_epoch=10, total_steps=20)
     schedule.before_step(19)
@@ -256,15 +256,15 @@ def choice(name: str, *overrides: str) -> Schedule:
 
 
 @pytest.mark.parametrize("name", [path.stem for path in CHOICES])
-def test_every_choice_is_a_schedule_that_runs(name: str) -> None:
+def test_every_choice_can_be_run(name: str) -> None:
     schedule = choice(name)
     seen = ours(schedule)
     schedule.after_evaluation({"valid/loss": 1.0})
-    stays = ("constant", "plateau", "step", "multi_step")  # the first milestones of the last two lie at 30 epochs, where this run ends
+    stays = ("constant", "plateau", "step", "multi_step")  # the first milestones of the last two are at 30 epochs, where this run ends
     assert (len({values[0] for values in seen}) == 1) == (name in stays)
 
 
-def test_the_warm_up_choices_follow_an_override_by_name() -> None:
+def test_warm_up_choices_can_be_overridden_by_name() -> None:
     warm, cosine = p(reference.LinearLR, start_factor=0.01, total_iters=8), p(reference.CosineAnnealingLR, T_max=TOTAL - 8)
     mine = choice("warmup_cosine", "scheduler.schedules.warmup.duration=8", "scheduler.unit=step")
     assert_same(ours(mine), theirs(sequential(warm, cosine, milestones=[8]), every=1))
@@ -299,7 +299,7 @@ def test_the_warm_up_choices_follow_an_override_by_name() -> None:
         (ByOptimizer(schedules={"main": Step(step_size=9)}), 5, ["scheduler.schedules.main.step_size"]),
     ],
 )
-def test_what_a_schedule_is_set_to_do_after_the_end_of_training_is_told(schedule: Schedule, total: int, told: list[str]) -> None:
+def test_what_a_schedule_plans_after_the_end_of_training_is_reported(schedule: Schedule, total: int, told: list[str]) -> None:
     optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule.begin({"main": optimizer}, steps_per_epoch=STEPS_PER_EPOCH, total_steps=total * STEPS_PER_EPOCH)
     found = schedule.cautions()

@@ -76,11 +76,11 @@ KINDS: dict[str, tuple[type[Schedule], type[reference.LRScheduler], dict[str, st
     ),
 }
 LOWEST = {"cosine": 1e-6, "polynomial": 1e-12}
-"""Where a recursion of torch's cancels."""
+"""Tolerances where a recursion of torch's cancels."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_schedule_has_torchs_numbers_at_every_setting(kind: str) -> None:
+def test_every_schedule_matches_torchs_numbers(kind: str) -> None:
     mine, torchs, names, choices = KINDS[kind]
 
     @FEW
@@ -123,7 +123,7 @@ DEFAULTS = [
 
 
 @pytest.mark.parametrize(("mine", "torchs", "names"), DEFAULTS, ids=lambda kind: getattr(kind, "__name__", ""))
-def test_what_is_not_given_is_what_torch_has(mine: type[Schedule], torchs: type, names: dict[str, str]) -> None:
+def test_default_settings_are_torchs(mine: type[Schedule], torchs: type, names: dict[str, str]) -> None:
     left, right = (inspect.signature(kind).parameters for kind in (mine, torchs))
     assert {name: left[name].default for name in names} == {name: right[other].default for name, other in names.items()}
 
@@ -170,7 +170,7 @@ LIMITS: list[tuple[Callable[..., Schedule], str, tuple[Any, ...], tuple[Any, ...
 
 
 @pytest.mark.parametrize(("kind", "name", "possible", "impossible"), LIMITS, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_setting_is_possible_up_to_its_limits_and_refused_beyond(
+def test_a_setting_is_accepted_up_to_its_limits_and_refused_beyond(
     kind: Callable[..., Schedule], name: str, possible: tuple[Any, ...], impossible: tuple[Any, ...]
 ) -> None:
     for value in possible:
@@ -202,7 +202,7 @@ PLATEAUS = draw.fixed_dictionaries(
 @given(METRICS, PLATEAUS)
 @example([1.0, 0.5, 1.0, 1.0], {"threshold": 0.5, "patience": 0}).via("a half is no better than a half")
 @example([1.0, 1.0, 1.0], {"patience": 0, "factor": 0.5, "eps": 0.05}).via("a reduction by eps is none")
-def test_a_plateau_falls_where_torchs_does(metrics: list[float], chosen: dict[str, Any]) -> None:
+def test_a_plateau_reduces_when_torchs_does(metrics: list[float], chosen: dict[str, Any]) -> None:
     mine, torchs = optimizer(0.1, 0.003, 2.0), optimizer(0.1, 0.003, 2.0)
     schedule, scheduler = Plateau(**chosen), reference.ReduceLROnPlateau(torchs, **chosen)
     schedule.begin({"train": mine}, steps_per_epoch=1, total_steps=len(metrics))
@@ -215,7 +215,7 @@ def test_a_plateau_falls_where_torchs_does(metrics: list[float], chosen: dict[st
     assert seen(mine) == seen(torchs)
 
 
-def test_a_span_counts_in_whole_units_and_is_never_empty() -> None:
+def test_a_span_counts_whole_units_and_is_never_empty() -> None:
     span = Span(steps_per_epoch=4, total_steps=10)
     assert (span.steps(3, "epoch"), span.steps(3, "step")) == (12, 3)
     assert [span.time(step, "epoch") for step in (0, 3, 4, 8)] == [0, 0, 1, 2]
@@ -230,13 +230,13 @@ def test_a_warm_up_ends_exactly_at_its_last_factor() -> None:
         assert ours(schedule, optimizer(0.1), steps=duration + 1, steps_per_epoch=1)[-1][0] == 0.1 * 0.7
 
 
-def test_a_cycle_whose_rise_takes_no_time_begins_at_the_top() -> None:
+def test_a_cycle_with_an_empty_rise_begins_at_the_top() -> None:
     values = ours(OneCycle(pct_start=0.25), optimizer(0.1), steps=4, steps_per_epoch=4)
     assert [lr for lr, _ in values] == pytest.approx([0.1, *(0.1 / 25e4 + (0.1 - 0.1 / 25e4) * (1 + math.cos(math.pi * at / 3)) / 2 for at in (1, 2, 3))])
     assert values[0][1] == 0.85
 
 
-def test_a_cycle_in_epochs_ends_with_training_and_stays_at_its_end() -> None:
+def test_a_cycle_in_epochs_ends_with_training_and_stays_there() -> None:
     for total, steps in ((None, 40), (10, 60)):
         values = ours(OneCycle(total=total, unit="epoch"), optimizer(0.1), steps=steps, steps_per_epoch=4)
         assert values[36:] == [values[36]] * (steps - 36)
@@ -244,7 +244,7 @@ def test_a_cycle_in_epochs_ends_with_training_and_stays_at_its_end() -> None:
         assert values[35] != values[36]
 
 
-def test_a_cycle_of_the_momentum_needs_one_in_every_group_and_is_off_where_it_is_said_so() -> None:
+def test_cycling_the_momentum_needs_one_in_every_group_and_can_be_off() -> None:
     with pytest.raises(ConfigError) as caught:
         ours(OneCycle(), optimizer(0.1, kind=torch.optim.Adagrad), steps=4, steps_per_epoch=1)
     assert (caught.value.problems[0].path, caught.value.problems[0].value) == ("scheduler.cycle_momentum", True)

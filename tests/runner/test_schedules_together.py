@@ -1,4 +1,4 @@
-"""Schedules in combination, over several optimizers, with torch's among them, and what a class of one's own has to have."""
+"""Schedules in combination, over several optimizers, with torch's among them, and the requirements for a user's own class."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from samewise.runner.optim.schedules import (
 
 
 class Told(LearningRate):
-    """Writes down what it is attached to, and for how long."""
+    """Records what it is attached to, and for how long."""
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)
@@ -43,7 +43,7 @@ class Told(LearningRate):
 
 
 @pytest.mark.parametrize(("total", "expected"), [(20, [4, 1, 15]), (6, [4, 1, 1]), (2, [4, 1, 1])])
-def test_the_parts_of_a_sequence_have_spans_of_at_least_a_step(total: int, expected: list[int]) -> None:
+def test_the_parts_of_a_sequence_have_spans_of_at_least_one_step(total: int, expected: list[int]) -> None:
     parts = [Told(unit="step") for _ in range(3)]
     made = optimizer(1.0)
     values = ours(Sequential(schedules=parts, milestones=[4, 5], unit="step"), made, steps=total, steps_per_epoch=2)
@@ -52,14 +52,14 @@ def test_the_parts_of_a_sequence_have_spans_of_at_least_a_step(total: int, expec
     assert [lr for lr, _ in values] == [1, 2, 3, 4, 1, *range(1, 16)][:total]
 
 
-def test_a_sequence_says_how_many_milestones_it_expects() -> None:
+def test_a_sequence_reports_how_many_milestones_it_expects() -> None:
     for milestones in ([], [1, 2]):
         with pytest.raises(ConfigError) as caught:
             Sequential(schedules=[Told(), Told()], milestones=milestones)
         assert caught.value.problems[0].expected == "one fewer than schedules: 1"
 
 
-def test_each_optimizers_schedule_knows_of_its_groups_alone() -> None:
+def test_the_schedule_of_each_optimizer_only_sees_its_groups() -> None:
     first, second = Told(), Told()
     schedule = ByOptimizer(schedules={"generator": first, "critic": second})
     schedule.begin({"generator": optimizer(0.1, 0.2), "critic": optimizer(0.3)}, steps_per_epoch=3, total_steps=9)
@@ -77,7 +77,7 @@ COMBINED: list[Callable[[Plateau], Schedule]] = [
 
 
 @pytest.mark.parametrize("combine", COMBINED)
-def test_a_plateau_within_other_schedules_hears_every_evaluation_and_is_saved_with_them(combine: Callable[[Plateau], Schedule]) -> None:
+def test_a_plateau_within_other_schedules_sees_every_evaluation_and_is_saved(combine: Callable[[Plateau], Schedule]) -> None:
     plateau = Plateau(patience=0, factor=0.5)
     whole, made = combine(plateau), optimizer(1.0)
     whole.begin({"train": made}, steps_per_epoch=1, total_steps=100)
@@ -91,7 +91,7 @@ def test_a_plateau_within_other_schedules_hears_every_evaluation_and_is_saved_wi
     assert seen(held)[0] == 0.25
 
 
-def test_a_learning_rate_that_is_a_tensor_is_filled_and_not_replaced() -> None:
+def test_a_tensor_learning_rate_is_filled_and_not_replaced() -> None:
     lr = torch.tensor(0.5)
     made = SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
     values = ours(Exponential(gamma=0.5, unit="step"), made, steps=3, steps_per_epoch=1)
@@ -100,7 +100,7 @@ def test_a_learning_rate_that_is_a_tensor_is_filled_and_not_replaced() -> None:
     assert type(made.param_groups[0]["initial_lr"]) is float
 
 
-def test_a_torch_scheduler_after_ours_is_a_factor_whatever_the_first_learning_rate() -> None:
+def test_a_torch_scheduler_is_a_factor_even_if_the_first_rate_is_zero() -> None:
     mine = Chained(schedules=[Step(step_size=2), TorchSchedule(scheduler=partial(reference.ExponentialLR, gamma=0.5))])
     values = ours(mine, optimizer(1.0), steps=5, steps_per_epoch=1)
     assert [lr for lr, _ in values] == pytest.approx([1, 0.5, 0.025, 0.0125, 0.000625], rel=1e-12)
@@ -118,7 +118,7 @@ class Picky(reference.LRScheduler):
 
 
 class Wrong:
-    """No scheduler: its step() is not one, or wants to know a loss."""
+    """Not a scheduler: its step() is not callable, or requires a loss."""
 
     def __init__(self, made: Optimizer, step: Any) -> None:
         self.step = step
@@ -135,20 +135,20 @@ class Wrong:
     ],
     ids=["TypeError", "ValueError", "KeyError", "no step", "a step with a loss"],
 )
-def test_a_torch_scheduler_that_cannot_be_run_ahead_is_refused(make: Callable[[Optimizer], Any]) -> None:
+def test_an_unusable_torch_scheduler_is_refused(make: Callable[[Optimizer], Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         ours(TorchSchedule(scheduler=make), optimizer(0.1), steps=2, steps_per_epoch=1)
     assert [problem.path for problem in caught.value.problems] == ["scheduler.scheduler"]
 
 
 @pytest.mark.parametrize(("base", "method"), [(Schedule, "at"), (LearningRate, "rate")])
-def test_a_schedule_without_its_function_of_time_cannot_be_made(base: type[Schedule], method: str) -> None:
+def test_a_schedule_without_its_function_of_time_cannot_be_created(base: type[Schedule], method: str) -> None:
     with pytest.raises(TypeError, match=method):
         type("Unfinished", (base,), {})()
 
 
 @pytest.mark.parametrize("told", [Group("train", 0, {"lr": 0.1}), Span(4, 10)])
-def test_a_schedule_cannot_change_what_it_is_told(told: Group | Span) -> None:
+def test_groups_and_spans_cannot_be_changed_by_a_schedule(told: Group | Span) -> None:
     for name in vars(told):
         with pytest.raises(FrozenInstanceError):
             setattr(told, name, None)

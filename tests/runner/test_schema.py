@@ -1,4 +1,4 @@
-"""The schemas that editors complete and check config files by."""
+"""The schemas with which editors complete and check config files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def wrong(lab: Path) -> Callable[[str, Any], list[str]]:
-    """What a group's schema finds wrong in what a file says."""
+    """The problems that a group's schema finds in the text of a file."""
     schemas = {file.stem: json.loads(file.read_text()) for file in (lab / ".schema").iterdir()}
     Draft7Validator.check_schema(schemas["definitions"])
     registry = Registry().with_resource("definitions.json", Resource.from_contents(schemas["definitions"]))
@@ -56,7 +56,7 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
 
 
 @pytest.mark.parametrize("group", ["experiment", pytest.param("others", marks=pytest.mark.slow)])
-def test_all_configs_there_are_fit(lab: Path, repository: Path, wrong: Callable[[str, Any], list[str]], group: str) -> None:
+def test_all_existing_configs_are_valid(lab: Path, repository: Path, wrong: Callable[[str, Any], list[str]], group: str) -> None:
     every = [*files_of(repository / "configs"), *files_of(lab / "configs")]
     mine = [(name, file) for name, file in every if (name == "experiment") == (group == "experiment")]
     found = {str(file): wrong(name, OmegaConf.to_container(OmegaConf.load(file), resolve=False)) for name, file in mine}
@@ -115,11 +115,11 @@ def test_a_misspelt_key_and_a_wrong_type_are_marked(wrong: Callable[[str, Any], 
         ("strategy", "{_target_: samewise.runner.strategies.elastic.Elastic, nproc: null}"),
     ],
 )
-def test_references_and_what_other_files_give_are_allowed(wrong: Callable[[str, Any], list[str]], group: str, said: str) -> None:
+def test_references_and_values_from_other_files_are_allowed(wrong: Callable[[str, Any], list[str]], group: str, said: str) -> None:
     assert wrong(group, said) == []
 
 
-def test_the_editor_is_led_to_a_schema_that_is_there(lab: Path) -> None:
+def test_the_editor_settings_point_to_existing_schemas(lab: Path) -> None:
     led = json.loads((lab / ".vscode" / "settings.json").read_text())["yaml.schemas"]
     assert {lab / schema for schema in led} == set((lab / ".schema").iterdir()) - {lab / ".schema" / "definitions.json"}
     for _, file in files_of(lab / "configs"):
@@ -128,7 +128,7 @@ def test_the_editor_is_led_to_a_schema_that_is_there(lab: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_no_schema_is_not_overwritten(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_a_schema_is_not_overwritten(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.json").write_text("{}")
     done = samewise("schema", "--out", ".")
@@ -156,7 +156,7 @@ class Editor:
         return said["result"]
 
     def open(self, file: Path, text: str) -> list[dict[str, Any]]:
-        """What is marked in a file with this text."""
+        """The problems marked in a file with this text."""
         self.tell("textDocument/didOpen", {"textDocument": {"uri": file.as_uri(), "languageId": "yaml", "version": 1, "text": text}})
         while file.as_uri() not in self.marked:
             self._take(self._read())

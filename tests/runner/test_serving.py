@@ -1,4 +1,4 @@
-"""A logged model answers over HTTP with what `samewise predict` says of the same file; a logged export with what its file gives."""
+"""A logged model answers over HTTP like `samewise predict` for the same file; a logged export answers like its file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Server:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", EXPERIMENTS)
-def test_a_logged_model_of_each_recipe_answers_with_the_bits_of_samewise_predict(samewise, recipe: str, tmp_path: Path) -> None:
+def test_a_logged_model_of_each_recipe_answers_like_samewise_predict(samewise, recipe: str, tmp_path: Path) -> None:
     given = overrides_of(recipe)
     trained = samewise("train", *given, "tracking.log_model=true", "tracking.register_model=tried", f"run_root={tmp_path}")
     assert trained.returncode == 0, trained.stderr
@@ -111,7 +111,7 @@ def test_a_logged_model_of_each_recipe_answers_with_the_bits_of_samewise_predict
 
 
 @pytest.mark.slow
-def test_a_model_that_another_user_has_logged_is_served_where_one_says_so(samewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_logged_by_another_user_is_served_only_if_trusted(samewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
     trained = samewise("train", *overrides_of("classification"), "tracking=none", f"run_root={tmp_path}")
@@ -134,7 +134,7 @@ def test_a_model_that_another_user_has_logged_is_served_where_one_says_so(samewi
     assert served.predict(asked, params={"threshold": min(1.0, likeliest + 0.01)})[0]["label"] is None
 
 
-def test_an_export_as_an_mlflow_model_is_its_folder_and_says_what_goes_in_and_comes_out(tmp_path: Path) -> None:
+def test_an_export_logged_to_mlflow_keeps_its_files_and_has_a_signature(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     import mlflow
@@ -169,12 +169,12 @@ GENERATOR = ["experiment=gan_digits", "debug=tiny", "max_steps=2", "evaluate.pic
 
 
 SERVED_OFTEN = ("classification", "detection", "vocoder")
-"""One array, several, and several models: the exports of the others are served by the long tests."""
+"""One array, several arrays, and several models: the exports of the others are served by the long tests."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in SERVED_OFTEN else pytest.mark.long) for one in (*EXPERIMENTS, "adversarial")])
-def test_an_export_that_is_logged_answers_with_what_onnxruntime_makes_of_its_file(samewise, recipe: str, tmp_path: Path) -> None:
+def test_a_logged_export_answers_with_the_bits_of_onnxruntime(samewise, recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     given = GENERATOR if recipe == "adversarial" else overrides_of(recipe)
@@ -214,7 +214,7 @@ print(model.predict(model.input_example)["output"].shape)
 
 
 @pytest.mark.slow
-def test_a_logged_export_needs_neither_samewise_nor_trust_and_is_logged_anew_each_time(samewise, tmp_path: Path) -> None:
+def test_a_logged_export_needs_neither_samewise_nor_trust_and_gets_new_versions(samewise, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     assert samewise("train", *overrides_of("classification"), "tracking=none", f"run_root={tmp_path}", "name=v1.2").returncode == 0
     (run,) = (file.parent for file in tmp_path.glob("*/*/summary.json"))

@@ -1,4 +1,4 @@
-"""Several optimizers in a step, with a small GAN: its bits, and that each phase computes what it trains and nothing else."""
+"""Several optimizers in a step, with a small GAN: its bits, and that each phase only computes what it trains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.picture
 SAVED = "checkpoint.every_steps=3"
 
 
-def trained(samewise, run_root: Path, *overrides: str) -> Path:
+def train(samewise, run_root: Path, *overrides: str) -> Path:
     done = samewise("train", *GAN, SAVED, f"run_root={run_root}", *overrides, "--json")
     assert done.returncode == 0, done.stderr
     return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
@@ -31,10 +31,10 @@ def trained(samewise, run_root: Path, *overrides: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_same_bits_run_again_and_killed_and_resumed_with_workers(samewise, tmp_path):
-    reference = trained(samewise, tmp_path / "reference")
+def test_a_second_run_and_a_killed_and_resumed_one_have_the_same_bits(samewise, tmp_path):
+    reference = train(samewise, tmp_path / "reference")
     assert promise.trace(reference).count(b"\n") == 13
-    again = trained(samewise, tmp_path / "again")
+    again = train(samewise, tmp_path / "again")
     elsewhere = promise.Promise([*GAN, SAVED])
     assert elsewhere.kill_within(tmp_path / "killed", random.Random(1))
     resumed = elsewhere.run(tmp_path / "killed", "loader.num_workers=3")
@@ -45,7 +45,7 @@ def test_the_same_bits_run_again_and_killed_and_resumed_with_workers(samewise, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_same_bits_on_two_ranks(monkeypatch, tmp_path):
+def test_two_ranks_give_the_bits_of_one(monkeypatch, tmp_path):
     monkeypatch.setattr(jobs, "TINY", [*GAN, "replicas=2"])
     alone = jobs.run(tmp_path / "alone", 1)
     jobs.assert_same(jobs.run(tmp_path / "two", 2, "strategy=elastic"), alone)
@@ -63,7 +63,7 @@ def run(tmp_path):
     made.recorder.trace.close()
 
 
-def test_a_phase_gathers_gradients_of_what_it_trains_alone(run, monkeypatch):
+def test_a_phase_only_gathers_gradients_of_what_it_trains(run, monkeypatch):
     gathered: list[set[str]] = []
     for phase in run.phases:
         step = phase.optimizer.step
@@ -87,8 +87,8 @@ def test_the_trace_digests_the_gradients_of_every_phase(run):
     assert len({digests[8 * place : 8 * place + 8] for place in range(len(names))}) == len(names), "each had a gradient of its own"
 
 
-def traced(folder: Path, every: int) -> dict[int, dict[str, str]]:
-    """Six steps' lines, less what depends on the lines before."""
+def trace_lines(folder: Path, every: int) -> dict[int, dict[str, str]]:
+    """The lines of six steps, without what depends on earlier lines."""
     made = build(compose([*GAN, f"trace.every_steps={every}"], project=Project(Path.cwd())), Project(Path.cwd()), RunFolder(folder))
     folder.mkdir()
     made.recorder.trace.open(0, 0)
@@ -102,7 +102,7 @@ def traced(folder: Path, every: int) -> dict[int, dict[str, str]]:
     }
 
 
-def test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says(tmp_path):
-    every, third = traced(tmp_path / "every", 1), traced(tmp_path / "third", 3)
+def test_a_trace_of_every_third_step_equals_a_full_one_there(tmp_path):
+    every, third = trace_lines(tmp_path / "every", 1), trace_lines(tmp_path / "third", 3)
     assert list(every) == [1, 2, 3, 4, 5, 6]
     assert third == {step: every[step] for step in (3, 6)}

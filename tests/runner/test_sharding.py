@@ -1,4 +1,4 @@
-"""Without ranks: which modules a setting means, the index of shards, and which micro-batches have samples."""
+"""Without ranks: which modules a setting matches, the index of shards, and which micro-batches have samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
         return self.head(inputs)
 
 
-def test_modules_are_meant_by_class_or_by_name():
+def test_modules_are_matched_by_class_or_name():
     net = Net()
     assert [name for name, _ in match_modules(net, ["Sequential"], "strategy.shard")] == ["blocks.0", "blocks.1"]
     assert [name for name, _ in match_modules(net, ["head", "blocks.1"], "strategy.shard")] == ["blocks.1", "head"]
@@ -45,13 +45,13 @@ def test_modules_are_meant_by_class_or_by_name():
         match_modules(net, ["blocks"], "strategy.shard")
 
 
-def test_large_children_are_those_of_lists_too_but_not_those_that_share_weights():
+def test_large_children_include_items_of_lists_but_not_shared_weights():
     assert [name for name, _ in large_children(Net(), 60)] == ["stem", "blocks.0", "blocks.1", "head"]
     assert [name for name, _ in large_children(Net(), 70)] == ["blocks.0", "blocks.1"]
     assert [name for name, _ in large_children(Net(tied=True), 60)] == ["blocks.0", "blocks.1"]
 
 
-def test_the_digest_of_shards_is_that_of_the_tensor_cut_as_torch_cuts():
+def test_the_digest_of_shards_is_that_of_chunks_as_torch_cuts_them():
     state = {"weight": torch.randn(5, 3), "running": torch.randn(4)}
     cut = [*state["weight"].chunk(4), torch.empty(0, 3)]
     assert [len(part) for part in cut] == [2, 2, 1, 0]
@@ -61,14 +61,14 @@ def test_the_digest_of_shards_is_that_of_the_tensor_cut_as_torch_cuts():
 
 
 @pytest.mark.parametrize("command", ["torch.hub\nload", "os\nsystem", "torch\nload", "pathlib\nos", "torch.distributed.checkpoint.metadata\nos"])
-def test_an_index_of_shards_runs_nothing(tmp_path: Path, command: str):
+def test_an_index_of_shards_cannot_run_code(tmp_path: Path, command: str):
     index = tmp_path / ".metadata"
     index.write_bytes(f"c{command}\n(S'true'\ntR.".encode())
     with open(index, "rb") as handle, pytest.raises(pickle.UnpicklingError, match="is not allowed in it"):
         shards.Index(handle).load()
 
 
-def test_which_micro_batches_of_an_epochs_last_step_have_samples():
+def test_micro_batches_with_samples_in_the_last_step_of_an_epoch_are_known():
     plan = Plan(samples=50, batch_size=24, micro_batches=4, drop_last=False)
     assert not plan.fills_all
     assert [list(plan.with_samples(step)) for step in range(4)] == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [0, 1, 2, 3]]

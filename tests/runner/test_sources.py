@@ -1,4 +1,4 @@
-"""The code that an experiment reaches is part of its identity: other code is another run, and what differs is named."""
+"""The code that an experiment reaches is part of its identity: changed code makes another run, and differences are named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAME = {
 }
 
 
-def test_an_edit_of_what_an_experiment_reaches_is_another_identity_and_one_of_how_it_is_written_is_not(fingerprint, lab):
+def test_editing_reached_code_changes_the_fingerprint_and_reformatting_does_not(fingerprint, lab):
     first = fingerprint()
     found = {first}
     for file, old, new, _ in EDITS.values():
@@ -41,14 +41,14 @@ def test_an_edit_of_what_an_experiment_reaches_is_another_identity_and_one_of_ho
         write(lab / file, text)
 
 
-def test_an_experiment_that_reaches_none_of_a_projects_code_keeps_its_fingerprint(samewise, lab, tmp_path, monkeypatch):
+def test_an_experiment_that_reaches_no_project_code_keeps_its_fingerprint(samewise, lab, tmp_path, monkeypatch):
     said = samewise("show", *TINY, "--json").stdout
     monkeypatch.chdir(tmp_path)
     forget()
     assert json.loads(samewise("show", *TINY, "--json").stdout)["fingerprint"] == json.loads(said)["fingerprint"]
 
 
-def test_what_is_imported_by_a_name_that_no_text_has_counts_with_all_of_its_package(fingerprint, lab):
+def test_a_computed_import_makes_the_whole_package_count(fingerprint, lab):
     edit(lab / "lab_of_code" / "net.py", "import torch\n", "import torch, importlib\nPART = importlib.import_module('lab_of_code.' + 'un' + 'used')\n")
     first = fingerprint()
     edit(lab / "lab_of_code" / "unused.py")
@@ -59,7 +59,7 @@ def test_what_is_imported_by_a_name_that_no_text_has_counts_with_all_of_its_pack
     assert fingerprint() == first
 
 
-def test_an_installed_package_that_is_declared_counts_by_its_bytes_and_one_that_is_not_does_not(fingerprint, lab, tmp_path, monkeypatch):
+def test_an_installed_package_counts_only_if_it_is_declared(fingerprint, lab, tmp_path, monkeypatch):
     place = tmp_path / "site-packages"
     for name in ("declared_lab_of_code", "other_lab_of_code"):
         (place / name).mkdir(parents=True)

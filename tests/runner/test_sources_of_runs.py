@@ -1,4 +1,4 @@
-"""What a run does where the code is other than when it was begun, or is edited."""
+"""What a run does if the code has changed since it was started, or is edited meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train(samewise, lab, tmp_path):
     return trainer(samewise, tmp_path / "runs")
 
 
-def test_other_code_is_another_run_and_what_differs_is_named_with_both_folders(train, samewise, lab, tmp_path):
+def test_changed_code_starts_another_run_and_differences_are_named_with_both_folders(train, samewise, lab, tmp_path):
     done = train()
     assert done.returncode == 0, done.stderr
     assert "the code has changed" not in done.stderr
@@ -71,7 +71,7 @@ def test_other_code_is_another_run_and_what_differs_is_named_with_both_folders(t
     assert "layers.py has changed: head; the run was trained with the earlier version" in samewise("eval", second).stderr
 
 
-def test_of_several_earlier_versions_the_most_alike_is_named(train, lab):
+def test_the_most_similar_of_several_earlier_versions_is_named(train, lab):
     assert train().returncode == 0
     (first,) = runs(lab)
     text = edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
@@ -83,7 +83,7 @@ def test_of_several_earlier_versions_the_most_alike_is_named(train, lab):
     assert "layers.py" not in done.stderr
 
 
-def test_a_run_that_is_half_done_is_left_as_it_is_where_the_code_is_other(train, lab):
+def test_an_unfinished_run_is_left_alone_if_the_code_has_changed(train, lab):
     assert train().returncode == 0
     (first,) = runs(lab)
     weights = json.loads((first / "summary.json").read_text())["weights_sha256"]
@@ -100,7 +100,7 @@ def test_a_run_that_is_half_done_is_left_as_it_is_where_the_code_is_other(train,
     assert json.loads((first / "summary.json").read_text())["weights_sha256"] == weights
 
 
-def test_the_same_code_elsewhere_is_the_same_and_a_run_from_before_the_code_counted_is_named(train, samewise, lab, monkeypatch):
+def test_moved_code_is_the_same_and_a_run_without_recorded_code_is_named(train, samewise, lab, monkeypatch):
     assert train().returncode == 0
     (first,) = runs(lab)
     monkeypatch.chdir(lab.rename(lab.with_name("moved")))
@@ -114,7 +114,7 @@ def test_the_same_code_elsewhere_is_the_same_and_a_run_from_before_the_code_coun
     assert "an earlier version of samewise" in done.stderr
 
 
-def test_code_that_is_edited_while_a_run_starts_ends_it_before_anything_is_trained(train, lab):
+def test_editing_code_while_a_run_starts_ends_it_before_training(train, lab):
     edit(lab / "lab_of_code" / "net.py", "self.head =", f"open({str(lab / 'helper_of_lab_of_code.py')!r}, 'a').write('\\nMORE = 1\\n')\n        self.head =")
     done = train()
     assert done.returncode == 2
@@ -122,7 +122,7 @@ def test_code_that_is_edited_while_a_run_starts_ends_it_before_anything_is_train
     assert not [file for folder in runs(lab) for file in folder.rglob("state.pt")]
 
 
-def test_a_rank_that_is_started_again_does_not_go_on_with_other_code(lab, tmp_path, monkeypatch):
+def test_a_restarted_rank_does_not_continue_with_changed_code(lab, tmp_path, monkeypatch):
     from samewise.runner.config import compose, project
     from samewise.runner.errors import ConfigError
     from samewise.runner.training.launch import _adopt_config
@@ -138,7 +138,7 @@ def test_a_rank_that_is_started_again_does_not_go_on_with_other_code(lab, tmp_pa
         _adopt_config(dataclasses.replace(experiment), said)
 
 
-def test_the_version_of_a_library_that_the_code_imports_is_compared(lab):
+def test_versions_of_libraries_that_the_code_imports_are_compared(lab):
     from samewise.runner.config import compose, project
     from samewise.runner.records import environment
 
@@ -152,7 +152,7 @@ def test_the_version_of_a_library_that_the_code_imports_is_compared(lab):
 
 
 @pytest.mark.slow
-def test_a_process_that_has_imported_other_code_than_the_files_hold_now_trains_neither(train, samewise, lab):
+def test_a_process_that_imported_older_code_than_the_files_trains_nothing(train, samewise, lab):
     assert train().returncode == 0
     edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
     command = ["train", *EXPERIMENT, f"run_root={lab.parent}/runs"]
@@ -166,7 +166,7 @@ def test_a_process_that_has_imported_other_code_than_the_files_hold_now_trains_n
 
 
 @pytest.mark.slow
-def test_train_fresh_trains_again_beside_what_is_there_and_the_latest_counts(train, samewise, lab, tmp_path):
+def test_train_fresh_trains_again_beside_earlier_runs_and_the_latest_counts(train, samewise, lab, tmp_path):
     assert train("--fresh").returncode == 0
     (first,) = runs(lab)
     before = state(first)
@@ -193,7 +193,7 @@ def test_train_fresh_trains_again_beside_what_is_there_and_the_latest_counts(tra
 
 
 @pytest.mark.slow
-def test_another_version_of_samewises_own_code_is_another_environment_and_is_named(train, samewise, lab, tmp_path):
+def test_a_changed_version_of_samewises_own_code_is_named(train, samewise, lab, tmp_path):
     assert train().returncode == 0
     (run,) = runs(lab)
     record = json.loads((run / "environment.json").read_text())
@@ -214,7 +214,7 @@ def test_another_version_of_samewises_own_code_is_another_environment_and_is_nam
     assert told in train().stderr
 
 
-def test_an_old_result_is_given_without_importing_torch_or_the_code(train, lab, tmp_path):
+def test_a_finished_result_is_given_without_importing_torch_or_the_code(train, lab, tmp_path):
     assert train().returncode == 0
     command = [sys.executable, "-X", "importtime", "-m", "samewise", "train", *EXPERIMENT, f"run_root={tmp_path}/runs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -225,7 +225,7 @@ def test_an_old_result_is_given_without_importing_torch_or_the_code(train, lab, 
 
 
 @pytest.mark.slow
-def test_a_sweep_of_other_code_is_another_sweep_and_no_job_of_the_first_trains_it(train, samewise, lab, tmp_path):
+def test_a_sweep_with_changed_code_is_another_sweep_and_old_jobs_do_not_train_it(train, samewise, lab, tmp_path):
     from samewise.runner.launchers import job
     from samewise.runner.launchers.snapshot import snapshot
     from samewise.runner.records.sweep_folder import SweepFolder

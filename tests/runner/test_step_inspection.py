@@ -1,4 +1,4 @@
-"""Where two trainings part, `verify` takes the step again and names the first thing that differs, in the order in which the step computes."""
+"""Where two trainings diverge, `verify` repeats the step and names the first difference, in the order of computation."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def run(lab: Path) -> Path:
-    return trained(lab)
+    return train(lab)
 
 
-def trained(lab: Path, *more: str) -> Path:
+def train(lab: Path, *more: str) -> Path:
     from samewise.runner.cli import main
 
     root = lab / f"runs{len(more)}"
@@ -99,7 +99,7 @@ def trained(lab: Path, *more: str) -> Path:
     return folder
 
 
-def verified(samewise: Callable[..., Any], run: Path, *given: str) -> dict[str, Any]:
+def verify(samewise: Callable[..., Any], run: Path, *given: str) -> dict[str, Any]:
     done = samewise("verify", run, *given, "--json")
     assert done.returncode == 1, done.stderr + done.stdout
     return json.loads(done.stdout.splitlines()[-1])
@@ -116,28 +116,28 @@ def verified(samewise: Callable[..., Any], run: Path, *given: str) -> dict[str, 
         ("scheduler.drops_at=3", 3, "option", "momentum"),
     ],
 )
-def test_what_was_changed_is_named_where_it_first_shows(samewise, run, override, step, kind, name) -> None:
-    found = verified(samewise, run, override)
+def test_a_changed_setting_is_named_where_it_first_shows(samewise, run, override, step, kind, name) -> None:
+    found = verify(samewise, run, override)
     assert found["parts"]["step"] == step
     assert found["first"] == {"kind": kind, "name": name}, found["said"]
     assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["said"]
 
 
-def test_the_settings_of_both_are_told_and_a_coarse_look_names_none(samewise, run) -> None:
+def test_both_values_of_a_setting_are_reported_unless_verify_is_coarse(samewise, run) -> None:
     told = samewise("verify", run, "scheduler.drops_at=3").stdout
     assert told.startswith("the same bits are expected: the environments agree")
     assert "examined closely, step 3 differs first in the optimizer's momentum: 0.9 there, 0.5 here" in told
     assert "examined closely" not in samewise("verify", run, "scheduler.drops_at=3", "--coarse").stdout
 
 
-def test_where_the_trace_has_only_some_steps_the_first_of_those_between_is_found(samewise, lab) -> None:
-    found = verified(samewise, trained(lab, "trace.every_steps=4", "checkpoint.every_steps=6"), "scheduler.drops_at=3")
+def test_the_first_differing_step_between_traced_ones_is_found(samewise, lab) -> None:
+    found = verify(samewise, train(lab, "trace.every_steps=4", "checkpoint.every_steps=6"), "scheduler.drops_at=3")
     assert found["parts"]["step"] == 4
     assert found["first"] == {"kind": "option", "name": "momentum"}
     assert any("step 3 differs first in the optimizer's momentum" in line for line in found["said"]), found["said"]
 
 
-def test_whether_bits_can_agree_is_said_from_the_two_environments() -> None:
+def test_whether_bits_can_agree_is_predicted_from_the_two_environments() -> None:
     one = {"threads": 1, "variables": {"MKL_CBWR": "AVX2"}, "level": "R2"}
     assert expectation(one, one, []).startswith("the same bits are expected")
     assert expectation(one, {**one, "threads": 2}, []) == "different bits are possible: threads were 1 and are 2"
@@ -146,10 +146,10 @@ def test_whether_bits_can_agree_is_said_from_the_two_environments() -> None:
     assert expectation(one, one, ["cpu.capability was 'AVX512' and is 'AVX2'"]) == "different bits are expected: cpu.capability was 'AVX512' and is 'AVX2'"
 
 
-def test_an_operator_that_is_not_deterministic_is_named(samewise, lab) -> None:
-    run = trained(lab, "model.noisy=true")
-    assert "this is not deterministic here: step 1" in "\n".join(verified(samewise, run, "--audit", "all")["said"])
-    found = verified(samewise, run)
+def test_a_nondeterministic_operator_is_named(samewise, lab) -> None:
+    run = train(lab, "model.noisy=true")
+    assert "this is not deterministic here: step 1" in "\n".join(verify(samewise, run, "--audit", "all")["said"])
+    found = verify(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
     assert found["first"] == {"kind": "activation", "name": "noise (Noise)"}
     assert (
@@ -157,13 +157,13 @@ def test_an_operator_that_is_not_deterministic_is_named(samewise, lab) -> None:
     )
 
 
-def test_a_model_that_was_edited_is_the_cause_and_not_called_chance(samewise, lab, run) -> None:
+def test_an_edited_model_is_named_as_the_cause_and_not_called_chance(samewise, lab, run) -> None:
     file = lab / f"{PACKAGE}.py"
     file.write_text(LAB.replace("number == self.dropout_after:", "number == self.dropout_after + 1:"))
     os.utime(file, (file.stat().st_mtime + 2,) * 2)
     forget()
     try:
-        found = verified(samewise, run)
+        found = verify(samewise, run)
     finally:
         file.write_text(LAB)
         os.utime(file, (file.stat().st_mtime + 4,) * 2)
@@ -174,13 +174,13 @@ def test_a_model_that_was_edited_is_the_cause_and_not_called_chance(samewise, la
     assert "step 1 gives the same bits each time here, but not the recorded ones" in said
 
 
-def test_one_altered_pixel_is_found_in_the_step_that_loads_it(samewise, lab, run) -> None:
+def test_an_altered_pixel_is_found_in_the_step_that_loads_it(samewise, lab, run) -> None:
     pixels = np.load(lab / "pixels.npy")
     shutil.copy(lab / "pixels.npy", lab / "kept.npy")
     pixels[7, 0, 3, 3] ^= 1
     np.save(lab / "pixels.npy", pixels)
     try:
-        found = verified(samewise, run)
+        found = verify(samewise, run)
     finally:
         shutil.move(lab / "kept.npy", lab / "pixels.npy")
     assert found["parts"]["stage"] == "batch"

@@ -1,4 +1,4 @@
-"""`samewise runs --uri`: what an MLflow store has of runs, in the table of those on disk."""
+"""`samewise runs --uri`: the runs in an MLflow store, in the same table as those on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCURACIES = {"0123456789ab": (0.5, 0.9, 0.7), "fedcba987654": (0.4, 0.6, 0.8)}
 
 @pytest.fixture
 def store(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A store with two of samewise's runs, one of which was interrupted, and one of somebody else's."""
+    """A store with two of samewise's runs, one of them interrupted, and one of another tool."""
     monkeypatch.chdir(tmp_path)
     for number, (name, values) in enumerate(ACCURACIES.items()):
         folder = RunFolder(tmp_path / "runs" / "tried" / name)
@@ -44,7 +44,7 @@ def store(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monk
     return "sqlite:///runs/mlflow.db"
 
 
-def test_a_stores_runs_are_listed_with_what_was_overridden_what_differs_and_the_best_value(samewise: Callable[..., Any], store: str) -> None:
+def test_stored_runs_are_listed_with_overrides_differences_and_best_value(samewise: Callable[..., Any], store: str) -> None:
     done = samewise("runs", "--uri", store, "--sort", "valid/accuracy", "--diff", "--json")
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
@@ -66,7 +66,9 @@ def test_a_stores_runs_are_listed_with_what_was_overridden_what_differs_and_the_
     assert in_python.runs(uri=store, diff=True).sort_values("seed")["valid/accuracy"].tolist() == [0.9, 0.8]
 
 
-def test_what_is_no_store_is_refused_at_once_and_nothing_is_made(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_not_a_store_is_refused_and_nothing_is_created(
+    samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening

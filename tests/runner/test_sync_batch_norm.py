@@ -1,4 +1,4 @@
-"""SyncBatchNorm: strategy=ddp converts a model's batch norms, on CUDA; where it cannot be, it is refused by name."""
+"""SyncBatchNorm: strategy=ddp converts the batch norms of a model, on CUDA; elsewhere it is refused by name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TINY = [*DIGITS, "model.width=8", "replicas=2", "batch_size=16"]
 
 
 @pytest.mark.parametrize("strategy", ["single", "elastic"])
-def test_strategies_whose_bits_do_not_depend_on_the_ranks_refuse_it(samewise, strategy, tmp_path):
+def test_strategies_that_promise_bits_on_any_number_of_ranks_refuse_it(samewise, strategy, tmp_path):
     done = samewise("train", *TINY, f"strategy={strategy}", "strategy.sync_batch_norm=true", f"run_root={tmp_path}")
     assert done.returncode == 2
     assert f"strategy.sync_batch_norm: strategy={strategy} gives each replica batch statistics of its own" in done.stderr
     assert "strategy=ddp strategy.sync_batch_norm=true" in done.stderr
 
 
-def test_elastic_refuses_a_model_that_brings_its_own():
+def test_elastic_refuses_a_model_with_its_own_sync_batch_norm():
     model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "norms": nn.ModuleList([nn.BatchNorm2d(4), nn.SyncBatchNorm(4)])})
     with pytest.raises(ConfigError) as refused:
         require_none(model, "strategy=elastic")
@@ -32,13 +32,13 @@ def test_elastic_refuses_a_model_that_brings_its_own():
     require_none(nn.BatchNorm2d(4), "strategy=elastic")
 
 
-def test_without_cuda_it_is_refused_before_training(samewise):
+def test_check_refuses_it_without_cuda(samewise):
     done = samewise("check", *TINY, "strategy=ddp", "strategy.sync_batch_norm=true", "device=cpu")
     assert done.returncode == 2
     assert "strategy.sync_batch_norm: torch's SyncBatchNorm computes on CUDA devices only" in done.stderr
 
 
-def test_a_model_without_batch_norm_has_nothing_to_synchronise():
+def test_a_model_without_batch_norm_is_refused():
     with pytest.raises(ConfigError, match="no batch norm"):
         require_batch_norm(nn.GroupNorm(1, 4), torch.device("cuda"))
     require_batch_norm(nn.Sequential(nn.BatchNorm1d(4)), torch.device("cuda"))
@@ -46,8 +46,8 @@ def test_a_model_without_batch_norm_has_nothing_to_synchronise():
 
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
-def test_two_processes_normalise_by_the_whole_batch(tmp_path):
-    """As one process that has the whole batch, within what another order of sums makes; and the same bits again."""
+def test_two_processes_normalise_over_the_whole_batch(tmp_path):
+    """Like one process with the whole batch, up to the order of sums; and with the same bits each time."""
     ddp = ["strategy=ddp", "replicas=2", "strategy.share_devices=true"]
     made = {
         "whole": run(tmp_path / "whole", 1, "strategy=single", "replicas=1", "device=cuda", "max_steps=1"),

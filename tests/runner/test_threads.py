@@ -1,4 +1,4 @@
-"""The number of threads that the numbers are cut for is the experiment's; the cores that carry the threads change no bit."""
+"""The number of threads is part of the experiment; the number of cores that run them changes no bit."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ print([hashlib.sha256(found.tobytes()).hexdigest() for found in (line @ other, s
 """
 
 
-def said_on(cores: int, code: str, *arguments: str) -> str:
-    """What a fresh process says that may use this many cores, and whose environment would have one thread alone."""
+def output_on(cores: int, code: str, *arguments: str) -> str:
+    """The output of a new process that may use this many cores, in an environment that asks for a single thread."""
     command = ["taskset", "-c", ",".join(map(str, CORES[:cores])), sys.executable, "-c", code, *arguments]
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "OPENBLAS_", "GOMP_"))}
     done = subprocess.run(command, capture_output=True, text=True, env={**outside, "OMP_THREAD_LIMIT": "1"}, check=False)
@@ -52,7 +52,7 @@ def said_on(cores: int, code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_threads_wait_as_the_users_environment_says_or_look_a_while_before_they_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_spin_before_they_sleep_unless_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in variables.WAITING:
         monkeypatch.delenv(name, raising=False)
     assert variables.thread_variables(2).items() >= {"OMP_NUM_THREADS": "2", **variables.WAITING}.items()
@@ -64,11 +64,11 @@ def test_threads_wait_as_the_users_environment_says_or_look_a_while_before_they_
 @several_cores
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("threads", [4, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 2, 8))])
-def test_any_number_of_threads_gives_the_same_bits_on_one_core_and_on_two(threads: int, tmp_path: Path) -> None:
+def test_any_number_of_threads_gives_the_same_bits_on_one_or_two_cores(threads: int, tmp_path: Path) -> None:
     common = ["debug=tiny", "max_steps=5", "tracking=none", "evaluate.pictures=false", f"reproducibility.threads={threads}"]
     for cores in (1, 2):
         trainings = [["train", *common, *own, f"name={name}", f"run_root={tmp_path}/{cores}"] for name, own in EXPERIMENTS.items()]
-        said_on(cores, TRAINS, str(threads), *map(" ".join, trainings))
+        output_on(cores, TRAINS, str(threads), *map(" ".join, trainings))
     for name in EXPERIMENTS:
         (one,), (two,) = ((tmp_path / str(cores) / name).glob("*/trace.jsonl") for cores in (1, 2))
         assert json.loads((one.parent / "environment.json").read_text())["threads"] == threads
@@ -77,5 +77,5 @@ def test_any_number_of_threads_gives_the_same_bits_on_one_core_and_on_two(thread
 
 
 @several_cores
-def test_numpy_gives_the_same_bits_on_one_core_and_on_two() -> None:
-    assert said_on(1, COMPUTES) == said_on(2, COMPUTES)
+def test_numpy_gives_the_same_bits_on_one_or_two_cores() -> None:
+    assert output_on(1, COMPUTES) == output_on(2, COMPUTES)

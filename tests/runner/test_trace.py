@@ -1,4 +1,4 @@
-"""The trace says where two runs part."""
+"""The trace shows where two runs diverge."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_same_training_gives_the_same_file(tmp_path):
     assert len((tmp_path / "a").read_text().splitlines()) == 6
 
 
-def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
+def test_a_resumed_trace_equals_an_undisturbed_one(tmp_path):
     record(tmp_path / "whole", 6)
     record(tmp_path / "cut", 5)
     _, lines = trace.read_trace(tmp_path / "cut")
@@ -55,7 +55,7 @@ def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_lines_that_come_at_once_are_written_together(tmp_path, monkeypatch):
+def test_lines_in_quick_succession_are_written_together(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 3600.0)
     known = []
     record(tmp_path / "trace", 5, change=lambda step, _: known.append(len(trace.read_trace(tmp_path / "trace")[1])))
@@ -63,13 +63,13 @@ def test_lines_that_come_at_once_are_written_together(tmp_path, monkeypatch):
     assert list(trace.read_trace(tmp_path / "trace")[1]) == [1, 2, 3, 4, 5]
 
 
-def test_a_line_of_which_the_disk_takes_a_part_is_an_error_and_no_gap(tmp_path, monkeypatch):
+def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     record(tmp_path / "whole", 6)
     _, lines = trace.read_trace(tmp_path / "whole")
     path, before = tmp_path / "full", resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def fill(step, _):  # from step 4 on there is room again
+    def fill(step, _):  # from step 4 there is room again
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]) if step == 3 else before)
 
     try:
@@ -81,7 +81,7 @@ def test_a_line_of_which_the_disk_takes_a_part_is_an_error_and_no_gap(tmp_path, 
     assert path.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_a_line_that_the_disk_has_spoilt_costs_no_other_line(tmp_path, capsys):
+def test_a_damaged_line_costs_no_other_line(tmp_path, capsys):
     record(tmp_path / "whole", 6)
     record(tmp_path / "spoilt", 5)
     _, known = trace.read_trace(tmp_path / "whole")
@@ -97,7 +97,7 @@ def test_a_line_that_the_disk_has_spoilt_costs_no_other_line(tmp_path, capsys):
         trace.read_trace(tmp_path / "spoilt")
 
 
-def test_a_trace_of_which_nothing_can_be_read_is_set_aside(tmp_path):
+def test_an_unreadable_trace_is_set_aside(tmp_path):
     (tmp_path / "trace").write_bytes(b"\0" * 100)
     record(tmp_path / "trace", 6, start=4)
     assert (tmp_path / "damaged-trace").read_bytes() == b"\0" * 100
@@ -127,7 +127,7 @@ def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
     assert divergence(tmp_path, change) == (2, "weights", "1.running_var")
 
 
-def test_of_several_gradients_the_one_computed_first_is_named(tmp_path):
+def test_the_first_computed_of_several_changed_gradients_is_named(tmp_path):
     def change(step, net):
         if step == 1:
             net[0].weight.grad += 1
@@ -143,7 +143,7 @@ def test_one_bit_changes_a_digest():
     assert digests([tensor]) != before
 
 
-def test_digests_take_every_dtype_and_layout():
+def test_digests_accept_every_dtype_and_follow_the_memory_layout():
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool):
         assert digests([torch.ones(3, 2, dtype=dtype)]) == digests([torch.ones(3, 2, dtype=dtype)])
     image = torch.randn(2, 3, 4, 5)
@@ -161,7 +161,7 @@ def test_the_weights_digest_covers_names_dtypes_shapes_and_bytes():
 
 
 @pytest.mark.slow
-def test_a_sparse_trace_digests_the_recorded_steps_only_and_says_of_them_what_a_full_one_says(tmp_path, samewise, monkeypatch):
+def test_a_sparse_trace_only_digests_its_steps_and_equals_a_full_one_there(tmp_path, samewise, monkeypatch):
     given = ("experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=7", "accumulate=2")
     lines, calls = {}, {}
     for every in (0, 1, 3):

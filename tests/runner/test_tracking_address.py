@@ -27,7 +27,7 @@ from samewise.runner.tracking.tracker import open_tracker
         ("postgresql+no_such_driver://me:secret@host/db", "no_such_driver"),
     ],
 )
-def test_a_uri_that_mlflow_would_not_take_is_refused_with_what_to_write_instead(uri: str, word: str) -> None:
+def test_a_uri_that_mlflow_would_reject_is_refused_with_what_to_write(uri: str, word: str) -> None:
     found = problem(uri)
     assert found is not None
     assert word in str(found)
@@ -35,7 +35,7 @@ def test_a_uri_that_mlflow_would_not_take_is_refused_with_what_to_write_instead(
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///runs/mlflow.db", "sqlite:////tmp/x.db?timeout=60", "http://host:5000", "https://host/mlflow"])
-def test_a_uri_that_mlflow_takes_is_no_problem(uri: str) -> None:
+def test_a_uri_that_mlflow_accepts_is_not_a_problem(uri: str) -> None:
     assert problem(uri) is None
 
 
@@ -50,7 +50,7 @@ def test_a_password_is_not_shown() -> None:
     assert remove_password("postgresql+psycopg2://me:hush@host:5432/db") == "postgresql+psycopg2://me:***@host:5432/db"
 
 
-def test_a_file_that_is_no_sqlite_store_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_sqlite_store_is_refused_before_training(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
     (tmp_path / "mlflow.db").write_text("these are not the bytes of a database")

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, read back by their own readers: each value once, whatever was killed; what is not installed or not known is said."""
+"""TensorBoard and Weights & Biases, read back by their own readers: each value once, whatever was killed; missing and unknown backends are reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def by_wandb(folder: RunFolder) -> tuple[Points, dict[str, Any]]:
 
 
 def records(raw: bytes) -> list[bytes]:
-    """The records of a .wandb file: LevelDB's log, in blocks of 32 KiB, behind a head of 7 bytes; a torn one at the end is left out."""
+    """The records of a .wandb file: LevelDB's log format, in blocks of 32 KiB, after a header of 7 bytes; a torn last record is left out."""
     found, parts, at = list[bytes](), b"", 7
     while at + 7 <= len(raw):
         if (left := -at % 32768) < 7 and left:
@@ -70,8 +70,8 @@ def records(raw: bytes) -> list[bytes]:
     return found
 
 
-def made(path: Path, **settings: Any) -> RunFolder:
-    """A run that logged five steps, under settings that report nowhere yet."""
+def make_run(path: Path, **settings: Any) -> RunFolder:
+    """A run that logged five steps, with settings that do not report anywhere yet."""
     folder = RunFolder(path / "runs" / "tried" / "0123456789ab")
     folder.create()
     config = {"seed": 3, "optimizer": {"lr": 0.1}, "tracking": OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", experiment="tried", **settings))}
@@ -91,12 +91,12 @@ def log(folder: RunFolder, steps: range, *, resume: int | None) -> None:
     journal.close()
 
 
-def test_tensorboard_shows_each_value_once_however_often_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_shows_each_value_once_however_often_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = made(tmp_path)
+    folder = make_run(tmp_path)
     for _ in range(2):
         assert main(["sync", "--to", "tensorboard"]) == 0
-    log(folder, range(3, 9), resume=3)  # a run that was killed, and went on from step 3
+    log(folder, range(3, 9), resume=3)  # a run that was killed, and resumed from step 3
     assert main(["sync", "--to", "tensorboard"]) == 0
     points, pictures = by_tensorboard(folder)
     assert points["train/loss"] == [(step, float(np.float32(1 / step))) for step in range(1, 9)]
@@ -104,16 +104,16 @@ def test_tensorboard_shows_each_value_once_however_often_it_is_written(tmp_path:
     assert sum(1 for path in (folder.path / "tensorboard").iterdir() if path.stat().st_size) == 1
 
 
-def test_a_tensorboard_that_is_open_shows_no_value_twice(tmp_path: Path) -> None:
-    """The reader stays, as the server does, while a second sender writes the files anew."""
+def test_an_open_tensorboard_shows_no_value_twice(tmp_path: Path) -> None:
+    """The reader stays open, like the server, while a second sender writes the files again."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from samewise.runner.tracking.tensorboard import TensorBoard
 
-    folder = made(tmp_path)
+    folder = make_run(tmp_path)
     TensorBoard(folder).synchronise(alive=True)
     reader = EventAccumulator(str(folder.path / "tensorboard")).Reload()
-    time.sleep(1.1)  # the names of event files tell seconds
+    time.sleep(1.1)  # the names of event files contain seconds
     log(folder, range(6, 9), resume=6)
     TensorBoard(folder).synchronise(alive=False)
     assert [one.step for one in reader.Reload().Scalars("train/loss")] == list(range(1, 9))
@@ -121,8 +121,8 @@ def test_a_tensorboard_that_is_open_shows_no_value_twice(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "read"), [("tensorboard", by_tensorboard), ("wandb", by_wandb)])
-def test_a_sender_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, backend: str, read: Callable[[RunFolder], tuple[Points, Any]]) -> None:
-    folder = made(tmp_path, enabled=True, report_to=[backend])
+def test_a_killed_sender_loses_nothing(tmp_path: Path, backend: str, read: Callable[[RunFolder], tuple[Points, Any]]) -> None:
+    folder = make_run(tmp_path, enabled=True, report_to=[backend])
     settings = OmegaConf.to_container(OmegaConf.structured(Tracking(experiment="tried", report_to=[backend], log_system=False, send_every_s=0.1)))
     for last in (False, True):
         command = [sys.executable, "-m", "samewise.runner.tracking.sender", str(folder.path), "--trainer", str(os.getpid())]
@@ -144,13 +144,13 @@ def test_a_sender_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, backe
             log(folder, range(6, 9), resume=6)
     points, _ = read(folder)
     assert dict(points["train/loss"]) == pytest.approx({step: 1 / step for step in range(1, 9)})
-    assert len(points["train/loss"]) == 8 or backend == "wandb"  # to which what a killed sender had sent is sent again
+    assert len(points["train/loss"]) == 8 or backend == "wandb"  # to which everything that a killed sender had sent is sent again
 
 
 def test_wandb_offline_has_all_values_and_the_config_without_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    folder = made(tmp_path, tags={"api_key": "hunter2", "who": "me"})
+    folder = make_run(tmp_path, tags={"api_key": "hunter2", "who": "me"})
     for _ in range(2):
         assert main(["sync", "--to", "wandb"]) == 0
     points, config = by_wandb(folder)
@@ -163,7 +163,7 @@ def test_wandb_offline_has_all_values_and_the_config_without_passwords(tmp_path:
 def test_nothing_is_written_through_a_link(backend: str, link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    folder, theirs = made(tmp_path), tmp_path / "theirs"
+    folder, theirs = make_run(tmp_path), tmp_path / "theirs"
     if "/" in link:
         theirs.write_text("kept")
         (folder.path / link).parent.mkdir()
@@ -174,7 +174,7 @@ def test_nothing_is_written_through_a_link(backend: str, link: str, tmp_path: Pa
     assert theirs.read_text() == "kept" if theirs.is_file() else not list(theirs.iterdir())
 
 
-def test_a_backend_that_is_not_known_or_not_installed_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_or_missing_backend_is_reported_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     with pytest.raises(ConfigError, match=r"tracking.report_to: is not a tracking backend; hint: did you mean 'tensorboard'"):
         open_tracker(folder, OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", report_to=["tensorbord"])), resume_step=None)
@@ -183,7 +183,7 @@ def test_a_backend_that_is_not_known_or_not_installed_is_said_before_training(tm
         open_tracker(folder, OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", report_to=["wandb"])), resume_step=None)
 
 
-def test_a_strangers_experiment_reports_to_no_account_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_of_somebody_else_may_not_report_to_the_users_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "theirs.yaml").write_text("# @package _global_\ndefaults: [resnet18_digits, _self_]\ntracking: {report_to: [wandb]}\n")
     assert main(["check", "--static", "--config-dir", str(tmp_path), "experiment=theirs"]) == 2

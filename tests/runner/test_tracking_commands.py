@@ -27,7 +27,7 @@ from samewise.runner.tracking.tracker import open_tracker
 
 @pytest.fixture
 def unsent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run of which MLflow knows nothing, as if its store had been away."""
+    """A run that MLflow does not know, as if its store had been unavailable."""
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path / "runs" / "tried" / "0123456789ab")
     folder.create()
@@ -41,7 +41,7 @@ def unsent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
-def test_sync_sends_what_is_missing_and_then_nothing(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_sends_what_is_missing_only_once(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["run"], said["state"], said["metrics"]) == ("tried/0123456789ab", "sent", 5)
@@ -53,14 +53,14 @@ def test_sync_sends_what_is_missing_and_then_nothing(unsent: RunFolder, capsys: 
     assert json.loads(capsys.readouterr().out)["metrics"] == 0
 
 
-def test_mlflow_has_the_best_value_so_far_before_any_other_metric(unsent: RunFolder) -> None:
+def test_mlflow_lists_the_best_value_so_far_before_any_other_metric(unsent: RunFolder) -> None:
     unsent.config.write_text(unsent.config.read_text() + "evaluate: {monitor: valid/loss, mode: min}\n")
     tracker = open_tracker(unsent, OmegaConf.structured(Tracking(enabled=False)), resume_step=5)
     tracker.start()
     for step, loss in ((6, 0.5), (7, 0.25), (8, 0.75)):
         tracker.log({"valid/loss": loss}, step)
         tracker.before_checkpoint(step)
-        assert main(["sync"]) == 0  # each is a new sender
+        assert main(["sync"]) == 0  # each call is a new sender
     tracker.finish("FINISHED")
     store = sqlite3.connect(unsent.path.parents[1] / "mlflow.db")
     query = "select step, value, is_nan from metrics where key = 'best/valid/loss' order by step"
@@ -69,7 +69,7 @@ def test_mlflow_has_the_best_value_so_far_before_any_other_metric(unsent: RunFol
     store.close()
 
 
-def test_a_checkpoint_in_shards_comes_back_whole_from_the_store(unsent: RunFolder) -> None:
+def test_a_sharded_checkpoint_is_restored_whole_from_the_store(unsent: RunFolder) -> None:
     made = keeper(unsent.checkpoints, keep_last=1, keep_best=0)
     inner = made.shards_folder(5)
     shards.save({"/model/weight": torch.arange(6.0)}, inner)
@@ -84,7 +84,7 @@ def test_a_checkpoint_in_shards_comes_back_whole_from_the_store(unsent: RunFolde
 
 
 @pytest.mark.slow
-def test_a_model_is_logged_and_registered_once_as_data_alone(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_logged_and_registered_once_and_contains_only_data(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     unsent.config.write_text(unsent.config.read_text() + "recipe: {_target_: samewise.recipes.detection.Detection}\n")
     sign(unsent.config)
     kept = unsent.checkpoints / "step-00000005"
@@ -104,7 +104,7 @@ def test_a_model_is_logged_and_registered_once_as_data_alone(unsent: RunFolder, 
     assert not list(unsent.path.glob(".model-*"))
 
 
-def test_of_a_run_that_has_not_finished_no_model_is_logged(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_model_of_an_unfinished_run_is_not_logged(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = open_tracker(unsent, OmegaConf.structured(Tracking(enabled=False)), resume_step=5)
     tracker.start()
     tracker.finish("KILLED")
@@ -114,7 +114,7 @@ def test_of_a_run_that_has_not_finished_no_model_is_logged(unsent: RunFolder, ca
     assert "models:/" not in said.out
 
 
-def test_sync_says_what_it_could_not_send(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_reports_what_it_could_not_send(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening
         assert main(["sync", "--uri", f"http://127.0.0.1:{nobody.getsockname()[1]}"]) == 1
@@ -144,14 +144,14 @@ def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.C
         (["ui", "--uri", "http://127.0.0.1:9"], "the server does not answer: "),
     ],
 )
-def test_a_wrong_argument_is_answered_with_what_to_do(unsent: RunFolder, capsys: pytest.CaptureFixture[str], argv: list[str], word: str) -> None:
+def test_a_wrong_argument_is_reported_with_what_to_do(unsent: RunFolder, capsys: pytest.CaptureFixture[str], argv: list[str], word: str) -> None:
     if argv[-1] == "70000":
         (unsent.path.parents[1] / "mlflow.db").write_bytes(b"SQLite format 3\0")
     assert main(argv) == 2
     assert word in capsys.readouterr().err
 
 
-def test_ui_refuses_a_port_that_is_taken(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ui_refuses_a_taken_port(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     (unsent.path.parents[1] / "mlflow.db").write_bytes(b"SQLite format 3\0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

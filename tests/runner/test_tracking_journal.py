@@ -14,7 +14,7 @@ def points(path: Path) -> list[tuple[int, str, float]]:
     return [(entry.step, key, value) for entry, _ in read_entries(path) for key, value in entry.metrics.items()]
 
 
-def test_floats_come_back_exactly_and_nan_and_infinities_too(tmp_path: Path) -> None:
+def test_floats_nan_and_infinities_are_read_back_exactly(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
     values = [0.1 + 0.2, 1e-320, -0.0, math.pi * 1e300, math.inf, -math.inf, 7]
     for step, value in enumerate(values):
@@ -45,7 +45,7 @@ def test_a_step_logged_again_after_a_restart_keeps_its_first_value_and_time(tmp_
     assert points(path) == expected
 
 
-def test_what_comes_at_once_is_written_together_and_at_the_latest_before_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_entries_are_written_together_and_always_before_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samewise.runner.tracking.journal._EVERY_S", 3600.0)
     journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
     for step in range(5):
@@ -67,7 +67,7 @@ def test_a_run_killed_before_its_first_checkpoint_writes_nothing_twice(tmp_path:
     assert points(path) == [(1, "loss", 1.0), (2, "loss", 1.0), (3, "loss", 1.0)]
 
 
-def test_a_torn_last_line_is_cut_off_and_its_step_written_anew(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_cut_off_and_its_step_written_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     journal = Journal(path, resume_step=None)
     journal.log({"loss": 1.0}, 1)
@@ -81,7 +81,7 @@ def test_a_torn_last_line_is_cut_off_and_its_step_written_anew(tmp_path: Path) -
     assert points(path) == [(1, "loss", 1.0), (2, "loss", 2.0)]
 
 
-def test_reading_goes_on_from_the_offset_behind_any_entry(tmp_path: Path) -> None:
+def test_reading_can_resume_behind_any_entry(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     journal = Journal(path, resume_step=None)
     for step in range(20):
@@ -113,7 +113,7 @@ assert journal.sync()
 """
 
 
-def test_a_disk_that_fills_costs_neither_a_value_nor_the_order(tmp_path: Path) -> None:
+def test_a_full_disk_costs_neither_a_value_nor_the_order(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     path = tmp_path / "metrics.jsonl"
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=False)

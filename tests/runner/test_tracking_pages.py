@@ -38,7 +38,7 @@ RUNS = [
 ]
 
 
-def test_runs_of_several_experiment_files_and_sweeps_have_views_of_their_own_and_the_latest_is_first() -> None:
+def test_experiment_files_and_sweeps_have_their_own_views_and_the_latest_is_first() -> None:
     found = parts(RUNS)
     assert [(one.key, one.where, len(one.runs)) for one in found] == [
         ("samewise-faces", "params.`choices.experiment` = 'faces'", 2),
@@ -50,7 +50,7 @@ def test_runs_of_several_experiment_files_and_sweeps_have_views_of_their_own_and
 
 
 @pytest.mark.parametrize(("which", "key", "lower"), [(0, "best/valid/distance", True), (1, "best/valid/accuracy", False)])
-def test_a_view_begins_with_the_best_run_by_the_monitored_metric_and_its_charts_too(which, key, lower) -> None:
+def test_a_view_and_its_charts_begin_with_the_best_by_the_monitored_metric(which, key, lower) -> None:
     made = view(parts(RUNS)[which])
     assert (made["orderByKey"], made["orderByAsc"]) == (f"metrics.`{key}`", lower)
     assert made["selectedColumns"][:2] == [f"metrics.`{key}`", "params.`optimizer.lr`"]
@@ -66,7 +66,7 @@ def test_a_view_begins_with_the_best_run_by_the_monitored_metric_and_its_charts_
     assert {one["metricSectionId"] for one in made["compareRunCharts"]} == {one["uuid"] for one in made["compareRunSections"]}
 
 
-def test_runs_of_a_samewise_that_logged_no_best_value_are_sorted_by_the_last() -> None:
+def test_older_runs_without_a_best_value_are_sorted_by_the_last_value() -> None:
     old = [run(number, 0.5 * number) for number in (1, 2)]
     for one in old:
         del one.metrics["best/valid/accuracy"]
@@ -76,13 +76,13 @@ def test_runs_of_a_samewise_that_logged_no_best_value_are_sorted_by_the_last() -
     assert [one.id for one in part.best_first()] == ["id2", "id1"]
 
 
-def test_a_view_of_runs_that_have_logged_nothing_is_sorted_by_nothing() -> None:
+def test_a_view_of_runs_that_logged_nothing_is_not_sorted() -> None:
     made = view(parts([run(1, None)])[0])
     assert "orderByKey" not in made
     json.dumps(made, allow_nan=False)
 
 
-def test_the_description_begins_with_the_best_run_of_the_page_that_opens_and_what_set_it_apart() -> None:
+def test_the_description_begins_with_the_best_run_and_what_sets_it_apart() -> None:
     told = note("7", parts(RUNS))
     first, read, *others = told.split("\n\n")
     assert "best of 2 is [run 5](#/experiments/7/runs/id5), `valid/distance` **0.2**, with optimizer.lr **0.1** (not 0.2)" in first
@@ -100,19 +100,19 @@ def test_the_description_of_very_many_experiments_fits_into_a_tag() -> None:
     assert len(note("1", parts(many))) <= 5000
 
 
-def test_the_description_says_how_many_runs_are_as_good_as_the_best() -> None:
+def test_the_description_counts_the_runs_that_equal_the_best() -> None:
     same = [run(number, 0.5, **{"optimizer.lr": str(number)}) for number in range(3)]
     assert "`valid/accuracy` **0.5** (as good: 2 others), with optimizer.lr **0** (not 1, 2)" in note("1", parts(same))
 
 
-def test_names_are_text_in_the_description() -> None:
+def test_names_are_escaped_in_the_description() -> None:
     odd = [run(number, number, **{"model.act": name}) for number, name in enumerate(["relu", "<img src=x> [a](javascript:b) `c`"])]
     told = note("1", parts(odd))
     assert "<img" not in told.replace("\\<", "")
     assert "[a]" not in told.replace("\\[", "")
 
 
-def test_the_best_so_far_is_unknown_before_the_first_evaluation_and_nan_is_worse_than_any_number() -> None:
+def test_the_best_so_far_is_unknown_at_first_and_nan_is_worse_than_any_number() -> None:
     best = Best("valid/loss", mode="min")
     assert math.isnan(best.value)
     assert not best.take({"train/loss": 1.0})

@@ -1,4 +1,4 @@
-"""A run's sender: it sees the trainer die, outlives what forked it, and leaves nothing out, whatever is killed."""
+"""The sender of a run: it notices when the trainer dies, outlives the process that forked it, and omits nothing, whatever is killed."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait; pytest's timeout ends what waits in vain."""
+    """Wait until it is true; pytest's timeout ends a wait in vain."""
     while not true():
         time.sleep(0.05)
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_at_random_and_started_again_leaves_every_value_there_once(folder: RunFolder, store: Store) -> None:
+def test_a_trainer_killed_at_random_and_restarted_leaves_every_value_once(folder: RunFolder, store: Store) -> None:
     chance = random.Random(5)
     for number in range(3):
         trainer = start(folder, store.uri, 400, 0.005)
         time.sleep(chance.uniform(0.3, 1.2))
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.communicate()
-        if number == 1:  # once, let the sender end; else the next trainer comes while it is still at work
+        if number == 1:  # let the sender end once; otherwise the next trainer starts while it is still working
             until(lambda: read_json(folder.tracking) is not None and read_json(folder.tracking)["status"] == "KILLED")
             assert store.status(progress.load(folder).run_id or "") == "KILLED"
     run = finish(start(folder, store.uri, 400))
@@ -55,7 +55,7 @@ def test_a_trainer_killed_at_random_and_started_again_leaves_every_value_there_o
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SenderParent]:
-    """A process that has imported mlflow, of which the trainers know."""
+    """A process that has imported mlflow, and whose address the trainers know."""
     if not hasattr(os, "pidfd_open"):
         pytest.skip("no descriptors of processes here")
     made = SenderParent(tmp_path / "parent.log")
@@ -65,7 +65,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SenderPa
 
 
 @pytest.mark.slow
-def test_a_sender_forked_by_a_shared_process_sees_the_trainer_die_and_outlives_what_forked_it(folder: RunFolder, store: Store, shared: SenderParent) -> None:
+def test_a_forked_sender_notices_a_dead_trainer_and_outlives_the_shared_process(folder: RunFolder, store: Store, shared: SenderParent) -> None:
     trainer = start(folder, store.uri, 400, 0.05)
     until(lambda: bool(psutil.Process(shared.pid).children()))
     assert psutil.Process(trainer.pid).children() == []
@@ -86,7 +86,7 @@ def test_a_sender_forked_by_a_shared_process_sees_the_trainer_die_and_outlives_w
 
 
 @pytest.mark.slow
-def test_where_the_shared_process_is_gone_a_run_starts_a_sender_of_its_own(folder: RunFolder, store: Store, shared: SenderParent) -> None:
+def test_without_the_shared_process_a_run_starts_its_own_sender(folder: RunFolder, store: Store, shared: SenderParent) -> None:
     shared.close()
     assert not Path(shared.address).parent.exists()
     run = finish(start(folder, store.uri, 10))
@@ -94,6 +94,6 @@ def test_where_the_shared_process_is_gone_a_run_starts_a_sender_of_its_own(folde
 
 
 @pytest.mark.slow
-def test_a_run_says_how_it_ended(folder: RunFolder, store: Store) -> None:
+def test_a_run_reports_how_it_ended(folder: RunFolder, store: Store) -> None:
     run = finish(start(folder, store.uri, 5, status="FAILED"))
     assert store.status(run) == "FAILED"

@@ -45,7 +45,7 @@ def start(folder: Path, uri: str, steps: int, pause: float) -> subprocess.Popen[
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_server_killed_twice_and_a_trainer_killed_once_lose_and_double_nothing(server: Server, tmp_path: Path) -> None:
+def test_killing_the_server_twice_and_the_trainer_once_loses_and_doubles_nothing(server: Server, tmp_path: Path) -> None:
     folder, steps = tmp_path / "tried" / "0123456789ab", 1500
     server.start()
     trainer = start(folder, server.uri, steps, 0.01)
@@ -72,7 +72,7 @@ def test_a_server_killed_twice_and_a_trainer_killed_once_lose_and_double_nothing
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_a_server_that_was_away_did_not_get_is_sent_by_sync(server: Server, tmp_path: Path) -> None:
+def test_what_an_absent_server_missed_is_sent_by_sync(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tried" / "0123456789ab"
     trainer, said = start(folder, server.uri, 200, 0.0), folder / "sender.log"
     until = time.monotonic() + 120
@@ -80,7 +80,7 @@ def test_what_a_server_that_was_away_did_not_get_is_sent_by_sync(server: Server,
         assert time.monotonic() < until
         time.sleep(0.1)
     everything = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children(recursive=True))]
-    for pid in everything:  # as a scheduler does that takes a whole job down
+    for pid in everything:  # like a scheduler that kills a whole job
         os.kill(pid, signal.SIGKILL)
     trainer.communicate()
     assert not server.database.exists()
@@ -95,7 +95,7 @@ def test_what_a_server_that_was_away_did_not_get_is_sent_by_sync(server: Server,
 
 
 @pytest.mark.slow
-def test_a_run_whose_folder_is_gone_is_verified_from_the_address_of_its_page(server: Server, samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_without_its_folder_is_verified_from_the_address_of_its_page(server: Server, samewise: Callable[..., Any], tmp_path: Path) -> None:
     server.start()
     tiny = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3")
     done = samewise("train", *tiny, f"tracking.uri={server.uri}", "+tracking.tags.api_key=hidden", f"run_root={tmp_path}/runs", "--json")
@@ -103,7 +103,7 @@ def test_a_run_whose_folder_is_gone_is_verified_from_the_address_of_its_page(ser
     run_id = json.loads(done.stdout)["mlflow_run_id"]
     shutil.rmtree(tmp_path / "runs")
     page = f"{server.uri}/#/experiments/1/runs/{run_id}/artifacts"
-    assert "--trust" in samewise("verify", page).stderr  # its config has stars where this user's own has a password
+    assert "--trust" in samewise("verify", page).stderr  # its config has stars in place of this user's password
     done = samewise("verify", page, "--trust")
     assert done.returncode == 0, done.stderr
     assert "the same bits: 3 of 3 steps compared, weights" in done.stdout

@@ -1,4 +1,4 @@
-"""What is sent to an MLflow store is there once and whole, whatever was sent before, however often, and by however many."""
+"""Everything sent to an MLflow store is there exactly once, whatever was sent before, however often, and by however many senders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "tried" / "0123456789ab")
 
 
-def test_a_finished_run_is_in_mlflow_with_all_that_belongs_to_it(folder: RunFolder, store: Store) -> None:
+def test_a_finished_run_is_in_mlflow_with_all_its_data(folder: RunFolder, store: Store) -> None:
     run = finish(start(folder, store.uri, 1500))
     assert store.points(run) == (3000, expected(1500))
     status, name, started, ended = store.rows("select status, name, start_time, end_time from runs where run_uuid = ?", run)[0]
@@ -78,7 +78,7 @@ def written(folder: RunFolder) -> RunFolder:
     return folder
 
 
-def test_a_crash_between_making_the_mlflow_run_and_noting_it_leaves_no_second_run(written: RunFolder, store: Store) -> None:
+def test_a_crash_before_the_new_run_is_noted_leaves_no_second_run(written: RunFolder, store: Store) -> None:
     sending(written, store).synchronise(alive=True)
     noted = read_json(written.tracking)
     write_json(written.tracking, {"store": noted["store"], "intent": noted["intent"]})
@@ -88,7 +88,7 @@ def test_a_crash_between_making_the_mlflow_run_and_noting_it_leaves_no_second_ru
     assert store.points(noted["run_id"]) == (20, expected(10))
 
 
-def test_a_damaged_note_of_what_was_sent_is_kept_beside_the_new_one(written: RunFolder, store: Store) -> None:
+def test_a_damaged_record_of_what_was_sent_is_kept_beside_the_new_one(written: RunFolder, store: Store) -> None:
     sending(written, store).synchronise(alive=True)
     spoilt = written.tracking.read_bytes()[:-10] + b"\xff" * 10
     written.tracking.write_bytes(spoilt)
@@ -108,17 +108,17 @@ def test_sending_everything_again_changes_nothing(written: RunFolder, store: Sto
     assert store.points(first.progress.run_id) == (20, expected(10))
 
 
-def test_a_status_that_arrives_late_is_put_right(written: RunFolder, store: Store) -> None:
+def test_a_status_that_arrives_late_is_corrected(written: RunFolder, store: Store) -> None:
     first = sending(written, store)
     first.synchronise(alive=False)
-    first.client.update_run(first.progress.run_id, status="RUNNING")  # of a sender that was killed while a slow server had its request
+    first.client.update_run(first.progress.run_id, status="RUNNING")  # from a sender that was killed while a slow server handled its request
     sending(written, store).synchronise(alive=False)
     assert store.rows("select status from runs where run_uuid = ?", first.progress.run_id) == [("FINISHED",)]
 
 
-def test_a_status_that_arrives_after_the_end_is_put_right_by_the_sender_that_ends_the_run(written: RunFolder, store: Store) -> None:
+def test_a_status_that_arrives_after_the_end_is_corrected_by_the_last_sender(written: RunFolder, store: Store) -> None:
     killed = sending(written, store)
-    killed.synchronise(alive=True)  # and its "RUNNING" of the next pass is still on its way when the run has ended
+    killed.synchronise(alive=True)  # and its next "RUNNING" is still on its way when the run has ended
     after = sending(written, store)
     ends = after.client.set_terminated
 
@@ -135,14 +135,14 @@ def test_a_status_that_arrives_after_the_end_is_put_right_by_the_sender_that_end
     assert store.rows("select status from runs where run_uuid = ?", killed.progress.run_id) == [("FINISHED",)]
 
 
-def test_a_new_run_is_running_without_a_request_that_could_arrive_late(written: RunFolder, store: Store) -> None:
+def test_a_new_run_is_set_running_without_a_separate_request(written: RunFolder, store: Store) -> None:
     one = sending(written, store)
     one.client.update_run = None  # nothing calls it
     one.synchronise(alive=True)
     assert store.rows("select status from runs where run_uuid = ?", one.progress.run_id) == [("RUNNING",)]
 
 
-def test_a_run_whose_end_alone_was_lost_is_behind_until_it_is_sent(written: RunFolder, store: Store) -> None:
+def test_a_run_with_only_its_end_unsent_is_behind_until_it_is_sent(written: RunFolder, store: Store) -> None:
     one = sending(written, store)
     ends = one.client.set_terminated
 
@@ -160,7 +160,7 @@ def test_a_run_whose_end_alone_was_lost_is_behind_until_it_is_sent(written: RunF
     assert not is_behind(written)
 
 
-def test_tags_that_a_run_earns_at_its_end_are_sent(written: RunFolder, store: Store) -> None:
+def test_tags_added_at_the_end_of_a_run_are_sent(written: RunFolder, store: Store) -> None:
     sending(written, store).synchronise(alive=True)
     write_json(written.tags, {"sweep.pruned": "at evaluation 2"})
     after = sending(written, store)
@@ -168,7 +168,7 @@ def test_tags_that_a_run_earns_at_its_end_are_sent(written: RunFolder, store: St
     assert ("at evaluation 2",) in store.rows("select value from tags where run_uuid = ? and key = 'sweep.pruned'", after.progress.run_id)
 
 
-def test_a_run_deleted_in_mlflow_is_made_again_and_gets_everything(written: RunFolder, store: Store) -> None:
+def test_a_run_deleted_in_mlflow_is_created_again_and_gets_everything(written: RunFolder, store: Store) -> None:
     from samewise.runner.tracking.sending import RunGone
 
     first = sending(written, store)
@@ -184,7 +184,7 @@ def test_a_run_deleted_in_mlflow_is_made_again_and_gets_everything(written: RunF
     assert store.points(first.progress.run_id) == (22, expected(11))
 
 
-def test_names_that_mlflow_refuses_are_changed_and_hold_nothing_up(written: RunFolder, store: Store) -> None:
+def test_names_that_mlflow_refuses_are_changed_and_delay_nothing(written: RunFolder, store: Store) -> None:
     with written.metrics.open("a") as journal:
         for name in ("../up", "a?b", "x" * 300, "ends/"):
             journal.write(json.dumps({"step": 1, "time_ms": 1, "metrics": {name: 1.0}}) + "\n")
@@ -195,7 +195,7 @@ def test_names_that_mlflow_refuses_are_changed_and_hold_nothing_up(written: RunF
     assert len(keys) == 6
 
 
-def test_a_run_sent_to_another_store_and_back_goes_on_where_it_was(written: RunFolder, store: Store, tmp_path: Path) -> None:
+def test_a_run_sent_to_another_store_and_back_continues_where_it_was(written: RunFolder, store: Store, tmp_path: Path) -> None:
     first = sending(written, store)
     first.synchronise(alive=True)
     other = Store(tmp_path / "mlflow.db")
@@ -208,7 +208,7 @@ def test_a_run_sent_to_another_store_and_back_goes_on_where_it_was(written: RunF
     assert store.points(first.progress.run_id) == (20, expected(10))
 
 
-def test_a_changed_artifact_is_uploaded_again_and_an_unchanged_one_is_not(written: RunFolder, store: Store) -> None:
+def test_only_a_changed_artifact_is_uploaded_again(written: RunFolder, store: Store) -> None:
     picture = written.artifacts / "picture.txt"
     picture.write_text("one")
     done = sending(written, store)
@@ -238,7 +238,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in ch
 
 
 @pytest.mark.slow
-def test_eight_processes_that_start_on_a_fresh_file_find_one_whole_store(tmp_path: Path) -> None:
+def test_eight_processes_that_start_on_a_fresh_file_share_one_whole_store(tmp_path: Path) -> None:
     fresh = Store(tmp_path / "deep" / "mlflow.db")
     done = subprocess.run([sys.executable, "-c", EIGHT, fresh.uri], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -248,7 +248,7 @@ def test_eight_processes_that_start_on_a_fresh_file_find_one_whole_store(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_store_whose_making_was_killed_is_made_again(tmp_path: Path, store: Store) -> None:
+def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path: Path, store: Store) -> None:
     from samewise.runner.tracking.store import open_client
 
     torn = store.path.read_bytes()[:5000]
@@ -265,7 +265,7 @@ def test_senders_of_several_runs_share_one_file(tmp_path: Path, store: Store) ->
         assert store.points(run) == (600, expected(300))
 
 
-def test_the_disk_of_the_run_may_be_moved_and_the_run_goes_on(written: RunFolder, store: Store, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_may_be_moved_and_nothing_is_sent_again(written: RunFolder, store: Store, tmp_path: Path) -> None:
     first = sending(written, store)
     first.synchronise(alive=False)
     moved = RunFolder(tmp_path / "elsewhere" / written.path.name)
@@ -276,7 +276,7 @@ def test_the_disk_of_the_run_may_be_moved_and_the_run_goes_on(written: RunFolder
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """A server that is out of order, and counts who asks."""
+    """A server that is out of order, and counts requests."""
 
     asked = 0
 
@@ -290,8 +290,8 @@ class Refusing(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_sender_that_has_waited_for_another_s_attempts_does_not_wait_as_long_again(written: RunFolder) -> None:
-    """Of a run that was killed ten times while its server was away, ten senders would wait one after the other, and `samewise sync` would be put off."""
+def test_a_sender_that_waited_for_another_does_not_wait_as_long_again(written: RunFolder) -> None:
+    """If a run is killed ten times while its server is unavailable, ten senders would wait one after the other, and `samewise sync` would be delayed."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     with sender.quiet_mlflow(), http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:

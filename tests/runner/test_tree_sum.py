@@ -1,4 +1,4 @@
-"""The sum over replicas has one order, whatever process carries which."""
+"""The sum over replicas has one order, whichever process carries which replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tree(values: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 8, 16])
-def test_gradients_are_added_as_a_tournament(replicas):
+def test_gradients_are_added_in_the_order_of_a_tournament(replicas):
     model = nn.Linear(30, 20)
     parameters = list(model.parameters())
     total, seen = Bucket(parameters, shards=1), []
@@ -33,7 +33,7 @@ def test_gradients_are_added_as_a_tournament(replicas):
 
 
 @pytest.mark.parametrize("replicas", range(1, 14))
-def test_ranks_carry_subtrees_whose_sums_add_up_to_the_tournaments(replicas):
+def test_the_sums_of_subtrees_on_ranks_add_up_to_the_tournament(replicas):
     values = [torch.randn(100, generator=torch.Generator().manual_seed(number)) * 3.0**number for number in range(replicas)]
     for ranks in range(1, replicas + 1):
         parts = subtrees(replicas, ranks)
@@ -48,13 +48,13 @@ def test_ranks_carry_subtrees_whose_sums_add_up_to_the_tournaments(replicas):
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
-def test_more_ranks_than_replicas_cannot_carry_them_nor_can_none(ranks):
+def test_zero_ranks_or_more_ranks_than_replicas_are_an_error(ranks):
     with pytest.raises(AssertionError):
         subtrees(2, ranks)
 
 
 @pytest.mark.parametrize(("replicas", "buffers"), [(1, 1), (2, 2), (8, 4)])
-def test_a_step_leaves_nothing_to_the_next_and_its_buffers_are_taken_again(replicas, buffers):
+def test_a_step_leaves_nothing_to_the_next_and_buffers_are_reused(replicas, buffers):
     used, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
     bucket, made = Bucket([used, other], shards=1), []
     new = bucket.new_buffer
@@ -72,7 +72,7 @@ def test_a_step_leaves_nothing_to_the_next_and_its_buffers_are_taken_again(repli
     used.grad = other.grad = None
 
 
-def test_a_replica_without_samples_counts_as_zeros_and_marks_that_do_not_fit_are_an_error():
+def test_a_replica_without_samples_can_be_added_and_mismatched_marks_are_an_error():
     one = nn.Parameter(torch.zeros(3))
     bucket = Bucket([one], shards=1)
     one.grad = torch.ones(3)
@@ -95,7 +95,7 @@ MIB = 2**20
         (0.0, [[3], [2], [1], [0]]),
     ],
 )
-def test_buckets_are_filled_from_the_last_parameter_up_to_their_size_and_hold_one_type(megabytes, expected):
+def test_buckets_are_filled_from_the_last_parameter_and_hold_one_dtype(megabytes, expected):
     parameters = [nn.Parameter(torch.zeros(1024, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.float32, torch.float32)]
     number = {id(parameter): place for place, parameter in enumerate(parameters)}
     made = buckets(parameters, megabytes=megabytes, shards=1)
@@ -103,7 +103,7 @@ def test_buckets_are_filled_from_the_last_parameter_up_to_their_size_and_hold_on
 
 
 @pytest.mark.parametrize("megabytes", [0.5, 1, 2, 3])
-def test_a_buckets_size_is_in_mebibytes(megabytes):
+def test_the_size_of_a_bucket_is_in_mebibytes(megabytes):
     with torch.device("meta"):
         parameters = [nn.Parameter(torch.zeros(MIB // 16)) for _ in range(24)]
     made = buckets(parameters, megabytes=megabytes, shards=1)
@@ -112,7 +112,7 @@ def test_a_buckets_size_is_in_mebibytes(megabytes):
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_each_gradient_is_aligned_as_if_alone_and_the_whole_is_a_multiple_of_the_shards(shards, dtype):
+def test_each_gradient_is_aligned_and_the_length_is_a_multiple_of_the_shards(shards, dtype):
     bucket = Bucket([nn.Parameter(torch.zeros(count, dtype=dtype), requires_grad=False) for count in (3, 129, 1, 500)], shards=shards)
     flat = bucket.new_buffer()
     start = flat.tensor.data_ptr()
@@ -129,7 +129,7 @@ def test_a_left_to_right_sum_would_differ():
     assert not torch.equal(left, tree(values))
 
 
-def test_a_parameter_without_a_gradient_stays_without_one():
+def test_a_parameter_without_a_gradient_keeps_none():
     used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
     total = Bucket([used, unused], shards=1)
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_a_parameter_without_a_gradient_stays_without_one():
     assert unused.grad is None
 
 
-def test_batch_norm_follows_replica_0_and_each_replica_starts_alike():
+def test_batch_norm_follows_replica_0_and_each_replica_starts_the_same():
     model = nn.BatchNorm1d(4).train()
     buffers = ReplicaBuffers(model)
     alone = nn.BatchNorm1d(4).train()
@@ -157,7 +157,7 @@ def test_batch_norm_follows_replica_0_and_each_replica_starts_alike():
         buffers.set(buffers.tensors[:1])
 
 
-def test_batch_norm_stays_as_it_was_where_replica_0_is_carried_elsewhere_and_every_step_begins_anew():
+def test_batch_norm_is_unchanged_if_another_process_carries_replica_0():
     model = nn.BatchNorm1d(4).train()
     buffers = ReplicaBuffers(model)
     for step in range(2):
@@ -172,7 +172,7 @@ def test_batch_norm_stays_as_it_was_where_replica_0_is_carried_elsewhere_and_eve
     assert model.running_mean.tolist() == [1] * 4
 
 
-def test_tallies_weigh_by_their_counts():
+def test_tallies_are_weighted_by_their_counts():
     total = add_tallies([Tally(3, 8, {"loss": 6.0}), Tally(1, 8, {"loss": 4.0})])
     assert total.means() == {"loss": 2.5}
     assert total.weight == 0.5

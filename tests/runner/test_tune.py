@@ -1,4 +1,4 @@
-"""`samewise tune` finds what is known beforehand, and leaves no run."""
+"""`samewise tune` finds values that are known beforehand, and leaves no run behind."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
     assert edge < found["diverges"] < 3 * edge
     assert edge / 100 < found["settings"]["optimizer.lr"] < edge / 2, "training at it is stable, and gets somewhere"
     loss, weight = list[float](), 2.0
-    for rate, _ in found["curve"]:  # the same by hand
+    for rate, _ in found["curve"]:  # the same, by hand
         loss.append(3 * 0.5 * 8 * weight**2)
         weight -= rate * 3 * 8 * weight / 3
     known = [(one, other) for one, (_, other) in zip(loss, found["curve"], strict=True) if other is not None and one > 1e-30]
@@ -124,7 +124,7 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
     assert not (here / "runs").exists()
 
 
-def test_what_was_found_is_written_as_an_experiment(here: Path, samewise: Callable[..., Any]) -> None:
+def test_the_found_settings_are_written_as_an_experiment(here: Path, samewise: Callable[..., Any]) -> None:
     wanted = ["experiment=resnet18_digits", "seed=1"]
     args = argparse.Namespace(what="lr", overrides=wanted, package=[], config_dir=[], write=Path("configs/experiment/found.yaml"))
     tune._write(args, ["optimizer.lr=0.02"])
@@ -140,7 +140,7 @@ def test_what_was_found_is_written_as_an_experiment(here: Path, samewise: Callab
     assert "--write: already exists" in done.stderr
 
 
-def test_the_suggestion_is_where_the_smoothed_loss_falls_fastest() -> None:
+def test_the_suggested_rate_is_where_the_smoothed_loss_falls_fastest() -> None:
     rates = [10 ** (-5 + step / 20) for step in range(100)]
     chance = random.Random(0)
     fall = [1 - 1 / (1 + math.exp(-6 * (math.log10(rate) + 3))) for rate in rates]  # steepest at 1e-3
@@ -154,7 +154,7 @@ def test_the_suggestion_is_where_the_smoothed_loss_falls_fastest() -> None:
 
 
 @pytest.mark.slow
-def test_the_largest_batch_that_is_not_refused_is_found(here: Path, samewise: Callable[..., Any]) -> None:
+def test_the_largest_batch_that_fits_is_found(here: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("tune", "batch_size", *HUNGRY, "+model.refuses_from=47", "--steps", 1, "--largest", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -176,7 +176,7 @@ def test_a_batch_that_would_exceed_the_bound_is_not_tried() -> None:
     assert refuse(32, tried, None) is None
 
 
-def test_of_batch_sizes_as_fast_the_smallest_is_suggested() -> None:
+def test_the_smallest_of_equally_fast_batch_sizes_is_suggested() -> None:
     sizes = [batch_size.Size(8, 8.0), batch_size.Size(16, 8.0), batch_size.Size(32, 15.9), batch_size.Size(64, 33.0), batch_size.Size(128, why="no")]
     found = batch_size.suggest(sizes, samples=100)
     assert "here 6 steps an epoch of 100; the largest that fits is 64" in found["reason"]
@@ -187,7 +187,7 @@ def test_of_batch_sizes_as_fast_the_smallest_is_suggested() -> None:
         batch_size.suggest([batch_size.Size(8, why="no")], samples=100)
 
 
-def test_of_loader_settings_as_fast_the_fewest_workers_are_suggested() -> None:
+def test_the_fewest_workers_of_equally_fast_loaders_are_suggested() -> None:
     measured = [(0, 2, 9.0), (1, 2, 5.05), (2, 2, 5.0), (4, 2, 7.0), (2, 4, 4.95)]
     found = loader.suggest([loader.Loading(workers, prefetch, False, ms) for workers, prefetch, ms in measured], cuda=False)
     assert (found["num_workers"], found["prefetch_factor"], found["ms"]) == (1, 2, 5.05)
@@ -207,7 +207,7 @@ def test_of_loader_settings_as_fast_the_fewest_workers_are_suggested() -> None:
         (["loader", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune loader` measures a single process"),
     ],
 )
-def test_what_is_wrong_is_said(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
+def test_mistakes_are_reported_before_anything_is_measured(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("tune", *given, *SMALL)
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
@@ -243,7 +243,7 @@ print(found["largest"], found["is_largest"])
 
 
 @pytest.mark.slow
-def test_the_largest_batch_under_a_limit_of_memory_is_found(here: Path) -> None:
+def test_the_largest_batch_under_a_memory_limit_is_found(here: Path) -> None:
     each = 8 * 2**20  # and as much again for its product with the weights, and for the gradients of both
     command = [sys.executable, "-c", LIMITED, *HUNGRY, f"+model.bytes_each={each}"]
     variables = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{here}"}

@@ -1,4 +1,4 @@
-"""One run across two machines, each with an address of its own: two network namespaces joined by a cable (a veth pair), torchrun in each."""
+"""One run across two machines, each with its own address: two network namespaces joined by a cable (a veth pair), torchrun in each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from samewise_tiny import DIGITS
 
 TINY = [*DIGITS, "model.width=8", "replicas=2", "batch_size=8", "max_steps=6", "strategy=elastic"]
 ADDRESSES = ["192.0.2.1", "192.0.2.2"]
-"""Of those reserved for documentation (RFC 5737): none is anyone's, and these exist in the namespaces alone."""
+"""Reserved for documentation (RFC 5737): nobody owns them, and they only exist in the namespaces."""
 PORT = 29500
-"""Free: nothing else runs in a namespace of its own."""
+"""It is free: nothing else runs in these namespaces."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Machine:
             return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 
     def received(self) -> int:
-        """Bytes that have come over the cable."""
+        """The number of bytes received over the cable."""
         (link,) = json.loads(ip("-n", self.name, "-json", "-statistics", "link", "show", "dev", self.interface))
         return link["stats64"]["rx"]["bytes"]
 
     def remove(self) -> None:
-        """With all that still runs there; the cable goes with its end."""
+        """Removes it with everything still running there; the cable disappears with its end."""
         pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False).stdout
         for pid in pids.split():
             with contextlib.suppress(ProcessLookupError):
@@ -57,7 +57,7 @@ def ip(*arguments: str) -> str:
 
 @pytest.fixture
 def machines() -> Iterator[list[Machine]]:
-    """Two of them, that reach each other and nothing else."""
+    """Two machines that can reach each other and nothing else."""
     if shutil.which("ip") is None:
         pytest.skip("there is no command ip (of iproute2) to make network namespaces with")
     me = os.getpid()
@@ -92,7 +92,7 @@ def test_two_machines_give_the_bits_of_one_process(machines, samewise, tmp_path)
             "--rdzv-backend=c10d",
             "--rdzv-id=one",
             f"--rdzv-endpoint={ADDRESSES[0]}:{PORT}",
-            f"--rdzv-conf=is_host={1 - number},timeout=120",  # both have one host name, by which torchrun would tell them apart
+            f"--rdzv-conf=is_host={1 - number},timeout=120",  # torchrun would tell them apart by host name, and both have the same one
             f"--local-addr={machine.address}",
         ]
         train = ["-m", "samewise", "train", *TINY, f"run_root={tmp_path / 'shared'}", "strategy.join_timeout_s=120", "--json"]

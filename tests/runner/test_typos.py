@@ -1,4 +1,4 @@
-"""Names with a letter or two wrong, in a file and as an override: the place and the right name are told."""
+"""Names with one or two wrong letters, in a file and as an override: the place and the right name are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = ("model", "optimizer", "scheduler", "recipe", "dataset", "dataset.train"
 
 
 def misspelt(word: str, chance: random.Random) -> str:
-    """A word with one or two letters left out, put in, replaced or exchanged: in one of up to four letters one, or nobody could tell which it was."""
+    """A word with one or two letters removed, inserted, replaced or swapped; only one in words of up to four letters, or nobody could guess the word."""
     for _ in range(chance.randint(1, 2) if len(word) > 4 else 1):
         place, letter = chance.randrange(len(word)), chance.choice(string.ascii_lowercase)
         before, one, after = word[:place], word[place], word[place + 1 :]
@@ -51,7 +51,7 @@ def cases(count: int, seed: int) -> Iterator[tuple[str, str, list[str], list[str
 
 
 @pytest.mark.parametrize(("count", "seed"), [(5, 0), *(pytest.param(75, seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_a_typo_is_told_with_its_place_and_the_right_name(count: int, seed: int, tmp_path: Path) -> None:
+def test_a_typo_is_reported_with_its_place_and_mostly_the_right_name(count: int, seed: int, tmp_path: Path) -> None:
     file, tried, missed = tmp_path / "configs" / "experiment" / "typo.yaml", 0, list[tuple[str, str, str]]()
     file.parent.mkdir(parents=True)
     for right, wrong, lines, overrides in cases(count, seed):

@@ -1,4 +1,4 @@
-"""Where nobody reads what is printed any more (`| head -1`, a closed terminal), a command goes on in silence, with the exit code that it would have had."""
+"""If nobody reads the output any more (`| head -1`, a closed terminal), a command continues silently and ends with its usual exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def terminal() -> TextIO:
 
 
 def leave_unread(make: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch) -> tuple[TextIO, TextIO]:
-    """Have standard output and error be what nobody reads; not in a fixture, after which pytest sets its own."""
+    """Replace standard output and error with streams that nobody reads; not in a fixture, because pytest then sets its own."""
     given = make(), make()
     monkeypatch.setattr(sys, "stdout", given[0])
     monkeypatch.setattr(sys, "stderr", given[1])
@@ -40,7 +40,7 @@ UNREAD = pytest.mark.parametrize("make", [pipe, terminal])
 
 
 @UNREAD
-def test_a_training_goes_on_to_its_end(make: Callable[[], TextIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_to_its_end_with_unread_output(make: Callable[[], TextIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = leave_unread(make, monkeypatch)
     with pytest.raises(OSError, match=r"Broken pipe|Input/output error"):
         out.write("unread\n")
@@ -61,7 +61,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 @UNREAD
-def test_what_is_printed_beside_samewise_is_silent_too(make: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prints_beside_samewise_are_silent_with_unread_output(make: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = leave_unread(make, monkeypatch)
     with filter_output():
         print("a line")
@@ -70,7 +70,7 @@ def test_what_is_printed_beside_samewise_is_silent_too(make: Callable[[], TextIO
     assert sys.stdout is out
 
 
-def test_the_process_ends_without_a_word() -> None:
+def test_a_command_with_unread_output_ends_without_a_message() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "samewise", "list", "optimizer"]

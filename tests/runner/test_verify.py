@@ -1,4 +1,4 @@
-"""`samewise verify` and `samewise diff` say in words whether two runs are the same, and name where they diverge."""
+"""`samewise verify` and `samewise diff` report whether two runs are the same, and name where they diverge."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def run(original, tmp_path) -> Path:
     return Path(shutil.copytree(original, tmp_path / original.parent.name / original.name, symlinks=True))
 
 
-def test_the_same_bits_are_said_in_words(samewise, run):
+def test_verify_reports_the_same_bits(samewise, run):
     done = samewise("verify", run, "loader.num_workers=1")
     assert done.returncode == 0, done.stderr
     assert "the same bits: 12 of 12 steps compared, weights" in done.stdout
 
 
 @pytest.mark.slow
-def test_a_sparse_trace_is_compared_where_it_has_lines_and_the_weights_at_the_end(samewise, tmp_path):
+def test_a_sparse_trace_is_compared_at_its_lines_and_weights_at_the_end(samewise, tmp_path):
     assert samewise("train", *TINY, "trace.every_steps=5", f"run_root={tmp_path}").returncode == 0
     (folder,) = tmp_path.glob("*/*/")
     assert "the same bits: 2 of 2 steps compared, weights" in samewise("verify", folder).stdout
@@ -48,21 +48,21 @@ def test_a_sparse_trace_is_compared_where_it_has_lines_and_the_weights_at_the_en
     assert "step 10" not in few
 
 
-def test_another_seed_parts_at_the_first_step(samewise, run):
+def test_another_seed_diverges_at_the_first_step(samewise, run):
     done = samewise("verify", run, "seed=1")
     assert done.returncode == 1
     assert "diverges at step 1: the data" in done.stdout
     assert "seed: 0 there, 1 here" in done.stdout
 
 
-def test_another_learning_rate_parts_at_the_optimizer(samewise, run):
+def test_another_weight_decay_diverges_at_the_weights(samewise, run):
     found = json.loads(samewise("verify", run, "optimizer.weight_decay=0.1", "--json").stdout.splitlines()[-1])
     assert found["same"] is False
     assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "weights")
     assert found["parts"]["layer"]
 
 
-def test_a_flipped_bit_in_a_checkpoint_names_its_step(samewise, run):
+def test_a_flipped_bit_in_a_checkpoint_is_reported_with_its_step(samewise, run):
     state = run / "checkpoints/step-00000008/state.pt"
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 1
@@ -82,7 +82,7 @@ def flip_a_bit_and_correct_the_hash(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_flipped_bit_under_a_corrected_hash_is_found_all_the_same(samewise, run):
+def test_a_flipped_bit_under_a_corrected_hash_is_found(samewise, run):
     flip_a_bit_and_correct_the_hash(run / "checkpoints/step-00000004")
     done = samewise("verify", run, "--json")
     assert done.returncode == 1
@@ -91,7 +91,7 @@ def test_a_flipped_bit_under_a_corrected_hash_is_found_all_the_same(samewise, ru
     assert "step 4: step-00000004 was altered after the run had ended: its SHA-256 is not the one in summary.json" in found["said"]
 
 
-def test_a_trace_whose_chain_was_made_anew_is_not_the_one_that_the_run_ended_with_nor_that_of_its_checkpoints(samewise, run):
+def test_a_trace_with_a_recomputed_chain_contradicts_summary_and_checkpoints(samewise, run):
     lines = forge(run, 6, weights="0" * 16)
     assert lines == 12
     done = samewise("verify", run, "--steps", "5")
@@ -102,14 +102,14 @@ def test_a_trace_whose_chain_was_made_anew_is_not_the_one_that_the_run_ended_wit
     assert "`--audit all` takes the run again from checkpoint to checkpoint and names which lines of the trace were altered" in done.stdout
 
 
-def test_a_loss_that_was_altered_in_the_trace_is_missed_although_no_chain_covers_it(samewise, run):
+def test_an_altered_loss_is_found_though_no_chain_covers_it(samewise, run):
     forge(run, 6, loss="0x1.8p+0")
     done = samewise("verify", run, "--steps", "5", "--json")
     assert done.returncode == 1
     assert "trace.jsonl was altered" in json.loads(done.stdout.splitlines()[-1])["altered"][0]
 
 
-def test_a_run_of_a_version_whose_summary_had_no_root_is_verified_as_before(samewise, run):
+def test_a_run_with_an_older_summary_without_digests_is_verified(samewise, run):
     summary = json.loads((run / "summary.json").read_text())
     assert sorted(summary.pop("checkpoints_sha256")) == ["12", "4", "8"]
     assert summary.pop("trace_sha256") == hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
@@ -118,7 +118,7 @@ def test_a_run_of_a_version_whose_summary_had_no_root_is_verified_as_before(same
 
 
 def forge(run: Path, step: int, **values: str) -> int:
-    """Alter a line of the trace and make the chain anew, as somebody would who knows how it is made; how many lines there are."""
+    """Alter a line of the trace and recompute the chain, like somebody who knows the format; returns the number of lines."""
     head, *texts = (run / "trace.jsonl").read_text().splitlines()
     lines, chain = [json.loads(text) for text in texts], 0
     for line in lines:
@@ -129,7 +129,7 @@ def forge(run: Path, step: int, **values: str) -> int:
     return len(lines)
 
 
-def test_a_run_resumed_from_an_altered_checkpoint_parts_at_the_next_step(samewise, run, original):
+def test_a_run_resumed_from_an_altered_checkpoint_diverges_at_the_next_step(samewise, run, original):
     folder = run / "checkpoints/step-00000004"
     flip_a_bit_and_correct_the_hash(folder)
     for later in ("step-00000008", "step-00000012"):
@@ -142,7 +142,7 @@ def test_a_run_resumed_from_an_altered_checkpoint_parts_at_the_next_step(samewis
     assert "diverges at step 5: " in done.stdout
 
 
-def test_a_comparison_is_a_page_too_with_what_differs_as_text(samewise, run, original, tmp_path):
+def test_a_comparison_can_be_an_html_page_with_escaped_names(samewise, run, original, tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     summary["metrics"]["final"]["valid/loss"] = 12.5
     summary["metrics"]["final"]["<b>"] = 1.0
@@ -160,7 +160,7 @@ def test_a_comparison_is_a_page_too_with_what_differs_as_text(samewise, run, ori
 
 
 @pytest.mark.slow
-def test_a_comparison_is_kept_in_mlflow_with_both_runs(samewise, tmp_path):
+def test_a_comparison_can_be_logged_to_both_runs_in_mlflow(samewise, tmp_path):
     for seed in (0, 1):
         tiny = [one for one in TINY if one != "tracking=none"]
         assert samewise("train", *tiny, f"seed={seed}", f"run_root={tmp_path}").returncode == 0
@@ -173,7 +173,7 @@ def test_a_comparison_is_kept_in_mlflow_with_both_runs(samewise, tmp_path):
         assert "<td>seed</td>" in page
 
 
-def test_a_run_in_another_environment_is_not_compared(samewise, run):
+def test_a_run_from_another_environment_is_not_compared(samewise, run):
     environment = json.loads((run / "environment.json").read_text())
     environment["decides"]["versions.torch"] = environment["versions"]["torch"] = "1.4.0"
     (run / "environment.json").write_text(json.dumps(environment))
@@ -191,7 +191,7 @@ def test_the_digest_of_a_run_is_the_one_in_its_summary(samewise, run):
     assert samewise("digest", run / "checkpoints/step-00000004").stdout.split()[0] != expected
 
 
-def test_eval_gives_what_training_measured(samewise, run):
+def test_eval_gives_the_metrics_of_training(samewise, run):
     final = json.loads((run / "summary.json").read_text())["metrics"]["final"]
     done = samewise("eval", run, "--checkpoint", "last", "--json")
     assert done.returncode == 0, done.stderr
@@ -201,7 +201,7 @@ def test_eval_gives_what_training_measured(samewise, run):
     assert (Path(found["pictures"]) / "confusion_matrix.png").stat().st_size > 1000
 
 
-def test_a_run_that_is_not_there_is_a_clear_error(samewise, run):
+def test_a_missing_run_is_reported(samewise, run):
     done = samewise("verify", "0000", "--run-root", run.parents[1])
     assert done.returncode == 2
     assert "no such run" in done.stderr

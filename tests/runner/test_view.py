@@ -1,4 +1,4 @@
-"""A callback sees numbers and copies: whatever it does with them, it cannot reach what trains."""
+"""A callback sees numbers and copies: whatever it does with them, it cannot change the training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from samewise.runner.training.state import weights_digest
 TINY = [*DIGITS, "model.width=4", "max_steps=4"]
 
 
-def built(folder: Path) -> Run:
+def build_run(folder: Path) -> Run:
     project = Project(Path.cwd())
     return build(compose(TINY, project=project), project, RunFolder(folder))
 
 
-def seen_by(view: RunView) -> dict[str, Any]:
-    """Everything public: properties by their value, methods that only answer by what they give."""
+def values_of(view: RunView) -> dict[str, Any]:
+    """Everything public: values of properties, and results of methods that change nothing."""
     names = [name for name in dir(RunView) if not name.startswith("_")]
     values = {name: getattr(view, name) for name in names if not callable(getattr(view, name))}
     return values | {"learning_rates()": view.learning_rates(), "weights()": dict(view.weights()), "copy_model()": view.copy_model()}
@@ -50,15 +50,15 @@ def spoil(value: Any) -> None:
 
 class Spoiler(Callback):
     def on_step(self, run: RunView, outcome: Outcome) -> None:
-        for value in seen_by(run).values():
+        for value in values_of(run).values():
             spoil(value)
 
     def on_evaluation(self, run: RunView, metrics: Any) -> None:
         self.on_step(run, Outcome(0, {}, 0.0, {"gradient_norm": 0.0}, 0, 0))
 
 
-def test_a_callback_that_spoils_all_that_it_sees_changes_no_bit(tmp_path: Path) -> None:
-    alone, spoilt = built(tmp_path / "alone"), built(tmp_path / "spoilt")
+def test_a_callback_that_spoils_all_it_sees_changes_no_bit(tmp_path: Path) -> None:
+    alone, spoilt = build_run(tmp_path / "alone"), build_run(tmp_path / "spoilt")
     spoilt.callbacks["spoiler"] = Spoiler()
     first, second = fit(alone), fit(spoilt)
     assert weights_digest(alone) == weights_digest(spoilt)
@@ -66,30 +66,30 @@ def test_a_callback_that_spoils_all_that_it_sees_changes_no_bit(tmp_path: Path) 
     assert alone.folder.trace.read_bytes() == spoilt.folder.trace.read_bytes()
 
 
-def test_nothing_that_it_sees_shares_memory_with_what_trains(tmp_path: Path) -> None:
-    run = built(tmp_path)
+def test_copies_in_the_view_share_no_memory_with_the_model(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
     trained = {tensor.untyped_storage().data_ptr() for tensor in run.model.state_dict().values() if tensor.numel()}
-    seen = seen_by(run.recorder.view)
+    seen = values_of(run.recorder.view)
     copies = [*seen["weights()"].values(), *seen["copy_model()"].state_dict().values()]
     assert len(copies) == 2 * len(run.model.state_dict())
     assert not trained & {tensor.untyped_storage().data_ptr() for tensor in copies if tensor.numel()}
 
 
 @pytest.mark.parametrize("name", ["model", "network", "phases", "strategy", "precision", "recipe", "schedule", "progress", "recorder", "optimizer"])
-def test_what_trains_is_not_there_and_the_error_names_what_is(name: str, tmp_path: Path) -> None:
-    view = built(tmp_path).recorder.view
+def test_the_parts_of_training_are_hidden_and_the_error_names_what_is_visible(name: str, tmp_path: Path) -> None:
+    view = build_run(tmp_path).recorder.view
     with pytest.raises(AttributeError, match=rf"a callback cannot access '{name}' of a run.*weights"):
         getattr(view, name)
 
 
-def test_it_cannot_be_set(tmp_path: Path) -> None:
-    view: Any = built(tmp_path).recorder.view
+def test_the_view_cannot_be_set(tmp_path: Path) -> None:
+    view: Any = build_run(tmp_path).recorder.view
     for name in ("step", "best", "model", "anything"):
         with pytest.raises(AttributeError):
             setattr(view, name, 3)
 
 
-def test_the_parts_of_a_run_stay_as_they_are(tmp_path: Path) -> None:
-    run: Any = built(tmp_path)
+def test_the_parts_of_a_run_cannot_be_replaced(tmp_path: Path) -> None:
+    run: Any = build_run(tmp_path)
     with pytest.raises(AttributeError):
         run.model = torch.nn.Identity()

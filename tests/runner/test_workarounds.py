@@ -1,4 +1,4 @@
-"""Known faults of torch's libraries do not reach a training: results are those of a plain computation in float64."""
+"""Known faults of torch's libraries do not affect training: results are those of a plain computation in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samewise.runner.training.workarounds import work_around
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("channels", "groups", "stride"), [(3, 1, 2), (8, 1, 2), (15, 1, (3, 2)), (16, 1, 2), (24, 3, 2)])
-def test_a_strided_pointwise_convolution_has_the_gradients_of_float64(channels: int, groups: int, stride: int | tuple[int, int], bias: bool) -> None:
+def test_a_strided_pointwise_convolution_agrees_with_float64(channels: int, groups: int, stride: int | tuple[int, int], bias: bool) -> None:
     torch.manual_seed(0)
     module = nn.Conv2d(channels, 24, 1, stride=stride, groups=groups, bias=bias).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     work_around(module, torch.device("cpu"))
@@ -46,8 +46,8 @@ def test_a_strided_pointwise_convolution_has_the_gradients_of_float64(channels: 
         (nn.Conv2d(8, 16, 1, stride=2), (2, 8, 1, 1)),
     ],
 )
-def test_a_convolution_of_a_small_input_in_bfloat16_is_that_of_float64(module: nn.Module, shape: tuple[int, ...], autocast: bool) -> None:
-    """Without the workaround they are wrong on a CPU with AVX-512, now one and now another: it depends on what lay in memory."""
+def test_a_convolution_of_a_small_input_in_bfloat16_agrees_with_float64(module: nn.Module, shape: tuple[int, ...], autocast: bool) -> None:
+    """Without the workaround results are wrong at random on a CPU with AVX-512, depending on what was in memory."""
     torch.manual_seed(0)
     module = copy.deepcopy(module)
     expected, module = copy.deepcopy(module).double(), module if autocast else module.bfloat16()
@@ -70,7 +70,7 @@ def test_a_convolution_of_a_small_input_in_bfloat16_is_that_of_float64(module: n
             torch.testing.assert_close(found.grad.double(), wanted.grad, atol=0.02 * float(wanted.grad.abs().max()), rtol=0.02)
 
 
-def test_contiguous_tensors_have_the_bits_that_they_had() -> None:
+def test_contiguous_tensors_keep_their_bits() -> None:
     module, plain = nn.Conv2d(8, 16, 1, stride=2), nn.Conv2d(8, 16, 1, stride=2)
     plain.load_state_dict(module.state_dict())
     work_around(module, torch.device("cpu"))
@@ -84,7 +84,7 @@ def test_contiguous_tensors_have_the_bits_that_they_had() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_narrow_resnet_trains_in_channels_last_on_two_threads(samewise, tmp_path) -> None:
-    """Without the workaround the heap of the process is damaged within a few steps, and it ends by a signal."""
+    """Without the workaround the heap of the process is damaged within a few steps, and a signal ends it."""
     tiny = ["experiment=resnet18_digits", "model.width=3", "debug=tiny", "batch_size=3", "max_steps=5", "tracking=none", "evaluate.pictures=false"]
     losses = []
     for memory_format in ("contiguous", "channels_last"):

@@ -1,4 +1,4 @@
-"""What tests of the sender share: a store looked at behind MLflow's back, and trainers. Tests import this as `samewise_runner_tracking_store`."""
+"""Shared by tests of the sender: a store that is read without MLflow, and trainers. Tests import this as `samewise_runner_tracking_store`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Points = dict[tuple[str, int], float]
 
 
 class Store:
-    """An SQLite store, looked at behind MLflow's back."""
+    """An SQLite store, read without MLflow."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class Store:
             connection.close()
 
     def points(self, run: str) -> tuple[int, Points]:
-        """How many rows, and the values by key and step, without the system's."""
+        """The number of rows, and the values by key and step, without system metrics."""
         rows = self.rows("select key, step, value from metrics where run_uuid = ? and key not like 'system/%'", run)
         return len(rows), {(key, step): value for key, step, value in rows}
 

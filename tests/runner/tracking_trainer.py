@@ -1,4 +1,4 @@
-"""A stand-in for a trainer, run as a script: it logs known values, keeps a checkpoint every ten steps, and goes on from it when it is started again.
+"""A stand-in for a trainer, run as a script: it logs known values, keeps a checkpoint every ten steps, and resumes from it when it is restarted.
 
 python tracking_trainer.py RUNFOLDER URI STEPS SECONDS_PER_STEP [STATUS]
 """
