@@ -1,7 +1,7 @@
-"""What every experiment composes to, and what it trains to when reduced, as digests: `python tests/kept/kept.py` writes them into kept.json.
+"""Digests of every experiment's composed config, and of what it trains to when reduced: `python tests/kept/kept.py` writes them to kept.json.
 
-What was trained on other kinds of machine stays; where nothing was trained on this one, the tests of bits are skipped. Write digests anew only with a
-change that is meant to alter a config or a result, drop those of machines that cannot be had, and say in CHANGELOG.md why.
+Entries from other kinds of machine stay; if there is none for this machine, the tests of bits are skipped. Write new digests only with a
+change that is meant to alter a config or a result, drop those of machines that are not available, and say why in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def shown(experiment: str) -> str:
 
 
 def reduced(root: Path) -> tuple[str, dict[str, str]]:
-    """The fingerprint of the one run below `root`, and what it came to."""
+    """The fingerprint of the only run below `root`, and the digests of its results."""
     (folder,) = root.glob("*/*")
     summary = json.loads((folder / "summary.json").read_text())
     trace = hashlib.sha256((folder / "trace.jsonl").read_bytes()).hexdigest()
@@ -37,18 +37,18 @@ def reduced(root: Path) -> tuple[str, dict[str, str]]:
 
 
 def trained_here(kept: dict[str, Any], root: Path) -> dict[str, dict[str, str]] | None:
-    """By experiment, what was trained on such a machine as the one run below `root` was; None: nothing."""
+    """The digests by experiment for the kind of machine that trained the only run below `root`; None: there are none."""
     return next((one["experiments"] for one in kept["trained"] if one["machine"] == machine(root)), None)
 
 
 def machine(root: Path) -> dict[str, Any]:
-    """What decides the bits of the one run below `root`, beside its data and optimizers."""
+    """What decides the bits of the only run below `root`, apart from its data and optimizers."""
     (environment,) = root.glob("*/*/environment.json")
     return {name: value for name, value in json.loads(environment.read_text())["decides"].items() if not name.startswith(("data.", "optimizers."))}
 
 
 def main() -> None:
-    """Train all experiments, reduced, and write down what they came to."""
+    """Train all experiments, reduced, and record their digests."""
     from samewise.runner.cli import main as samewise
 
     kept: dict[str, Any] = json.loads(FILE.read_text())

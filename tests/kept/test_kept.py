@@ -1,4 +1,4 @@
-"""A change of the code's structure changes no config and no bit; and `debug=tiny` trains every experiment to figures that a person can read something from."""
+"""A change of the code's structure changes no config and no bit; and under `debug=tiny` every experiment trains without diverging."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LONG = (
     "wavernn_libritts",
     "wavernn_ljspeech",
 )
-"""Much like another of their recipe that is tried."""
+"""Very similar to another experiment of the same recipe that is tested."""
 
 
 def marked(experiment: str) -> Any:
-    """With the marks that say in which suite it is tried."""
+    """With the marks of the suite that tests it."""
     marks = [] if experiment in QUICK else [pytest.mark.slow, *([pytest.mark.long] if experiment in LONG else [])]
     return pytest.param(experiment, marks=marks)
 
@@ -37,14 +37,14 @@ KEPT = json.loads(kept.FILE.read_text())
 
 
 @pytest.mark.parametrize("experiment", kept.EXPERIMENTS)
-def test_an_experiment_composes_to_what_it_did(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_the_same_as_before(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert kept.shown(experiment) == KEPT["show"][experiment]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("experiment", [marked(name) for name in kept.EXPERIMENTS])
-def test_a_reduced_experiment_does_not_diverge_and_gives_the_bits_it_gave(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_reduced_experiment_does_not_diverge_and_keeps_its_bits(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
     done = samewise("train", f"experiment={experiment}", "debug=tiny", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     (journal,) = tmp_path.glob("*/*/metrics.jsonl")
@@ -76,19 +76,19 @@ SETTINGS = [
     "checkpoint.keep_last=2",
     "checkpoint.keep_best=0",
 ]
-"""What the run in `run/` was trained with."""
+"""The settings of the run in `run/`."""
 
 
 @pytest.fixture
 def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that an older version trained, with checkpoints at steps 16 and 20, where the command that made it finds it."""
+    """A run that an older version trained, with checkpoints at steps 16 and 20, in the place where the command that trained it finds it."""
     folder = tmp_path / "runs" / "kept" / "727bd557308e"
     shutil.copytree(kept.FILE.parent / "run", folder, symlinks=True)
     monkeypatch.chdir(tmp_path)
     return folder
 
 
-def test_an_old_run_is_done_and_is_evaluated_to_what_it_was(old_run: Path, samewise: Callable[..., Any]) -> None:
+def test_an_old_run_counts_as_finished_and_evaluates_as_before(old_run: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("train", *SETTINGS, "name=kept")
     assert done.returncode == 0, done.stderr
     assert "nothing to train" in done.stdout
@@ -98,14 +98,14 @@ def test_an_old_run_is_done_and_is_evaluated_to_what_it_was(old_run: Path, samew
     assert json.loads(done.stdout)["metrics"]["valid/loss"] == pytest.approx(before["valid/loss"], rel=1e-3)
 
 
-def test_an_old_run_trains_again_to_its_bits(old_run: Path, samewise: Callable[..., Any]) -> None:
+def test_an_old_run_trains_again_to_the_same_bits(old_run: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("verify", old_run, "--trust")
     if "not comparable" in done.stdout + done.stderr:
         pytest.skip("this machine's bits are others than those of the one that trained the run")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_an_old_run_is_resumed(old_run: Path, samewise: Callable[..., Any]) -> None:
+def test_an_old_run_can_be_resumed(old_run: Path, samewise: Callable[..., Any]) -> None:
     before = json.loads((old_run / "summary.json").read_text())
     (old_run / "summary.json").unlink()
     shutil.rmtree(old_run / "checkpoints" / "step-00000020")

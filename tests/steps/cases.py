@@ -1,4 +1,4 @@
-"""One training of a few steps: what a config may combine, as samewise's config; and how near float64 it has to come."""
+"""One training of a few steps: the settings that it combines, as samewise's config; and how close to float64 it must be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samewise.runner.config.schema import Experiment
 PACKAGE = "samewise_steps"
 CLASSES = {"single": "Single", "elastic": "Elastic", "ddp": "DDP", "fsdp": "FSDP", "pipeline": "Pipeline", "rpc": "RPC"}
 ROUNDING = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 1e-2}
-"""The largest relative error of an update that the number format explains, for optimizers that follow the gradient."""
+"""The largest relative error of an update that rounding can explain, for optimizers that follow the gradient."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Case:
     Args:
         model: A name of `toys.MODELS`.
         optimizer: A name of torch.optim, and its options.
-        samples: Of the data set, in its own order; with `drop_last` false an epoch's last batch is smaller.
+        samples: The size of the data set, used in its own order; without `drop_last` the last batch of an epoch is smaller.
         parts: For each of several phases, the parts of the model that it trains.
         groups: `param_groups`.
         frozen: `initialise.frozen`.
         average: decay and every_steps of an average of the weights.
-        strategy: Its name and settings; `processes` carry it.
+        strategy: Its name and settings; it runs on `processes`.
     """
 
     model: str = "Image"
@@ -60,7 +60,7 @@ class Case:
     def rounding(self) -> float:
         """How large the relative error of the update may be.
 
-        Optimizers that divide by the gradient's own size make much of gradients that are little but rounding; Muon computes in bfloat16 by itself.
+        Optimizers that divide by the size of the gradient amplify gradients that are mostly rounding; Muon itself computes in bfloat16.
         """
         if self.optimizer == "Muon":
             return 0.25
@@ -104,4 +104,4 @@ class Case:
 
 
 SMOOTH = 0.03
-"""An eps beside which a gradient's rounding is small."""
+"""An eps that is large compared with the rounding of a gradient."""

@@ -1,4 +1,4 @@
-"""How far samewise's training lies from the reference's."""
+"""How far samewise's training is from the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KNOWN: dict[str, tuple[dict[str, Any], Any]] = {}
 
 
 def disagreements(case: Case, planted: tuple[str, str] | None = None) -> list[str]:
-    """Where a case's training differs from the reference by more than rounding: sentences, none where it is right. `planted` is as in `ranks.trained`."""
+    """Sentences about where a case's training differs from the reference by more than rounding; none if it is right. `planted` is as in `ranks.trained`."""
     initial, ours = _trained(case, planted)
     theirs = reference.train(case, initial)
     found = [*_of_weights("", initial, ours.weights, theirs.weights, case)]
@@ -30,13 +30,13 @@ def disagreements(case: Case, planted: tuple[str, str] | None = None) -> list[st
 
 
 def differing_bits(case: Case) -> list[str]:
-    """The weights that are other ones than where one process carries the case."""
+    """The names of the weights that differ from those of the same case on one process."""
     (_, ours), (_, alone) = _trained(case), _trained(case.varied(strategy="single", processes=1, settings={}))
     return [name for name, value in ours.weights.items() if not torch.equal(value, alone.weights[name])]
 
 
 def _trained(case: Case, planted: tuple[str, str] | None = None) -> tuple[dict[str, Any], Any]:
-    """As `ranks.trained`; of processes, which are slow to start, only once for each case."""
+    """Like `ranks.trained`; cases on several processes, which are slow to start, are trained only once."""
     if planted is not None or case.processes == 1:
         return ranks.trained(case, planted)
     key = repr(case)
@@ -54,7 +54,7 @@ def _of_number(name: str, ours: float | None, theirs: float | None, case: Case, 
 
 
 def _of_weights(what: str, initial: Mapping[str, Tensor], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], case: Case) -> list[str]:
-    """All tensors' updates together, and each by itself less strictly: one may be little but rounding."""
+    """Compare the updates of all tensors together, and each one less strictly: one may be mostly rounding."""
     assert ours.keys() == theirs.keys() == initial.keys()
     found, errors, updates, roundings = [], 0.0, 0.0, 0.0
     for name, expected in theirs.items():

@@ -1,4 +1,4 @@
-"""Makes the modules beside the tests importable as the package `samewise_steps`: no folder of tests is on sys.path."""
+"""Makes the modules beside the tests importable as the package `samewise_steps`, because no folder of tests is on sys.path."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PLAIN = ("SGD", "ASGD")
 
 @st.composite
 def cases(draw: st.DrawFn, strategy: str = "single") -> Case:
-    """A case under one of the strategies, on two processes where it needs them."""
+    """A case under one of the strategies, on several processes if it needs them."""
     optimizer, options = draw(st.sampled_from(OPTIMIZERS))
     cut = strategy in ("pipeline", "rpc")
     models = ["Matrices"] if optimizer == "Muon" else list(CUTTABLE) if cut else ["Image", "Pyramid", "Letters", "Masks", "Waves"]
@@ -49,7 +49,7 @@ def cases(draw: st.DrawFn, strategy: str = "single") -> Case:
     batch_size = replicas * accumulate * draw(st.integers(3, 4))
     drop_last = draw(st.booleans())
     rest = draw(st.integers(replicas, batch_size - 1))
-    if strategy == "fsdp" and optimizer in ("Adafactor", "Rprop"):  # torch steps neither on shards
+    if strategy == "fsdp" and optimizer in ("Adafactor", "Rprop"):  # torch supports neither on shards
         optimizer, options = "SGD", {"lr": 0.3}
     groups = draw(st.sampled_from(GROUPS if model not in NORMLESS and optimizer != "Rprop" else [{}, GROUPS[2]]))
     frozen = draw(st.sampled_from([(), ("stem.*",)])) if not groups else ()

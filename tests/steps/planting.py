@@ -1,4 +1,4 @@
-"""Puts another source in the place of a module's, in a process that is thrown away."""
+"""Replaces the source of a module, in a process that is thrown away."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import ModuleType
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds one module, with a source of its own.
+    """Finds one module, with the given source.
 
     Args:
         name: The module.
-        source: What it is to be.
+        source: Its new source.
     """
 
     def __init__(self, name: str, source: str) -> None:
@@ -29,14 +29,14 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 def plant(name: str, source: str) -> None:
-    """Have the module made of the source from now on: every module of samewise is imported anew."""
+    """Use the source for the module from now on: every module of samewise is imported again."""
     for known in [one for one in sys.modules if one.partition(".")[0] == "samewise"]:
         del sys.modules[known]
     sys.meta_path.insert(0, Planted(name, source))
 
 
 def source_of(name: str) -> str:
-    """The module's own."""
+    """The module's original source."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert isinstance(spec.loader, importlib.machinery.SourceFileLoader)

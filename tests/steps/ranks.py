@@ -23,11 +23,11 @@ def end_all() -> None:
 
 
 def trained(case: Any, planted: tuple[str, str] | None = None) -> tuple[dict[str, Any], Any]:
-    """(the initial weights, what the case's training came to).
+    """(the initial weights, the results of the case's training).
 
     Args:
         case: What is trained.
-        planted: A module of samewise and the source that takes the place of its own; then it runs in a process of its own.
+        planted: A module of samewise and the source that replaces its own; the case then runs in a separate process.
     """
     with tempfile.TemporaryDirectory() as folder:
         if case.processes == 1 and planted is None:
@@ -36,7 +36,7 @@ def trained(case: Any, planted: tuple[str, str] | None = None) -> tuple[dict[str
 
 
 def run(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
-    """Train the case as this process's share of it."""
+    """Train this process's share of the case."""
     from samewise_steps.reference import Trained
 
     from samewise.runner.training.build import build
@@ -82,7 +82,7 @@ def _in_processes(case: Any, folder: Path, planted: tuple[str, str] | None) -> t
     assert [rank.exitcode for rank in ranks] == [0] * case.processes, said
     results = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(case.processes)]
     for _, done in results[1:]:
-        alike = {} if case.strategy == "fsdp" else done.weights  # there only rank 0 puts weights together
+        alike = {} if case.strategy == "fsdp" else done.weights  # there only rank 0 assembles the weights
         for name, value in alike.items():
             own = case.strategy == "ddp" and ("running" in name or "tracked" in name)
             assert own or torch.equal(value, results[0][1].weights[name]), f"the ranks' {name} differ"
@@ -108,4 +108,4 @@ except BaseException:
     (folder / f"failed-{variables['RANK']}").write_text(traceback.format_exc())
     sys.exit(1)
 """
-"""A rank's program, as text: a fork knows no module of the tests by name."""
+"""The program of a rank, as text: a fork cannot import the test modules by name."""

@@ -1,6 +1,6 @@
 """A training of a few steps in plain float64: loop over phases, replicas, micro-batches and samples' sums; average, clip, textbook optimizer.
 
-It shares no code with samewise but the toys, and is written to be read beside docs/design.md, not to be quick.
+It shares only the toys with samewise, and is written to be read beside docs/design.md, not to be fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 @dataclass
 class Trained:
-    """What a training came to."""
+    """The results of a training."""
 
     weights: dict[str, Tensor]
     average: dict[str, Tensor] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def train(case: Case, initial: Mapping[str, Tensor]) -> Trained:
 
 
 def _freeze(model: nn.Module, case: Case) -> set[str]:
-    """The names of what is not trained; a batch norm of which nothing is trained keeps its statistics."""
+    """The names of the parameters that are not trained; a batch norm without trained parameters keeps its statistics."""
     frozen = {
         name for name, _ in model.named_parameters() if any(fnmatchcase(name, pattern) for pattern in case.frozen) or _rule(model, case, name).get("frozen")
     }
@@ -107,7 +107,7 @@ def _set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def _options(model: nn.Module, case: Case, name: str, step: int) -> dict[str, Any]:
-    """The optimizer's options for a parameter: those of the first rule that matches it over the optimizer's own, at the schedule's rate."""
+    """The optimizer's options for a parameter: those of the first matching rule override the optimizer's own, at the schedule's rate."""
     rule = _rule(model, case, name)
     options = {**case.options, **{key: value for key, value in rule.items() if key not in ("match", "lr_factor", "frozen")}}
     options["lr"] *= rule.get("lr_factor", 1.0)

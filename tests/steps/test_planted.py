@@ -1,4 +1,4 @@
-"""The comparison with the reference can fail: mistakes of one line, planted one at a time, are found by it. Some of them were there once."""
+"""The comparison with the reference can fail: it finds mistakes of one line, planted one at a time. Some of them were real once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [ONE, HALF, TWO, DDP], ids=["one process", "float16", "two processes", "ddp"])
-def test_without_a_fault_they_agree(case: Case) -> None:
+def test_without_a_fault_both_agree(case: Case) -> None:
     assert not disagreements(case)
 
 
@@ -81,7 +81,7 @@ def test_a_planted_fault_is_found(case: Case, module: str, right: str, wrong: st
     assert source.count(right) == 1, "the fault's place has changed"
     try:
         found = disagreements(case, (f"samewise.runner.{module}", source.replace(right, wrong)))
-    except AssertionError as error:  # a rank has failed, or the ranks have come apart
+    except AssertionError as error:  # a rank has failed, or the ranks have diverged
         found = [str(error)]
     assert found
     assert not any("SyntaxError" in line or "NameError" in line for line in found)

@@ -1,6 +1,6 @@
 """Optimizer steps against a plain reference in float64, over the product of what a config may combine.
 
-Not bits: agreement within what the number format rounds (`cases.ROUNDING`, a relative error of 1e-5 of the update in float32).
+Not the same bits, but agreement up to rounding (`cases.ROUNDING`, a relative error of 1e-5 of the update in float32).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from samewise_steps.drawn import OPTIMIZERS, cases
 ALWAYS_THE_SAME = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate], print_blob=False, suppress_health_check=list(HealthCheck)
 )
-"""No random draw from run to run, no search for a smaller example: a case is small."""
+"""The draws are the same in every run, and no smaller example is searched for: a case is small."""
 FEW, SOME, MANY = (settings(ALWAYS_THE_SAME, max_examples=number) for number in (10, 25, 150))
 
 
@@ -22,12 +22,12 @@ FEW, SOME, MANY = (settings(ALWAYS_THE_SAME, max_examples=number) for number in 
 @example(Case(memory_format="channels_last", replicas=3, accumulate=2, uneven=True, clip_norm=0.1, parts=(("stem", "body"), ("head",))))
 @SOME
 @given(cases())
-def test_a_step_is_that_of_the_reference(case: Case) -> None:
+def test_a_step_matches_the_reference(case: Case) -> None:
     assert not disagreements(case)
 
 
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_every_optimizer_steps_as_its_textbook_says(optimizer: str, options: dict[str, object]) -> None:
+def test_every_optimizer_steps_as_in_its_textbook(optimizer: str, options: dict[str, object]) -> None:
     model = "Matrices" if optimizer == "Muon" else "Image"
     assert not disagreements(Case(model=model, optimizer=optimizer, options=options, memory_format="channels_last", replicas=2, steps=3, cosine=True))
 
@@ -50,12 +50,12 @@ IN_PROCESSES = {
 
 
 @pytest.mark.parametrize("case", IN_PROCESSES.values(), ids=IN_PROCESSES)
-def test_a_step_of_several_processes_is_that_of_the_reference(case: Case) -> None:
+def test_a_step_of_several_processes_matches_the_reference(case: Case) -> None:
     assert not disagreements(case)
 
 
 @pytest.mark.parametrize("name", ["elastic on 2", "elastic on 3, phases", "pipeline", "1f1b", "rpc"])
-def test_how_many_processes_there_are_changes_no_bit(name: str) -> None:
+def test_the_number_of_processes_changes_no_bit(name: str) -> None:
     assert not differing_bits(IN_PROCESSES[name])
 
 
@@ -63,14 +63,14 @@ def test_how_many_processes_there_are_changes_no_bit(name: str) -> None:
 @pytest.mark.timeout(600)
 @MANY
 @given(cases())
-def test_many_more_steps(case: Case) -> None:
+def test_many_more_steps_match_the_reference(case: Case) -> None:
     assert not disagreements(case)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["elastic", "ddp", "fsdp", "pipeline", "rpc"])
-def test_many_more_steps_of_several_processes(strategy: str) -> None:
+def test_many_more_steps_of_several_processes_match_the_reference(strategy: str) -> None:
     @FEW
     @given(cases(strategy))
     def steps(case: Case) -> None:

@@ -1,6 +1,6 @@
 """Every optimizer that a config may name, as its paper or torch's documentation states it, in plain float64 and one tensor at a time.
 
-Nothing here is taken from samewise or from torch.optim's code: it is what their results are held against.
+Nothing here is taken from the code of samewise or torch.optim: their results are compared with it.
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ def rprop(w: Tensor, g: Tensor, s: State, o: dict[str, Any], t: int) -> Tensor:
 
 
 def asgd(w: Tensor, g: Tensor, s: State, o: dict[str, Any], t: int) -> Tensor:
-    """Polyak, Juditsky 1992; the average is kept beside the weights, which it does not change. As torch's, it learns of another rate a step late."""
+    """Polyak, Juditsky 1992; the average is kept beside the weights, which it does not change. As in torch, a changed rate takes effect one step late."""
     eta, lambd = s.get("eta", o["lr"]), o.get("lambd", 1e-4)
     s["eta"] = o["lr"] / (1 + lambd * o["lr"] * t) ** o.get("alpha", 0.75)
     return w * (1 - lambd * eta) - eta * (g + o.get("weight_decay", 0) * w)
 
 
 def adafactor(w: Tensor, g: Tensor, s: State, o: dict[str, Any], t: int) -> Tensor:
-    """Shazeer, Stern 2018 (arXiv 1804.04235), as torch's documentation has it."""
+    """Shazeer, Stern 2018 (arXiv 1804.04235), as described in torch's documentation."""
     first, second = o.get("eps", (None, 1e-3))
     first, beta = (torch.finfo(torch.float32).eps if first is None else first), t ** o.get("beta2_decay", -0.8)
     alpha = max(second, _rms(w)) * min(o["lr"], 1 / math.sqrt(t))

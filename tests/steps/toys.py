@@ -1,6 +1,6 @@
 """Small models with every kind of layer that the zoo has, data whose samples count unevenly, and a recipe of one or two phases.
 
-Activations are smooth where they can be, so that a result in float32 lies as near to one in float64 as its sums do.
+Activations are smooth where possible, so that a float32 result is as close to the float64 one as its sums are.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CLASSES = 5
 
 
 class Toys(Dataset[Any]):
-    """`samples` images float32[3, 8, 8] with a label and a weight, which is what the sample counts for.
+    """`samples` images float32[3, 8, 8] with a label and a weight by which the sample counts.
 
     Args:
-        samples: How many.
-        uneven: Weights of 1 to 3; else all 1.
+        samples: The number of images.
+        uneven: Weights of 1 to 3; otherwise all are 1.
     """
 
     def __init__(self, *, samples: int, uneven: bool) -> None:
