@@ -1,4 +1,4 @@
-"""Tables of a stranger's data set take no more memory than a large one may, and a damaged one is an error that names the file."""
+"""Tables in an untrusted data set stay within the memory limits, and a damaged table raises an error that names its file."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from samewise.runner.errors import DataError
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 
-def written(folder: Path, *batches: Any) -> Path:
+def write(folder: Path, *batches: Any) -> Path:
     with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, batches[0].schema) as stream:
         for batch in batches:
             stream.write_batch(batch)
     return folder / "data.arrow"
 
 
-def test_rows_of_nothing_are_counted_before_they_are_made(tmp_path: Path) -> None:
+def test_null_rows_are_counted_before_they_are_allocated(tmp_path: Path) -> None:
     """288 bytes took 6.7 GB."""
-    file = written(tmp_path, pa.record_batch([pa.nulls(200_000_000)], names=["label"]))
+    file = write(tmp_path, pa.record_batch([pa.nulls(200_000_000)], names=["label"]))
     assert file.stat().st_size < 1000
     with pytest.raises(DataError, match="has 200,000,000 rows"):
         arrow_rows.tables(str(file), {"label": "label"})
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
-def test_a_text_that_is_repeated_is_counted_each_time(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_text_counts_towards_the_limit_each_time(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEWISE_MAX_FILE_BYTES", "100000000")
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), ["x" * 1_000_000])
-    file = written(tmp_path, pa.record_batch([column], names=["label"]))
+    file = write(tmp_path, pa.record_batch([column], names=["label"]))
     if form == "parquet":
         from pyarrow import parquet
 
@@ -44,7 +44,7 @@ def test_a_text_that_is_repeated_is_counted_each_time(tmp_path: Path, form: str,
         arrow_rows.tables(str(file), {"label": "label"})
 
 
-def test_few_rows_are_unpacked_at_once_where_each_could_be_large() -> None:
+def test_fewer_rows_are_unpacked_at_once_if_rows_may_be_large() -> None:
     def rows(*sizes: int) -> int:
         groups = [SimpleNamespace(num_columns=1, column=lambda place, size=size: SimpleNamespace(total_uncompressed_size=size)) for size in sizes]
         return arrow_rows._rows_at_once(SimpleNamespace(num_row_groups=len(groups), row_group=groups.__getitem__))
@@ -54,8 +54,8 @@ def test_few_rows_are_unpacked_at_once_where_each_could_be_large() -> None:
     assert rows(1 << 40) == 1
 
 
-def test_offsets_that_lead_out_of_the_file_are_damage(tmp_path: Path) -> None:
-    file = written(tmp_path, pa.record_batch([pa.array(["ab", "cd", "ef"])], names=["label"]))
+def test_offsets_outside_the_file_are_reported_as_damage(tmp_path: Path) -> None:
+    file = write(tmp_path, pa.record_batch([pa.array(["ab", "cd", "ef"])], names=["label"]))
     sound, wrong = (b"".join(number.to_bytes(4, "little") for number in (0, 2, 4, last)) for last in (6, 1 << 30))
     assert file.read_bytes().count(sound) == 1
     assert arrow_rows.tables(str(file), {"label": "label"})[0]["train"].num_rows == 3
@@ -65,7 +65,7 @@ def test_offsets_that_lead_out_of_the_file_are_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [[], ["a.arrow", "a.arrow"], ["a\0.arrow"]])
-def test_what_save_to_disk_never_writes_is_damage(tmp_path: Path, files: list[str]) -> None:
+def test_a_state_file_that_save_to_disk_never_writes_is_damaged(tmp_path: Path, files: list[str]) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in files]}))
     with pytest.raises(DataError, match=r"state\.json.*is damaged"):
         arrow_rows.tables(str(tmp_path), {"label": "label"})

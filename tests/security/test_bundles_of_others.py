@@ -1,4 +1,4 @@
-"""A bundle that was tampered with is refused, with the name of the part, before anything of it is used; a hostile one writes nothing outside its folder."""
+"""A tampered bundle is refused, naming the part, before any of it is used; a hostile bundle writes nothing outside its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Members = list[tuple[str, bytes]]
 
 @pytest.fixture(scope="module")
 def parts(repository: Path) -> dict[str, bytes]:
-    """Of a run that is kept among the tests, and some code."""
+    """The parts of a run that is kept among the tests, and some code."""
     run = repository / "tests" / "kept" / "run"
     found = {f"run/{name}": (run / name).read_bytes() for name in ("config.yaml", "environment.json", "summary.json", "trace.jsonl")}
     found |= {f"code/lab/{'long_' * 30}{number}.py": f"FACTOR = {number}\n".encode() for number in range(3)}
@@ -41,8 +41,8 @@ def members(file: Path) -> Members:
         return [(one.name, opened.extractfile(one).read()) for one in opened]  # type: ignore[union-attr]
 
 
-def written(into: Path, found: Members) -> Path:
-    """An archive of just these, sound as such."""
+def write_archive(into: Path, found: Members) -> Path:
+    """Write a well-formed archive of exactly these members."""
     with tarfile.open(into, "w", format=tarfile.PAX_FORMAT) as opened:
         for name, content in found:
             info = tarfile.TarInfo(name)
@@ -51,57 +51,57 @@ def written(into: Path, found: Members) -> Path:
     return into
 
 
-def told(file: Path, into: Path, **given: Any) -> str:
-    """What is said of a bundle, of which nothing may be left."""
+def refusal(file: Path, into: Path, **given: Any) -> str:
+    """Return the error message for a bundle, of which nothing may be left on disk."""
     with pytest.raises(ConfigError) as refused:
         archive.unpack(file, into, **given)
     assert not into.exists()
     return str(refused.value)
 
 
-def flipped(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+def flip_a_bit(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
     at = chance.choice([number for number, (_, content) in enumerate(found) if content])
     name, content = found[at]
     place = chance.randrange(len(content))
     return [*found[:at], (name, content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]), *found[at + 1 :]], {name}
 
 
-def removed(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+def remove_a_part(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
     at = chance.randrange(len(found))
     return [*found[:at], *found[at + 1 :]], {found[at][0]}
 
 
-def added(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+def add_a_part(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
     name = chance.choice(["code/lab/more.py", "code/sitecustomize.py", "own/samewise/__init__.py", "run/.signature"])
     at = chance.randrange(2, len(found) + 1)
     return [*found[:at], (name, b"import os\n"), *found[at:]], {name}
 
 
-def renamed(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+def rename_a_part(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
     at = chance.randrange(2, len(found))
     name = found[at][0] + chance.choice([".bak", "2"])
     return [*found[:at], (name, found[at][1]), *found[at + 1 :]], {found[at][0], name}
 
 
-def swapped(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+def swap_two_parts(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
     one, two = chance.sample([number for number, (_, content) in enumerate(found) if number > 1 and content], 2)
     new = list(found)
     new[one], new[two] = (found[one][0], found[two][1]), (found[two][0], found[one][1])
     return new, {found[one][0], found[two][0]}
 
 
-def doubled(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+def duplicate_a_part(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
     name = found[chance.randrange(2, len(found))][0]
     return [*found, (name, b"another")], {name}
 
 
-def cut_short(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+def shorten_a_part(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
     at = chance.choice([number for number, (_, content) in enumerate(found) if number > 1 and content])
     return [*found[:at], (found[at][0], found[at][1][:-1]), *found[at + 1 :]], {found[at][0]}
 
 
-def listed_otherwise(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
-    """The manifest altered by itself: a digest, a size's name, a part that is not there."""
+def alter_the_manifest(found: Members, chance: random.Random) -> tuple[Members, set[str]]:
+    """Alter only the manifest: change a digest, list a missing part, or leave a part out."""
     manifest = json.loads(found[0][1])
     name = chance.choice(sorted(manifest["parts"]))
     kind = chance.randrange(3)
@@ -114,49 +114,51 @@ def listed_otherwise(found: Members, chance: random.Random) -> tuple[Members, se
     return [(found[0][0], json.dumps(manifest).encode()), *found[1:]], {"manifest.json"}
 
 
-KINDS = (flipped, removed, added, renamed, swapped, doubled, cut_short, listed_otherwise)
+KINDS = (flip_a_bit, remove_a_part, add_a_part, rename_a_part, swap_two_parts, duplicate_a_part, shorten_a_part, alter_the_manifest)
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_what_was_tampered_with_is_named(bundle: Path, tmp_path: Path, kind: Callable[[Members, random.Random], tuple[Members, set[str]]], seed: int) -> None:
+def test_a_part_that_was_tampered_with_is_named(
+    bundle: Path, tmp_path: Path, kind: Callable[[Members, random.Random], tuple[Members, set[str]]], seed: int
+) -> None:
     found, names = kind(members(bundle), random.Random(seed))
-    said = told(written(tmp_path / "b", found), tmp_path / "out")
+    said = refusal(write_archive(tmp_path / "b", found), tmp_path / "out")
     assert all(f"{tmp_path / 'b'}: {name}: " in said for name in names), said
 
 
-def test_any_flipped_byte_is_noticed_wherever_it_is_in_the_file(bundle: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_noticed_anywhere_in_the_file(bundle: Path, tmp_path: Path) -> None:
     raw, chance = bundle.read_bytes(), random.Random(0)
     for place in [*range(0, 3 * 512, 37), *chance.sample(range(len(raw)), 150), len(raw) - 1]:
         (tmp_path / "b").write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-        told(tmp_path / "b", tmp_path / "out")
+        refusal(tmp_path / "b", tmp_path / "out")
 
 
-def test_a_file_that_was_cut_off_or_continued_is_noticed(bundle: Path, tmp_path: Path) -> None:
+def test_a_truncated_or_extended_file_is_noticed(bundle: Path, tmp_path: Path) -> None:
     raw = bundle.read_bytes()
     for other in (b"", raw[:100], raw[:512], raw[: len(raw) // 2], raw[:-512], raw + b"\0" * 512, raw + raw):
         (tmp_path / "b").write_bytes(other)
-        told(tmp_path / "b", tmp_path / "out")
+        refusal(tmp_path / "b", tmp_path / "out")
 
 
-def test_parts_and_manifest_altered_together_are_known_by_the_identity(bundle: Path, parts: dict[str, bytes], tmp_path: Path) -> None:
+def test_altering_parts_and_manifest_together_changes_the_identity(bundle: Path, parts: dict[str, bytes], tmp_path: Path) -> None:
     identity = archive.unpack(bundle).identity
     archive.write(tmp_path / "b", {**parts, "run/config.yaml": b"seed: 1\n"})
     assert archive.unpack(tmp_path / "b").identity != identity
-    assert "not the bundle that was expected" in told(tmp_path / "b", tmp_path / "out", expect=identity)
+    assert "not the bundle that was expected" in refusal(tmp_path / "b", tmp_path / "out", expect=identity)
 
 
 @pytest.mark.parametrize(
     "name", ["../outside.py", "/tmp/outside.py", "code/../../outside.py", "code//x.py", "code/./x.py", "run/config.yaml/inner", "a\\b", "a\nb", ""]
 )
-def test_a_part_has_its_place_below_the_folder(tmp_path: Path, name: str) -> None:
+def test_a_part_with_an_unsafe_path_is_refused(tmp_path: Path, name: str) -> None:
     archive.write(tmp_path / "b", {name: b"import os\n", "run/config.yaml": b""})
-    told(tmp_path / "b", tmp_path / "in" / "out")
+    refusal(tmp_path / "b", tmp_path / "in" / "out")
     assert sorted(path.name for path in tmp_path.rglob("*")) in (["b"], ["b", "in"])
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE, tarfile.GNUTYPE_SPARSE])
-def test_links_devices_and_holes_are_no_parts(bundle: Path, tmp_path: Path, kind: bytes) -> None:
+def test_links_devices_and_sparse_files_are_refused_as_parts(bundle: Path, tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret").write_text("untouched")
     found = members(bundle)
     with tarfile.open(tmp_path / "b", "w", format=tarfile.PAX_FORMAT) as opened:
@@ -168,7 +170,7 @@ def test_links_devices_and_holes_are_no_parts(bundle: Path, tmp_path: Path, kind
             else:
                 info.size = len(content)
             opened.addfile(info, io.BytesIO(content) if info.isreg() else None)
-    assert "run/config.yaml" in told(tmp_path / "b", tmp_path / "out")
+    assert "run/config.yaml" in refusal(tmp_path / "b", tmp_path / "out")
     assert (tmp_path / "secret").read_text() == "untouched"
 
 
@@ -188,19 +190,19 @@ def test_a_sparse_file_fills_neither_memory_nor_disk(samewise: Callable[..., Any
         done = samewise(command, tmp_path / "b")
         assert done.returncode == 2
         assert "is not unpacked: it has 8,79" in done.stderr
-    if kind != tarfile.REGTYPE:  # as where the disk has room
+    if kind != tarfile.REGTYPE:  # as if the disk had room
         with pytest.raises(ConfigError, match="was altered or cut off"):
             archive.unpack(tmp_path / "b")
 
 
-def test_a_header_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
+def test_a_header_that_claims_a_terabyte_is_refused(tmp_path: Path) -> None:
     info = tarfile.TarInfo("manifest.json")
     info.size, info.mode = 1 << 40, 0o644
     (tmp_path / "b").write_bytes(info.tobuf(tarfile.PAX_FORMAT) + b"{}")
-    assert "manifest.json" in told(tmp_path / "b", tmp_path / "out")
+    assert "manifest.json" in refusal(tmp_path / "b", tmp_path / "out")
 
 
-def test_what_is_no_bundle_is_said_to_be_none(samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_bundle_is_reported(samewise: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "b").write_text("hello")
     for arguments in (("reproduce", tmp_path / "b"), ("verify", tmp_path / "b"), ("reproduce", tmp_path / "none")):
         done = samewise(*arguments)
@@ -208,9 +210,9 @@ def test_what_is_no_bundle_is_said_to_be_none(samewise: Callable[..., Any], tmp_
         assert "samewise bundle" in done.stderr or "does not exist" in done.stderr
 
 
-def test_a_tampered_bundle_is_refused_by_the_command_though_it_is_trusted(samewise: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
-    found, _ = added(members(bundle), random.Random(0))
-    done = samewise("reproduce", written(tmp_path / "b", found), "--trust", "--here")
+def test_reproduce_refuses_a_tampered_bundle_even_with_trust(samewise: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
+    found, _ = add_a_part(members(bundle), random.Random(0))
+    done = samewise("reproduce", write_archive(tmp_path / "b", found), "--trust", "--here")
     assert done.returncode == 2
     assert "was added: the manifest does not name it" in done.stderr
 
@@ -220,7 +222,7 @@ FACTS = {"name": "one", "label": "", "packages": [], "python": "3.11.7"}
 
 @pytest.fixture
 def sound(parts: dict[str, bytes]) -> dict[str, bytes]:
-    """Parts as `samewise reproduce` takes them, as far as it reads them before it makes an environment."""
+    """Parts that `samewise reproduce` accepts, as far as it reads them before it makes an environment."""
     summary = json.loads(parts["run/summary.json"])
     facts = {**FACTS, **{name: summary[name] for name in ("steps", "level", "weights_sha256")}}
     more = {"bundle.json": facts, "data.json": {"files": {}}}
@@ -243,7 +245,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("way", DAMAGED)
 @pytest.mark.parametrize("name", ["data.json", "bundle.json"])
-def test_a_description_that_is_damaged_is_named(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str, way: str) -> None:
+def test_a_damaged_description_is_named(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str, way: str) -> None:
     archive.write(tmp_path / "b", {**sound, name: DAMAGED[way]})
     done = samewise("reproduce", tmp_path / "b", "--trust", "--here")
     assert done.returncode == 2, done.stderr
@@ -254,7 +256,7 @@ def test_a_description_that_is_damaged_is_named(samewise: Callable[..., Any], so
 @pytest.mark.parametrize(
     "name", ["data.json", "bundle.json", "requirements.txt", "code/pyproject.toml", "run/config.yaml", "run/summary.json", "run/trace.jsonl"]
 )
-def test_a_bundle_without_a_part_that_each_has_is_none(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str) -> None:
+def test_a_bundle_that_lacks_a_required_part_is_refused(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str) -> None:
     archive.write(tmp_path / "b", {one: part for one, part in sound.items() if one != name})
     done = samewise("reproduce", tmp_path / "b", "--trust", "--here")
     assert done.returncode == 2
@@ -262,10 +264,10 @@ def test_a_bundle_without_a_part_that_each_has_is_none(samewise: Callable[..., A
 
 
 @pytest.mark.parametrize(("name", "value"), [("weights_sha256", "0" * 64), ("steps", 1000), ("level", "R3")])
-def test_a_bundle_that_tells_other_results_than_its_run_has_is_refused(
+def test_a_bundle_whose_results_differ_from_its_run_is_refused(
     samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str, value: Any
 ) -> None:
-    """It would tell of one run, and the same bits of another."""
+    """It would describe one run and reproduce the bits of another."""
     archive.write(tmp_path / "b", {**sound, "bundle.json": json.dumps({**json.loads(sound["bundle.json"]), name: value}).encode()})
     done = samewise("reproduce", tmp_path / "b")
     assert done.returncode == 2
@@ -273,14 +275,14 @@ def test_a_bundle_that_tells_other_results_than_its_run_has_is_refused(
 
 
 @pytest.mark.parametrize("python", ["/../../evil", "3", "9." + "9" * 5000, "3.1\0", "3.11/../../x"])
-def test_the_python_of_a_bundle_is_a_version_and_no_path(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, python: str) -> None:
+def test_the_python_of_a_bundle_must_be_a_version_not_a_path(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, python: str) -> None:
     archive.write(tmp_path / "b", {**sound, "bundle.json": json.dumps({**json.loads(sound["bundle.json"]), "python": python}).encode()})
     done = samewise("reproduce", tmp_path / "b", "--trust")
     assert done.returncode == 2
     assert "bundle.json: is damaged: python is " in done.stderr
 
 
-def test_pip_is_given_versions_and_no_comment_that_it_would_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_is_given_versions_without_comments_that_it_would_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip reads such a file in the encoding that its first lines ask for: a comment in UTF-7 was an option, and led to a stranger's index."""
     option = "# -*- coding: utf-7 -*-\n# +AAo---index-url http://127.0.0.1:9/stranger+AAo-\ntorch==2.9.0\n"
     (tmp_path / "requirements.txt").write_text(option)
@@ -291,7 +293,7 @@ def test_pip_is_given_versions_and_no_comment_that_it_would_decode(tmp_path: Pat
 
 
 @pytest.mark.timeout(20)
-def test_links_in_data_that_lead_to_a_billion_paths_are_not_followed(tmp_path: Path) -> None:
+def test_links_in_data_that_lead_to_a_billion_paths_are_not_all_followed(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / str(number)).mkdir()
         for name in ("x", "y"):

@@ -20,7 +20,7 @@ TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=
 
 @pytest.fixture
 def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where code is kept, with this in the environment."""
+    """Returns the folder in which compiled code is kept, given a value of the environment variable."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(variables.atexit, "register", lambda *given: None)
@@ -44,7 +44,7 @@ def test_code_is_kept_in_the_users_own_cache_or_where_the_user_says(chosen, tmp_
 
 
 @pytest.mark.parametrize("why", ["others can write there", "it is a file", "no home"])
-def test_a_cache_that_is_not_the_users_alone_is_not_used(chosen, tmp_path, monkeypatch, why) -> None:
+def test_a_cache_that_is_not_private_to_the_user_is_not_used(chosen, tmp_path, monkeypatch, why) -> None:
     own = tmp_path / "home" / ".cache" / "samewise" / "inductor"
     own.parent.mkdir(parents=True)
     match why:
@@ -66,8 +66,8 @@ def test_a_cache_that_is_not_the_users_alone_is_not_used(chosen, tmp_path, monke
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("command", ["train", "export"])
-def test_nothing_is_written_to_or_read_from_a_folder_that_another_user_has_made_in_tmp(clean_environment, made, tmp_path, command) -> None:
-    """The folder of torch's own choice is there already, for everybody to write."""
+def test_nothing_is_written_to_a_folder_that_another_user_made_in_tmp(clean_environment, made, tmp_path, command) -> None:
+    """The folder that torch itself would choose exists already, and everybody may write to it."""
     temporary = tmp_path / "tmp"
     planted = temporary / f"torchinductor_{getpass.getuser()}"
     planted.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A config file of others reads no variable of this user's, sends nothing to an address of theirs, and is no larger than a config."""
+"""A config file from others reads none of this user's variables, sends nothing to its author's addresses, and is limited in size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 
 
 @pytest.mark.parametrize("value", READS)
-def test_a_config_file_of_others_reads_no_variable(value: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+def test_a_config_file_from_others_reads_no_environment_variable(value: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     folder = theirs(f"name: {value!r}")
     done = samewise("show", "experiment=x", "--config-dir", folder)
     assert done.returncode == 2
@@ -53,26 +53,26 @@ def test_a_config_file_of_others_reads_no_variable(value: str, samewise: Callabl
     assert "x.yaml" in done.stderr
 
 
-def test_escapes_of_yaml_hide_no_resolver(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+def test_yaml_escapes_do_not_hide_a_resolver(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     done = samewise("show", "experiment=x", "--config-dir", theirs('name: "\\x24{oc.env:MINE}"'))
     assert done.returncode == 2
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_it_may_refer_to_values_of_the_config(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+def test_a_config_file_from_others_may_refer_to_values_of_the_config(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     done = samewise("show", "experiment=x", "--config-dir", theirs("batch_size: 32\nname: 'a${oc.select:batch_size,${seed}}:b${seed}'"))
     assert done.returncode == 0, done.stderr
     assert "name: a32:b0" in done.stdout
 
 
-def test_the_users_own_may_read_variables(samewise: Callable[..., Any], theirs: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_users_own_config_may_read_environment_variables(samewise: Callable[..., Any], theirs: Callable[[str], Path], tmp_path: Path) -> None:
     theirs("name: ${oc.env:MINE}")
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "theirs"\n')
     assert f"name: {SECRET}" in samewise("show", "experiment=x").stdout
     assert f"name: {SECRET}" in samewise("show", "experiment=resnet18_digits", "name=${oc.env:MINE}").stdout
 
 
-def test_a_saved_config_reads_no_variable(theirs: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_saved_config_reads_no_environment_variable(theirs: Callable[[str], Path], tmp_path: Path) -> None:
     text = dump(compose(["experiment=resnet18_digits"], project=find()))
     saved = tmp_path / "config.yaml"
     saved.write_text(text)
@@ -87,11 +87,11 @@ def test_a_saved_config_reads_no_variable(theirs: Callable[[str], Path], tmp_pat
 
 
 ELSEWHERE = ["../../received/other/y", "/../received/other/y", "/{}/received/other/y", "/experiment/../../received/other/y"]
-"""Another of a stranger's files, by ways that lead to it from the project's own folder of configs, whose files may say more."""
+"""Paths to another of a stranger's files from the project's own folder of configs, whose files may do more."""
 
 
 @pytest.mark.parametrize("entry", ELSEWHERE)
-def test_a_config_file_of_others_has_none_read_from_elsewhere(entry: str, samewise: Callable[..., Any], tmp_path: Path, monkeypatch) -> None:
+def test_a_config_file_from_others_includes_no_file_from_elsewhere(entry: str, samewise: Callable[..., Any], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("MINE", SECRET)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "own"\n')
@@ -109,7 +109,9 @@ def test_a_config_file_of_others_has_none_read_from_elsewhere(entry: str, samewi
 
 
 @pytest.mark.parametrize("where", ["pkg://stranger_here", "file://{}/more"])
-def test_a_config_file_has_hydra_look_nowhere_else(where: str, repository: Path, samewise: Callable[..., Any], theirs, tmp_path: Path, monkeypatch) -> None:
+def test_a_config_file_cannot_extend_the_search_path_of_hydra(
+    where: str, repository: Path, samewise: Callable[..., Any], theirs, tmp_path: Path, monkeypatch
+) -> None:
     """Hydra imports a package to look for configs in it, before anybody can refuse that."""
     (tmp_path / "stranger_here.py").write_text("import pathlib\npathlib.Path(__file__).with_name('mark').touch()\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -138,7 +140,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_a_file_that_unfolds_without_measure_is_refused(kind: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+def test_a_yaml_bomb_is_refused_without_using_much_memory(kind: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     done = samewise("show", "experiment=x", "--config-dir", theirs(BOMBS[kind]))
     assert done.returncode == 2
@@ -161,7 +163,7 @@ AGAIN = {
 
 @pytest.mark.parametrize("kind", AGAIN)
 @pytest.mark.parametrize("command", ["show", "sweep"])
-def test_values_that_double_each_other_by_reference_are_refused(kind: str, command: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+def test_values_that_grow_exponentially_by_reference_are_refused(kind: str, command: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     again = json.dumps(AGAIN[kind])
     doubling = "".join(f"  a{number}: {again.replace('aN', f'a{number - 1}')}\n" for number in range(1, 40))
@@ -174,20 +176,20 @@ def test_values_that_double_each_other_by_reference_are_refused(kind: str, comma
 
 
 @pytest.mark.parametrize("text", ["".join(f"  a{one + 1}: ${{param_groups.a{one}}}\n" for one in range(2000)), "  a0: ${${param_groups.a0}.x}\n"])
-def test_values_that_refer_to_each_other_without_end_are_refused(text: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+def test_references_in_too_long_a_chain_are_refused(text: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     done = samewise("show", "experiment=x", "--config-dir", theirs(f"param_groups:\n{text}"))
     assert done.returncode == 2
     assert "refer to each other in too long a chain" in done.stderr
 
 
-def test_a_saved_config_whose_values_double_each_other_is_refused() -> None:
+def test_a_saved_config_that_grows_exponentially_is_refused() -> None:
     """2 ** 60 letters, by interpolation."""
     text = "name: " + "x" * 10 + "\n" + "".join(f"a{number}: ${{a{number - 1}}}${{a{number - 1}}}\n" for number in range(1, 40))
     with pytest.raises(ConfigError, match="refers to others"):
         parse(text, "config.yaml")
 
 
-def test_more_values_than_a_config_has_are_refused_in_a_file_and_where_they_are_repeated(samewise, theirs) -> None:
+def test_too_many_values_are_refused_whether_written_or_repeated(samewise, theirs) -> None:
     """24,000 numbers in a list took `check` twenty seconds."""
     done = samewise("check", "experiment=x", "--config-dir", theirs(f"recipe:\n  metrics: {[1] * 10_000}\n"))
     assert done.returncode == 2
@@ -205,15 +207,15 @@ def test_every_config_of_samewise_is_far_within_the_limits(repository: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "told",
+    "setting",
     [
         "tracking: {uri: 'http://theirs.example:5000'}",
         pytest.param("tracking: {artifact_location: 's3://theirs/x'}", marks=pytest.mark.slow),
         pytest.param("tracking: {uri: databricks}", marks=pytest.mark.slow),
     ],
 )
-def test_an_address_in_a_config_of_others_is_not_sent_to(told: str, theirs: Callable[[str], Path], tmp_path: Path) -> None:
-    theirs(told)
+def test_a_tracking_address_in_a_config_from_others_is_a_problem(setting: str, theirs: Callable[[str], Path], tmp_path: Path) -> None:
+    theirs(setting)
     other = find(configs=["theirs"])
     assert "your tokens" in str(problems(compose(["experiment=x"], project=other), other))
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "theirs"\n')
@@ -221,7 +223,7 @@ def test_an_address_in_a_config_of_others_is_not_sent_to(told: str, theirs: Call
     assert "your tokens" not in str(problems(compose(["experiment=x"], project=mine), mine))
 
 
-def test_an_address_from_the_command_line_is_the_users(theirs: Callable[[str], Path]) -> None:
+def test_a_tracking_address_on_the_command_line_is_accepted(theirs: Callable[[str], Path]) -> None:
     theirs("tracking: {uri: 'http://theirs.example:5000'}")
     project = find(configs=["theirs"])
     assert "your tokens" not in str(problems(compose(["experiment=x", "tracking.uri=http://mine.example:5000"], project=project), project))
@@ -232,7 +234,7 @@ def test_an_address_from_the_command_line_is_the_users(theirs: Callable[[str], P
 )
 @pytest.mark.parametrize("kind", ["SPEECHCOMMANDS", "YESNO", "CMUARCTIC", "VCTK_092", "LIBRITTS"])
 def test_a_data_set_fetches_nothing_from_an_address_in_a_config(kind: str, address: str, tmp_path: Path) -> None:
-    """A file of the user's would be copied into a folder of the config's choice; an archive in the address itself would be unpacked there."""
+    """A file of the user would be copied into a folder that the config chooses; an archive in the address itself would be unpacked there."""
     (tmp_path / "mine.tar.gz").write_bytes(b"mine")
     (tmp_path / "root").mkdir()
     node = {"_target_": f"torchaudio.datasets.{kind}", "root": str(tmp_path / "root"), "url": address.format(tmp_path / "mine.tar.gz"), "download": True}

@@ -1,4 +1,4 @@
-"""The folder that a command is given in is not code, and a config file sets nothing of Hydra's."""
+"""Nothing is imported from the folder that a command runs in, and a config file changes none of Hydra's settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from samewise.runner.records.environment import git_state
 TINY = [*DIGITS, "max_steps=1"]
 MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
 ABSENT = ("cuda", "winreg")
-"""What libraries try to import that is not there: found wherever on sys.path the folder stands."""
+"""Missing modules that libraries try to import: they are found wherever the folder stands on sys.path."""
 STANDARD = ("argparse", "logging", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
 
 
@@ -32,7 +32,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def strange(tmp_path: Path) -> Path:
-    """A folder with files that are called like modules, and with a plugin for Hydra; each leaves a mark where it is imported."""
+    """A folder with files named like modules, and with a plugin for Hydra; each leaves a mark when it is imported."""
     for name in (*STANDARD, *ABSENT):
         (tmp_path / f"{name}.py").write_text(MARKS)
     (tmp_path / "hydra_plugins").mkdir()
@@ -55,7 +55,7 @@ def test_ranks_import_nothing_from_the_current_folder(strange: Path, is_project:
     done = run("train", *TINY, "model.width=4", "strategy=elastic", "replicas=2", "strategy.nproc=2", f"run_root={strange / 'runs'}", folder=strange)
     assert done.returncode == 0, done.stderr + done.stdout
     marks = {path.read_text() for path in strange.glob("mark")}
-    assert marks <= set(ABSENT) if is_project else not marks  # a project's own folder comes last: in it a test that imported nothing would tell nothing
+    assert marks <= set(ABSENT) if is_project else not marks  # a project's own folder comes last on the path; its marks show that the test could fail
     assert marks or not is_project
 
 
@@ -83,7 +83,7 @@ def test_the_ui_imports_nothing_from_the_current_folder(strange: Path, tmp_path_
     assert not (strange / "mark").exists()
 
 
-def test_an_environment_is_made_without_what_lies_in_the_current_folder(
+def test_making_an_environment_imports_nothing_from_the_current_folder(
     strange: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`samewise reproduce` starts Python and pip for that."""
@@ -93,10 +93,10 @@ def test_an_environment_is_made_without_what_lies_in_the_current_folder(
     assert (place / "bin" / "python").exists()
     assert not (strange / "mark").exists()
     subprocess.run([sys.executable, "-m", "venv", "--help"], capture_output=True, check=False, env={**os.environ, "PYTHONSAFEPATH": ""})
-    assert (strange / "mark").exists()  # else the test could not fail
+    assert (strange / "mark").exists()  # otherwise the test could not fail
 
 
-def test_a_file_above_the_current_folder_is_no_project_where_it_is_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_project_file_above_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a file to another user")
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["json"]\n')
@@ -105,14 +105,14 @@ def test_a_file_above_the_current_folder_is_no_project_where_it_is_another_users
     with pytest.raises(ConfigError, match=r"belongs to another user \(uid 12345\)"):
         project.find(tmp_path / "below")
     assert project.find(tmp_path).packages == ("json",)
-    tmp_path.chmod(0o1777)  # as /tmp, where anybody could have left it
+    tmp_path.chmod(0o1777)  # like /tmp, where anybody could have left it
     with pytest.raises(ConfigError, match=r"belongs to another user \(uid 12345\).*copy it into a folder of your own"):
         project.find(tmp_path)
     os.chown(tmp_path / "pyproject.toml", 0, 0)
     assert project.find(tmp_path / "below").packages == ("json",)
 
 
-def test_a_folder_joins_the_path_only_where_its_project_declares_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_folder_joins_sys_path_only_if_it_declares_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project.find(tmp_path)
     assert str(tmp_path) not in sys.path
     project.find(tmp_path, packages=["json"])
@@ -120,7 +120,7 @@ def test_a_folder_joins_the_path_only_where_its_project_declares_packages(tmp_pa
 
 
 @pytest.mark.parametrize("settings", ["job: {env_set: {PATH: /tmp}}", "run: {dir: /tmp}", "sweeper: {_target_: os.system}"])
-def test_a_file_that_sets_something_of_hydras_is_refused(settings: str, tmp_path: Path) -> None:
+def test_a_config_file_that_sets_hydra_options_is_refused(settings: str, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     text = f"# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\nhydra:\n  {settings}\n"
     (tmp_path / "experiment" / "strange.yaml").write_text(text)
@@ -155,7 +155,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_checkout_that_was_received_runs_nothing_when_its_state_is_recorded(kind: str, tmp_path: Path) -> None:
+def test_recording_the_state_of_a_received_checkout_runs_nothing(kind: str, tmp_path: Path) -> None:
     here, mark = tmp_path / "checkout", tmp_path / "mark"
     here.mkdir()
     git(here, "init", "-q")
@@ -171,16 +171,16 @@ def test_a_checkout_that_was_received_runs_nothing_when_its_state_is_recorded(ki
     for line in RUNS[kind]:
         key, _, value = line.partition(" ")
         git(here, "config", key, value.format(f"touch {mark}"))
-    os.utime(here / ".gitattributes")  # which git would look at again, and write its index
+    os.utime(here / ".gitattributes")  # so that git would look at it again and write its index
     state = git_state(here)
     assert not mark.exists()
     assert "sign" in kind or (state["dirty"] and "+b" in state["diff"])
     for control in (("diff", "HEAD"), ("status",)):
         subprocess.run(["git", *control], cwd=here, capture_output=True, check=False)
-    assert mark.exists()  # else the test could not fail
+    assert mark.exists()  # otherwise the test could not fail
 
 
-def test_a_checkout_whose_files_lie_elsewhere_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_checkout_with_its_work_tree_elsewhere_is_ignored(tmp_path: Path) -> None:
     here, mine = tmp_path / "checkout", tmp_path / "mine"
     here.mkdir()
     mine.mkdir()
@@ -195,7 +195,7 @@ def test_a_checkout_whose_files_lie_elsewhere_is_not_looked_at(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("line", ["samewise train experiment=", "samewise train +experiment=x"])
-def test_a_files_name_is_not_run_when_a_line_is_completed(line: str, strange: Path) -> None:
+def test_shell_completion_does_not_run_file_names(line: str, strange: Path) -> None:
     (strange / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "own"\n')
     (strange / "own" / "experiment").mkdir(parents=True)
     for name in ("x$(touch mark)", "x`touch mark`", "x;touch mark;"):
@@ -214,7 +214,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}" """
 
 
 @pytest.mark.slow
-def test_weights_and_biases_is_not_sought_at_an_address_in_the_current_folder(tmp_path: Path) -> None:
+def test_a_wandb_address_in_the_current_folder_is_ignored(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
@@ -224,5 +224,5 @@ def test_weights_and_biases_is_not_sought_at_an_address_in_the_current_folder(tm
         code = f"import wandb; {setting_up}; print(wandb.setup().settings.base_url)"
         done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         told.append(done.stdout.splitlines()[-1])
-    assert told[0] == "http://127.0.0.1:9"  # by itself wandb goes there, else the test could not fail
+    assert told[0] == "http://127.0.0.1:9"  # by itself wandb goes there, otherwise the test could not fail
     assert told[1].startswith("https://")

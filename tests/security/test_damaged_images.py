@@ -1,4 +1,4 @@
-"""A damaged image is an error that names its file, and not the end of the process; what is sound has the pixels that Pillow reads."""
+"""A damaged image raises an error that names its file and does not end the process; an intact one has the pixels that Pillow reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.datasets.parts.decode import read_image
 from samewise.runner.errors import DataError
 
 
-def drawn(mode: str, **options: object) -> bytes:
+def draw_png(mode: str, **options: object) -> bytes:
     generator = np.random.default_rng(0)
     shape = (13, 18, {"RGB": 3, "RGBA": 4, "LA": 2}.get(mode, 1))
     pixels = generator.integers(0, 1 << 16 if mode == "I;16" else 256, shape)
@@ -36,15 +36,15 @@ def interlaced(rows: list[bytes]) -> bytes:
 
 @pytest.mark.parametrize("level", [0, 6])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
-def test_a_sound_png_has_the_pixels_that_pillow_reads(tmp_path: Path, mode: str, level: int) -> None:
-    (tmp_path / "a.png").write_bytes(raw := drawn(mode, compress_level=level))
+def test_an_intact_png_has_the_pixels_that_pillow_reads(tmp_path: Path, mode: str, level: int) -> None:
+    (tmp_path / "a.png").write_bytes(raw := draw_png(mode, compress_level=level))
     expected = np.asarray(Image.open(io.BytesIO(raw)).convert("RGB"))
     assert torch.equal(read_image(tmp_path / "a.png"), torch.from_numpy(expected.copy()).permute(2, 0, 1))
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 2), ("P", 3), ("RGB", 3), ("RGBA", 4), ("I;16", 1)])
-def test_its_stored_channels_are_those_that_pillow_reads(tmp_path: Path, mode: str, channels: int) -> None:
-    (tmp_path / "a.png").write_bytes(raw := drawn(mode))
+def test_the_stored_channels_of_a_png_are_those_that_pillow_reads(tmp_path: Path, mode: str, channels: int) -> None:
+    (tmp_path / "a.png").write_bytes(raw := draw_png(mode))
     image = Image.open(io.BytesIO(raw))
     stored = np.asarray(image.convert({"1": "L", "P": "RGB"}.get(mode, mode)))
     expected = torch.from_numpy(stored.astype(np.int64)).reshape(13, 18, channels).permute(2, 0, 1)
@@ -59,9 +59,9 @@ def test_an_interlaced_png_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [3, 90, 400])
 @pytest.mark.parametrize("mended", [False, True])
-def test_a_damaged_png_is_an_error_that_names_it(tmp_path: Path, place: int, mended: bool) -> None:
-    """torchvision's decoder ended the process: a signal, and no word."""
-    raw = bytearray(drawn("RGB"))
+def test_a_damaged_png_raises_an_error_that_names_it(tmp_path: Path, place: int, mended: bool) -> None:
+    """torchvision's decoder ended the process by a signal, without a message."""
+    raw = bytearray(draw_png("RGB"))
     start = raw.index(b"IDAT")
     (length,) = struct.unpack("!I", raw[start - 4 : start])
     raw[start + 4 + place] ^= 0xFF
@@ -74,8 +74,8 @@ def test_a_damaged_png_is_an_error_that_names_it(tmp_path: Path, place: int, men
 
 
 @pytest.mark.parametrize("kept", [17, 20, 25, 30, 60, 300])
-def test_a_png_that_is_cut_short_is_an_error_that_names_it(tmp_path: Path, kept: int) -> None:
-    (tmp_path / "a.png").write_bytes(drawn("RGB")[:kept])
+def test_a_truncated_png_raises_an_error_that_names_it(tmp_path: Path, kept: int) -> None:
+    (tmp_path / "a.png").write_bytes(draw_png("RGB")[:kept])
     for read in (read_image, lambda path: read_channels(path, 3)):
         with pytest.raises(DataError, match=r"a\.png"):
             read(tmp_path / "a.png")
@@ -85,13 +85,13 @@ HUGE = b"{'descr': '<f8', 'fortran_order': False, 'shape': (99999999, 99999, 5),
 
 
 @pytest.mark.parametrize("header", [HUGE, b"{'descr': [(", b"{'descr': '|O', 'shape': (2,2)}", b"(" * 4000])
-def test_an_array_whose_header_lies_is_an_error_that_names_it(tmp_path: Path, header: bytes) -> None:
+def test_an_array_with_a_false_header_raises_an_error_that_names_it(tmp_path: Path, header: bytes) -> None:
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header + b"\n" + bytes(64))
     with pytest.raises(DataError, match=r"a\.npy"):
         read_channels(tmp_path / "a.npy", 5)
 
 
-def test_pages_without_end_are_not_counted(tmp_path: Path) -> None:
+def test_pages_are_counted_only_up_to_the_limit(tmp_path: Path) -> None:
     pages = [Image.new("L", (2, 2), number) for number in range(40)]
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
     with pytest.raises(DataError, match="has more than 5 pages"):

@@ -1,4 +1,4 @@
-"""What a stranger's data set holds takes no more of the machine than its limits."""
+"""Files in an untrusted data set take no more of the machine than the limits allow."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from samewise.datasets.video_clips import VideoClips
 from samewise.runner.errors import DataError
 
 MOST_MIB = 300
-"""More than a decoder needs to read a header, and far less than what the headers here promise."""
+"""More than a decoder needs to read a header, and far less than what the headers here claim."""
 
 
 def jpeg(width: int, height: int, *, before: bytes = b"") -> bytes:
-    """A small grey JPEG whose frame says that it is of another size."""
+    """A small grey JPEG whose frame header claims another size."""
     out = io.BytesIO()
     Image.new("L", (8, 8)).save(out, "JPEG")
     raw = bytearray(out.getvalue())
@@ -95,7 +95,7 @@ def wav(rate: int, *, samples: int = 1000) -> bytes:
 
 
 def flac(frames: int) -> bytes:
-    """A second of sound, whose header promises `frames` samples."""
+    """One second of sound whose header claims `frames` samples."""
     out = io.BytesIO()
     soundfile.write(out, np.zeros(8000), 8000, format="FLAC")
     raw = bytearray(out.getvalue())
@@ -104,7 +104,7 @@ def flac(frames: int) -> bytes:
     return bytes(raw)
 
 
-def _measured(read: Callable[[], Any], tell: Any) -> None:
+def _measure(read: Callable[[], Any], tell: Any) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         read()
@@ -117,10 +117,10 @@ def _measured(read: Callable[[], Any], tell: Any) -> None:
 
 
 def refusal(read: Callable[[], Any], *, within_s: float = 60) -> str:
-    """What a DataError says, raised in a process of its own: it must end, and take little memory."""
+    """The message of a DataError raised in a separate process, which must end and take little memory."""
     forks = multiprocessing.get_context("fork")
     here, there = forks.Pipe(duplex=False)
-    child = forks.Process(target=_measured, args=(read, there))
+    child = forks.Process(target=_measure, args=(read, there))
     child.start()
     try:
         assert here.poll(within_s), "it hangs"
@@ -133,7 +133,7 @@ def refusal(read: Callable[[], Any], *, within_s: float = 60) -> str:
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_an_image_whose_header_promises_too_much_is_refused_before_it_is_decoded(kind: str, tmp_path: Path) -> None:
+def test_an_image_whose_header_claims_too_much_is_refused_before_decoding(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(IMAGES[kind])
     said = refusal(lambda: read_image(path))
@@ -142,7 +142,7 @@ def test_an_image_whose_header_promises_too_much_is_refused_before_it_is_decoded
     assert "at most 100,000,000" in said
 
 
-def test_the_limit_of_pixels_is_the_users_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_can_set_the_pixel_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.png"
     Image.new("L", (40, 30)).save(path)
     monkeypatch.setenv("SAMEWISE_MAX_PIXELS", "1199")
@@ -152,7 +152,7 @@ def test_the_limit_of_pixels_is_the_users_to_set(tmp_path: Path, monkeypatch: py
     assert read_image(path).shape == (3, 30, 40)
 
 
-def test_a_large_picture_of_an_honest_data_set_is_decoded(tmp_path: Path) -> None:
+def test_a_large_but_valid_picture_is_decoded(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.new("L", (9000, 6000)).save(path)  # a camera of 54 million pixels
     assert read_image(path, mode="gray").shape == (1, 6000, 9000)
@@ -168,7 +168,7 @@ def test_a_large_picture_of_an_honest_data_set_is_decoded(tmp_path: Path) -> Non
     ],
     ids=["a rate of 2**31 - 1", "a rate without a common factor", "a rate of 1", "2**35 samples"],
 )
-def test_sound_whose_header_promises_too_much_is_refused_before_it_is_decoded(sound: bytes, variable: str, tmp_path: Path) -> None:
+def test_sound_whose_header_claims_too_much_is_refused_before_decoding(sound: bytes, variable: str, tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(sound)
     said = refusal(lambda: read_audio(path, sample_rate=16000))
@@ -194,7 +194,7 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 @pytest.mark.usefixtures("ffmpeg")
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
-    """Each way that a data set has of opening a file; a pipe without a writer would be waited for, and /dev/zero never ends."""
+    """Every way in which a data set opens a file: a pipe without a writer would block, and /dev/zero never ends."""
     Image.new("L", (8, 8)).save(tmp_path / "honest.png")
     for name in ("train/x/strange.png", "train/x/strange.wav", "train/x/strange.mp4", "strange.json", "strange.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def test_annotations_nested_too_deep_are_named(tmp_path: Path) -> None:
         Manifest(file=str(tmp_path / "a.jsonl"))
 
 
-def test_a_list_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_metadata_that_is_not_valid_text_is_named(tmp_path: Path) -> None:
     from samewise.datasets.ljspeech import LJSpeech
 
     (tmp_path / "metadata.csv").write_bytes(b"\xff\xfe\x00x")
@@ -232,7 +232,7 @@ def test_a_list_that_is_no_text_is_named(tmp_path: Path) -> None:
         LJSpeech(root=str(tmp_path), split="train", samples=100, context=10)
 
 
-def test_the_pixels_are_those_of_a_decoder_without_limits(tmp_path: Path) -> None:
+def test_decoding_under_limits_returns_the_exact_pixels(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
     assert torch.equal(read_image(tmp_path / "a.png"), torch.from_numpy(noise).movedim(-1, 0))
@@ -240,7 +240,7 @@ def test_the_pixels_are_those_of_a_decoder_without_limits(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("listed", [list_images, list_audio])
-def test_links_that_lead_to_a_billion_paths_are_not_followed(listed: Callable[[Path], list[str]], tmp_path: Path) -> None:
+def test_links_that_lead_to_a_billion_paths_are_refused(listed: Callable[[Path], list[str]], tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / "chain" / str(number)).mkdir(parents=True)
         for name in ("x", "y"):
@@ -257,7 +257,7 @@ def test_links_that_lead_to_a_billion_paths_are_not_followed(listed: Callable[[P
 
 
 @pytest.mark.parametrize("listed", [list_images, list_audio])
-def test_a_second_way_to_a_folder_without_data_is_passed_over(listed: Callable[[Path], list[str]], tmp_path: Path) -> None:
+def test_a_second_link_to_a_folder_without_data_is_ignored(listed: Callable[[Path], list[str]], tmp_path: Path) -> None:
     (tmp_path / "runs" / "checkpoints" / "step-2").mkdir(parents=True)
     (tmp_path / "runs" / "checkpoints" / "last").symlink_to("step-2")
     for name in ("one.png", "one.wav"):

@@ -1,4 +1,4 @@
-"""An export from someone else, or one of your own that was altered since: nothing in it is run unasked, and no damage ends without a message."""
+"""An export from someone else, or one of your own that was altered since: nothing in it runs without consent, and any damage is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samewise.runner.records.tensor_file import write_tensors
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    """A folder as `samewise export` writes it, signed, but for the model in it, which no test here gets as far as running."""
+    """A signed folder as `samewise export` writes it, except for the model in it, which no test here gets as far as running."""
     folder = tmp_path / "export"
     folder.mkdir()
     weight = torch.ones(3)
@@ -38,7 +38,7 @@ def export(tmp_path: Path) -> Path:
     return folder
 
 
-def _in_its_place(path: Path, kind: str) -> None:
+def _put_in_its_place(path: Path, kind: str) -> None:
     path.unlink()
     match kind:
         case "a pipe":
@@ -52,8 +52,8 @@ def _in_its_place(path: Path, kind: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "an endless device"])
 @pytest.mark.parametrize("name", ["model.pt2", "vectors.safetensors", "operators.safetensors", "weights.safetensors"])
-def test_what_is_no_file_in_an_export_is_named_and_not_waited_for(samewise, export, name, kind) -> None:
-    _in_its_place(export / name, kind)
+def test_a_special_file_in_an_export_is_named_and_does_not_block(samewise, export, name, kind) -> None:
+    _put_in_its_place(export / name, kind)
     done = samewise("verify", export)
     assert done.returncode == 2, done.stdout
     assert f"{export / name}: " in done.stderr
@@ -62,7 +62,7 @@ def test_what_is_no_file_in_an_export_is_named_and_not_waited_for(samewise, expo
 
 @pytest.mark.parametrize(("claimed", "said"), [(4, "do not have the sizes that its header gives"), (200 << 30, "GB of memory is free")])
 @pytest.mark.parametrize("name", ["vectors.safetensors", "weights.safetensors"])
-def test_tensors_that_no_memory_holds_are_named_before_they_are_read(samewise, export, name, claimed, said) -> None:
+def test_tensors_too_large_for_memory_are_named_before_they_are_read(samewise, export, name, claimed, said) -> None:
     """200 GB that take no room on the disk, as a sparse file in an archive."""
     header = json.dumps({"weight": {"dtype": "U8", "shape": [claimed], "data_offsets": [0, claimed]}}).encode()
     with (export / name).open("wb") as file:
@@ -76,7 +76,7 @@ def test_tensors_that_no_memory_holds_are_named_before_they_are_read(samewise, e
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["model.pt2", "operators.safetensors", "vectors.safetensors"])
-def test_a_file_that_no_memory_holds_is_not_read_to_its_end(samewise, export, name) -> None:
+def test_a_file_too_large_for_memory_is_not_read_to_its_end(samewise, export, name) -> None:
     """8 TB that take no room on the disk would be hashed for hours; a stranger's export.json may name any size of it, and any digest."""
     with (export / name).open("ab") as file:
         file.truncate(1 << 43)
@@ -107,8 +107,8 @@ def test_a_damaged_description_is_named_and_not_signed(samewise, export, way) ->
     assert not (export / ".export.json.signature").exists()
 
 
-def test_a_model_that_was_altered_is_not_run_even_in_an_export_of_ones_own(samewise, export) -> None:
-    """A package of AOTInductor's is code of the machine; any bytes would do here, as they are not looked at."""
+def test_an_altered_model_is_not_run_even_in_your_own_export(samewise, export) -> None:
+    """An AOTInductor package is machine code; any bytes will do here, since they are not examined."""
     (export / "model.pt2").write_bytes(b"altered")
     done = samewise("verify", export)
     assert done.returncode == 1

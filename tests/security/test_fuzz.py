@@ -1,6 +1,6 @@
 """Whatever a config says, composing and checking it runs nothing, writes nothing, connects to nothing, and ends with a message.
 
-What happens is watched by an audit hook of the interpreter: it sees files opened for writing, processes, connections, whoever asks for them.
+An audit hook of the interpreter watches what happens: it sees files opened for writing, processes and connections, whoever asks for them.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ sys.addaudithook(_hook)
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Nothing is done to the machine inside, and what goes wrong is said as a problem."""
+def require_no_effects() -> Iterator[None]:
+    """Require that the block does nothing to the machine; the only error that it may raise is a SamewiseError."""
     _seen.clear()
     _watching[0] = True
     try:
@@ -77,7 +77,7 @@ def watched() -> Iterator[None]:
 
 def test_the_hook_sees_what_a_config_must_not_do(tmp_path: Path) -> None:
     for deed in (lambda: (tmp_path / "mark").write_text("x"), lambda: os.system("true"), lambda: (tmp_path / "mark").unlink()):
-        with pytest.raises(AssertionError), watched():
+        with pytest.raises(AssertionError), require_no_effects():
             deed()
 
 
@@ -122,27 +122,27 @@ def check_components(node: dict[str, Any], place: str) -> None:
     whole: Any = node
     for key in reversed(place.split(".")):
         whole = {key: whole}
-    with watched():
+    with require_no_effects():
         assert isinstance(problems_in(whole, BARE), list)
 
 
-def refuse_what_is_of_another_kind(target: str, place: str, mark: Path) -> None:
-    """What is called is of the place's kind; a component that takes no such argument refuses it before it does anything."""
-    with watched():
+def refuse_other_kinds(target: str, place: str, mark: Path) -> None:
+    """Only a component of the place's kind is called; one that does not take the argument refuses it before it does anything."""
+    with require_no_effects():
         made = instantiate({"_target_": target, "zzz": str(mark)}, place, allowed=())
         assert any(kind.includes(type(made)) for kind in slots.kinds_at(place))
     assert not mark.exists()
 
 
 def parse_saved(text: str) -> None:
-    with watched():
+    with require_no_effects():
         whole = compose.parse(text)
         with contextlib.suppress(SamewiseError):
             compose.dump(whole)
 
 
 def read_lines(lines: list[str]) -> None:
-    with watched():
+    with require_no_effects():
         read_overrides(lines)
 
 
@@ -162,7 +162,7 @@ QUICK = {"components": 150, "targets": 600, "saved": 60, "lines": 190}
 def run(kind: str, count: int, tmp_path: Path) -> None:
     strategies: dict[str, tuple[Any, ...]] = {
         "components": (check_components, nodes(), st.sampled_from(PLACES)),
-        "targets": (refuse_what_is_of_another_kind, st.sampled_from(names()), st.sampled_from(PLACES), st.just(tmp_path / "mark")),
+        "targets": (refuse_other_kinds, st.sampled_from(names()), st.sampled_from(PLACES), st.just(tmp_path / "mark")),
         "saved": (parse_saved, YAML),
         "lines": (read_lines, LINES),
     }
@@ -174,7 +174,7 @@ def run(kind: str, count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_a_strange_config_does_nothing_and_is_told_of(kind: str, tmp_path: Path) -> None:
+def test_a_strange_config_does_nothing_to_the_machine(kind: str, tmp_path: Path) -> None:
     run(kind, QUICK[kind], tmp_path)
 
 
@@ -182,18 +182,18 @@ def test_a_strange_config_does_nothing_and_is_told_of(kind: str, tmp_path: Path)
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", QUICK)
-def test_twenty_thousand_strange_configs_do_nothing_and_are_told_of(kind: str, tmp_path: Path) -> None:
+def test_twenty_thousand_strange_configs_do_nothing_to_the_machine(kind: str, tmp_path: Path) -> None:
     run(kind, 20 * QUICK[kind], tmp_path)
 
 
-def test_whatever_the_settings_are_their_rules_find_problems_and_not_errors() -> None:
+def test_the_rules_return_problems_whatever_the_settings_are() -> None:
     initial = compose.compose([], project=BARE, strict=False)
     whole: dict[str, Any] = compose.OmegaConf.to_container(initial.cfg, resolve=False, enum_to_str=True)  # type: ignore[assignment]
 
     @settings(max_examples=200, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.dictionaries(st.sampled_from(sorted(whole)), VALUES, max_size=4))
     def rules(changed: dict[str, Any]) -> None:
-        with watched():
+        with require_no_effects():
             assert isinstance(settings_problems({**whole, **changed}), list)
 
     rules()

@@ -1,4 +1,4 @@
-"""A config takes the machine down neither by numbers nor by what a launcher is told to run."""
+"""A config cannot bring the machine down, neither by large numbers nor through the commands that a launcher runs."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ NUMBERS = {
 }
 
 
-def test_numbers_that_the_machine_cannot_carry_are_refused() -> None:
+def test_numbers_too_large_for_the_machine_are_refused() -> None:
     told = paths(*" ".join(NUMBERS.values()).split())
     assert {key for key in NUMBERS if "too large" in told[key] or "more processes" in told[key]} == NUMBERS.keys()
     assert "too large" in paths("batch_size=100000000000")["batch_size"]
 
 
-def test_hundreds_of_threads_are_for_machines_with_as_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hundreds_of_threads_need_a_machine_with_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert "is too many threads per process for this machine with 2 cores" in paths("reproducibility.threads=500")["reproducibility.threads"]
     assert not paths("reproducibility.threads=256")
@@ -53,26 +53,26 @@ def test_hundreds_of_threads_are_for_machines_with_as_many_cores(monkeypatch: py
     assert not paths("reproducibility.threads=500")
 
 
-def test_ranks_that_the_machine_cannot_carry_are_not_started(samewise, tmp_path: Path) -> None:
+def test_more_ranks_than_the_machine_can_carry_are_not_started(samewise, tmp_path: Path) -> None:
     many = ["strategy=elastic", "strategy.nproc=65536", "replicas=65536", "batch_size=65536"]
     done = samewise("train", DIGITS, "debug=tiny", *many, "tracking=none", f"run_root={tmp_path}")
     assert done.returncode == 2
     assert "strategy.nproc: is more processes than this machine with" in done.stderr
 
 
-def test_ranks_are_counted_with_the_threads_and_workers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_on_ranks_counts_the_threads_and_workers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
-    def asked(nproc: int, *more: str) -> None:
+    def require(nproc: int, *more: str) -> None:
         require_few_in_all(compose([DIGITS, "strategy=elastic", "replicas=64", *more], project=BARE).cfg, nproc)
 
-    asked(64)
-    asked(16, "loader.num_workers=4", "reproducibility.threads=4")
-    asked(1, "reproducibility.threads=256", "loader.num_workers=64")  # each of which is bounded by itself
+    require(64)
+    require(16, "loader.num_workers=4", "reproducibility.threads=4")
+    require(1, "reproducibility.threads=256", "loader.num_workers=64")  # each is within its own limit
     with pytest.raises(ConfigError, match="are 4096 in all, too many for this machine with 2 cores"):
-        asked(16, "reproducibility.threads=256")
+        require(16, "reproducibility.threads=256")
     with pytest.raises(ConfigError, match="are 4160 in all"):
-        asked(64, "loader.num_workers=64")
+        require(64, "loader.num_workers=64")
 
 
 LARGE = {
@@ -90,7 +90,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process can write")
 @pytest.mark.parametrize("what", LARGE)
-def test_a_component_that_would_fill_the_memory_is_refused_as_it_is_made(little_memory, what: str) -> None:
+def test_a_component_that_would_fill_memory_is_refused_when_it_is_made(little_memory, what: str) -> None:
     """A metric of a billion classes took 19 GB, and then the kernel killed the command."""
     path, node, key = LARGE[what]
     before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -102,7 +102,7 @@ def test_a_component_that_would_fill_the_memory_is_refused_as_it_is_made(little_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process can write")
-def test_what_python_itself_would_hold_is_bounded_too_and_ones_own_code_is_not(little_memory, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_python_objects_is_limited_but_not_that_of_own_code(little_memory, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryError), memory.refuse_too_much_memory():
         list(range(100_000_000))
     (tmp_path / "own_code.py").write_text("import torch\ndef net(size: int) -> torch.nn.Linear:\n    return torch.nn.Linear(size, 1)\n")
@@ -110,7 +110,7 @@ def test_what_python_itself_would_hold_is_bounded_too_and_ones_own_code_is_not(l
     assert instantiate({"_target_": "own_code.net", "size": 50_000_000}, "model", allowed=("own_code",)).in_features == 50_000_000
 
 
-def test_free_memory_is_that_of_the_control_group_with_what_only_caches_files(tmp_path: Path) -> None:
+def test_free_memory_of_a_control_group_includes_its_file_cache(tmp_path: Path) -> None:
     for name, text in (("memory.max", "5000"), ("memory.current", "4000"), ("memory.stat", "anon 1000\ninactive_file 2000\nactive_file 500\n")):
         (tmp_path / name).write_text(text + "\n")
     assert memory.free_memory(tmp_path) == 3500
@@ -118,7 +118,7 @@ def test_free_memory_is_that_of_the_control_group_with_what_only_caches_files(tm
     assert memory.free_memory(tmp_path) > 3500
 
 
-def test_a_data_set_of_a_library_starts_no_thousands_of_workers(tmp_path: Path) -> None:
+def test_a_library_data_set_may_not_start_thousands_of_workers(tmp_path: Path) -> None:
     node = {"_target_": "torchvision.datasets.UCF101", "root": str(tmp_path), "annotation_path": str(tmp_path), "frames_per_clip": 1, "num_workers": 100_000}
     with pytest.raises(ConfigError, match="is more processes than this machine with") as told:
         instantiate(node, "dataset.train", allowed=())
@@ -144,7 +144,7 @@ def test_a_grid_of_too_many_runs_is_refused_before_they_are_made() -> None:
         next(space.grid())
 
 
-def test_a_config_sets_no_variable_but_those_that_choose_how_numbers_are_computed() -> None:
+def test_a_config_sets_only_variables_that_affect_computation() -> None:
     strange = [
         "OMP_TOOL_LIBRARIES",
         "MKL_VERBOSE_OUTPUT_FILE",
@@ -181,7 +181,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_what_a_launcher_runs_does_not_come_from_an_experiment(kind: str, own: Path) -> None:
+def test_an_experiment_file_may_not_set_what_a_launcher_runs(kind: str, own: Path) -> None:
     choice, text, path = COMMANDS[kind]
     (own / "experiment" / "of_others.yaml").write_text(
         f"# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\n  - override /launcher: {choice}\n{text}"
@@ -195,7 +195,7 @@ def test_what_a_launcher_runs_does_not_come_from_an_experiment(kind: str, own: P
     assert not problems(compose(["experiment=of_others", meant], project=project), project)
 
 
-def test_an_experiment_in_a_folder_called_launcher_is_no_launcher(own: Path) -> None:
+def test_an_experiment_in_a_folder_called_launcher_is_not_a_launcher(own: Path) -> None:
     (own / "experiment" / "launcher").mkdir()
     text = "# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\n  - override /launcher: slurm\nlauncher:\n  setup: [touch mark]\n"
     (own / "experiment" / "launcher" / "x.yaml").write_text(text)
@@ -203,7 +203,7 @@ def test_an_experiment_in_a_folder_called_launcher_is_no_launcher(own: Path) -> 
     assert [problem.path for problem in problems(compose(["experiment=launcher/x"], project=project), project)] == ["launcher.setup.0"]
 
 
-def test_it_comes_from_the_command_line_or_from_the_projects_own_launcher(own: Path) -> None:
+def test_the_command_line_and_own_launcher_files_may_set_what_it_runs(own: Path) -> None:
     assert not paths("launcher=slurm", "launcher.setup=[module load cuda]", "launcher.partition=gpu")
     (own / "launcher" / "ours.yaml").write_text("# Ours\ndefaults:\n  - slurm\nsetup: [module load cuda]\n")
     (own / "experiment" / "ours.yaml").write_text(

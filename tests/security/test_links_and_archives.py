@@ -1,4 +1,4 @@
-"""A link in a folder that someone else made is not written through; and an archive is no file of ours."""
+"""Nothing is written through a link in a folder that someone else made, and an archive is not read as one of our files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
 
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("is_there", [True, False], ids=["to a file", "to nothing"])
-def test_training_writes_through_no_link_in_the_run_s_folder(samewise, run, tmp_path, name, is_there) -> None:
+def test_training_writes_through_no_link_in_the_run_folder(samewise, run, tmp_path, name, is_there) -> None:
     (run / "summary.json").unlink()
-    shutil.rmtree(run / "checkpoints")  # it begins anew, and would write each of them from the start
+    shutil.rmtree(run / "checkpoints")  # it starts again, and would write each of them from the beginning
     if (run / name).is_dir():
         shutil.rmtree(run / name)
     (run / name).unlink(missing_ok=True)
@@ -39,8 +39,8 @@ def test_training_writes_through_no_link_in_the_run_s_folder(samewise, run, tmp_
     assert not is_there or mine.read_text() == "mine\nwithout an end"
 
 
-def test_training_follows_a_link_in_place_of_checkpoints_only_in_a_folder_of_its_user_s(samewise, run, tmp_path) -> None:
-    """It would write, rename and delete there; a user's own may lead to a larger disk."""
+def test_training_follows_a_checkpoints_link_only_in_the_users_own_run(samewise, run, tmp_path) -> None:
+    """Training writes, renames and deletes there; a user's own link may lead to a larger disk."""
     mine = tmp_path / "mine"
     (mine / ".step-00000009.tmp").mkdir(parents=True)
     (run / "summary.json").unlink()
@@ -60,7 +60,7 @@ def test_training_follows_a_link_in_place_of_checkpoints_only_in_a_folder_of_its
 
 @pytest.fixture
 def beside(run, tmp_path) -> Path:
-    """A checkpoint with links to files of the user's beside its own."""
+    """A checkpoint with links to the user's files beside its own files."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "key").write_text("SECRET")
@@ -75,7 +75,7 @@ def _logged(run: Path, copy: Path) -> list[str]:
     return sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if not path.is_dir())
 
 
-def test_a_model_holds_the_files_of_its_checkpoint_alone_and_none_through_a_link(run, beside, tmp_path) -> None:
+def test_a_logged_model_holds_only_its_checkpoint_files_and_no_links(run, beside, tmp_path) -> None:
     at = f"checkpoints/{beside.name}"
     assert _logged(run, tmp_path / "copy") == [f"{at}/manifest.json", f"{at}/state.pt"]
     for make in (lambda path: path.symlink_to(tmp_path / "mine" / "key"), os.mkfifo):
@@ -89,7 +89,7 @@ def test_a_model_holds_the_files_of_its_checkpoint_alone_and_none_through_a_link
     assert not (tmp_path / "another").exists()
 
 
-def test_a_model_is_made_of_a_checkpoint_elsewhere_in_a_folder_of_the_users_own_alone(run, tmp_path) -> None:
+def test_a_checkpoint_elsewhere_is_logged_only_from_the_users_own_run(run, tmp_path) -> None:
     elsewhere = tmp_path / "elsewhere"
     shutil.move((run / "checkpoints" / "best").resolve(), elsewhere)
     for link in ("best", "latest"):
@@ -102,7 +102,7 @@ def test_a_model_is_made_of_a_checkpoint_elsewhere_in_a_folder_of_the_users_own_
 
 
 @pytest.mark.slow
-def test_sync_logs_a_model_without_what_lies_beside_its_checkpoint(samewise, run, beside, tmp_path) -> None:
+def test_sync_logs_a_model_without_the_links_beside_its_checkpoint(samewise, run, beside, tmp_path) -> None:
     done = samewise("sync", run, "--to", "mlflow", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--log-model")
     assert done.returncode == 0, done.stderr
     held = [path for path in (tmp_path / "mlartifacts").rglob("*") if path.is_file()]
@@ -152,7 +152,7 @@ def test_predictions_are_written_through_no_link_in_the_run(samewise, run, pictu
     assert not list(other.iterdir())
 
 
-def test_of_an_archive_it_is_said_what_it_is_and_not_how_to_run_what_is_in_it(samewise, run, home) -> None:
+def test_an_archive_is_named_as_one_without_advice_to_unpickle_it(samewise, run, home) -> None:
     import tarfile
 
     with tarfile.open(home / "result.bundle", "w") as archive:
@@ -167,7 +167,7 @@ def test_of_an_archive_it_is_said_what_it_is_and_not_how_to_run_what_is_in_it(sa
 
 @pytest.fixture
 def archives(tmp_path: Path) -> Path:
-    """A data set in two archives, as its folder was handed on: with a link beside them that leads to the user's files, through which they are unpacked."""
+    """A received data set in two archives, which would be unpacked through a link beside them that leads to the user's files."""
     root, mine = tmp_path / "theirs" / "data", tmp_path / "mine"
     root.mkdir(parents=True)
     mine.mkdir()
@@ -183,7 +183,7 @@ def archives(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("is_loader", [False, True], ids=["by itself", "as another's loader"])
 def test_an_archive_of_a_data_set_is_not_unpacked_through_a_link(archives: Path, tmp_path: Path, is_loader: bool) -> None:
-    """`samewise check` of a config that names the folder wrote any file of the user's: zipfile follows links that are there."""
+    """`samewise check` of a config that names the folder could overwrite any file of the user: zipfile follows existing links."""
     node = {"_target_": "torchvision.datasets.Cityscapes", "root": str(archives)}
     make = instantiate({**node, "_partial_": True}, "dataset.train", allowed=()) if is_loader else lambda: instantiate(node, "dataset.train", allowed=())
     with pytest.raises(ConfigError, match=r"dataset.train: would write outside of the data set's folder: .*/mine/profile; hint: a link"):
@@ -197,7 +197,7 @@ def test_an_archive_of_a_data_set_is_not_unpacked_through_a_link(archives: Path,
     (tmp_path / "mine" / "profile").write_text("anything")  # nothing is watched any more
 
 
-def test_a_data_set_of_samewise_s_own_downloads_through_no_link_either(tmp_path: Path) -> None:
+def test_a_samewise_data_set_downloads_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / ".download.lock").symlink_to(tmp_path / "mine" / "made")
@@ -207,7 +207,7 @@ def test_a_data_set_of_samewise_s_own_downloads_through_no_link_either(tmp_path:
     assert not list((tmp_path / "mine").iterdir())
 
 
-def test_a_list_of_addresses_in_a_data_set_s_folder_is_not_fetched(tmp_path: Path) -> None:
+def test_addresses_listed_in_a_data_set_folder_are_not_fetched(tmp_path: Path) -> None:
     """torchvision's Kinetics fetches and unpacks all that a file there lists."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         (tmp_path / "files").mkdir()

@@ -1,4 +1,4 @@
-"""What a person can act on: the folder of runs, the address of tracking, and metrics that are no numbers."""
+"""Messages that a person can act on: about the folder of runs, the tracking address, files, and metrics that are not numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY = (*DIGITS, "max_steps=1")
         ("tracking.uri=htp://x", "tracking.uri: 'htp' is not a tracking address"),
     ],
 )
-def test_a_place_that_cannot_be_is_named(given: str, told: str, samewise: Callable[..., Any]) -> None:
+def test_an_invalid_run_root_or_tracking_address_is_named(given: str, told: str, samewise: Callable[..., Any]) -> None:
     done = samewise("check", "experiment=resnet18_digits", "--static", given)
     assert done.returncode == 2
     assert told in done.stderr
@@ -49,7 +49,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_a_target_may_not_name_is_said_with_what_to_do(target: str) -> None:
+def test_a_forbidden_target_is_reported_with_what_to_do_instead(target: str) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(target, "model", ())
     (problem,) = caught.value.problems
@@ -68,46 +68,46 @@ INTERPOLATIONS = {
 
 
 @pytest.mark.parametrize("value", INTERPOLATIONS)
-def test_a_value_that_cannot_be_resolved_is_said_with_what_to_do(value: str, samewise: Callable[..., Any]) -> None:
+def test_an_unresolvable_value_is_reported_with_what_to_do(value: str, samewise: Callable[..., Any]) -> None:
     done = samewise("check", "experiment=resnet18_digits", "--static", f"name={value}")
     assert done.returncode == 2
     assert f"error: name: {INTERPOLATIONS[value]}" in done.stderr or f"error: name: uses the resolver '{value[2:].partition(':')[0]}'" in done.stderr
     assert INTERPOLATIONS[value] in done.stderr
 
 
-def test_a_file_is_named_once() -> None:
+def test_a_file_is_named_only_once() -> None:
     told = str(Problem("/data/a.wav", "cannot be read: [Errno 2] No such file or directory: '/data/a.wav'"))
     assert told == "/data/a.wav: cannot be read: No such file or directory"
     assert str(Problem("dataset", "failed: [Errno 13] Permission denied: '/data/a'", "/data/a")).count("/data/a") == 1
 
 
-def test_one_point_is_a_point(samewise: Callable[..., Any]) -> None:
+def test_a_sweep_of_one_point_is_counted_in_the_singular(samewise: Callable[..., Any]) -> None:
     assert "1 point, no problems found" in samewise("sweep", *TINY, "seed=0,0", "--list").stderr
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE, errno.ENAMETOOLONG])
-def test_what_a_failing_disk_refuses_is_told_with_its_file(number: int) -> None:
+def test_a_disk_error_is_reported_with_its_file(number: int) -> None:
     code, said = describe(OSError(number, os.strerror(number), "runs/one/metrics.jsonl"))
     assert code == 1
     assert said.startswith(f"error: runs/one/metrics.jsonl: {os.strerror(number)}; hint: check the storage and the permissions")
 
 
-def test_a_share_of_a_disk_that_is_used_up_is_a_full_disk() -> None:
+def test_an_exceeded_disk_quota_is_reported_as_a_full_disk() -> None:
     assert "the disk is full at x; hint: free some space" in describe(OSError(errno.EDQUOT, "Disk quota exceeded", "x"))[1]
 
 
-def test_a_run_root_that_is_too_long_is_told_of(samewise: Callable[..., Any]) -> None:
+def test_a_run_root_that_is_too_long_is_reported(samewise: Callable[..., Any]) -> None:
     done = samewise("train", *TINY, f"run_root={'x/' * 3000}")
     assert done.returncode == 1
     assert "File name too long; hint: " in done.stderr
 
 
-def test_a_file_of_text_is_no_file_of_weights() -> None:
+def test_a_text_file_is_refused_as_weights() -> None:
     with pytest.raises(ConfigError, match=r"initialise\.weights: is not a file of weights"):
         load_weights(nn.Linear(1, 1), "/etc/passwd", strict=True)
 
 
-def test_doctor_tries_to_write(samewise: Callable[..., Any]) -> None:
+def test_doctor_reports_a_run_root_that_is_not_writable(samewise: Callable[..., Any]) -> None:
     told = samewise("doctor", "--run-root", "/proc/x").stdout
     (line,) = (line for line in told.splitlines() if line.split()[1:2] == ["run_root"])
     assert line.startswith("bad")
@@ -122,7 +122,7 @@ def test_a_metric_that_is_text_is_named(samewise: Callable[..., Any], tmp_path: 
     assert "'high'" in done.stderr
 
 
-def test_a_folder_of_runs_is_told_with_its_own_name(samewise: Callable[..., Any], tmp_path: Any) -> None:
+def test_the_hint_for_a_folder_of_runs_names_its_run_root(samewise: Callable[..., Any], tmp_path: Any) -> None:
     for fingerprint in ("0123", "4567"):
         run = tmp_path / "elsewhere" / "one" / fingerprint
         run.mkdir(parents=True)
@@ -133,13 +133,13 @@ def test_a_folder_of_runs_is_told_with_its_own_name(samewise: Callable[..., Any]
         assert f"samewise runs --run-root {run.parent.parent}`" in done.stderr
 
 
-def test_a_pipe_in_place_of_weights_is_told_as_one_and_not_waited_for(tmp_path: Any) -> None:
+def test_a_pipe_in_place_of_weights_is_reported_and_does_not_block(tmp_path: Any) -> None:
     os.mkfifo(tmp_path / "weights.safetensors")
     with pytest.raises(ConfigError, match="is a pipe or a device, not a file of weights"):
         load_weights(nn.Linear(1, 1), str(tmp_path / "weights.safetensors"), strict=True)
 
 
-def test_what_mlflow_keeps_of_a_run_is_not_taken_for_its_folder(samewise, tmp_path) -> None:
+def test_mlflow_artifacts_are_not_mistaken_for_a_run_folder(samewise, tmp_path) -> None:
     (tmp_path / "mlartifacts" / "f9dbbd29").mkdir(parents=True)
     done = samewise("bundle", "f9dbbd29", "--run-root", tmp_path, "--out", tmp_path / "a.bundle")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Names that others gave (of classes, files, metrics, tags) are text: they steer no terminal, are no markup and no formula, and no picture fails a run."""
+"""Names given by others (classes, files, metrics, tags) are plain text: not terminal codes, markup or formulas; and no picture fails a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b[8mhidden\x1b[0m\x9b2J\u202e"
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_every_picture_takes_names_literally(name: str, tmp_path: Path) -> None:
+def test_every_picture_can_be_drawn_with_any_name(name: str, tmp_path: Path) -> None:
     names = [name, "b"]
     pictures.save_confusion_matrix(tmp_path / "a.png", torch.tensor([[3, 1], [0, 2]]), names)
     sheet = pictures.PredictionSheet()
@@ -58,7 +58,7 @@ TRAINED = ("model=resnet18_small", "model.width=4", "dataset=image_folder", "dat
 GIVEN = (*TRAINED, "tracking=none", "max_epochs=1", "batch_size=4", "optimizer.lr=0.01")
 
 
-def test_a_run_on_classes_with_such_names_ends_well(samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_with_hostile_class_names_succeeds(samewise: Callable[..., Any], tmp_path: Path) -> None:
     root = classes(tmp_path / "data", "$b^$", f"x{ESCAPES}", "[bold]b[/bold]")
     given = [*GIVEN, f"dataset.root={root}", "dataset.num_classes=3", f"run_root={tmp_path / 'runs'}"]
     done = samewise("train", *given)
@@ -88,7 +88,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(samewise: Callable[..., Any
 
 
 @pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+cmd", "-1+1", "@SUM(1)", "\t=1"])
-def test_no_cell_of_a_table_is_a_formula_of_a_spreadsheet_s(name: str, tmp_path: Path) -> None:
+def test_no_table_cell_is_a_spreadsheet_formula(name: str, tmp_path: Path) -> None:
     pictures.save_class_accuracy(tmp_path / "classes.csv", torch.eye(2), [name, "b"])
     transcripts.save_csv(tmp_path / "said.csv", [transcripts.Line(name, name, name, 0, -1.5)])
     tables = [(tmp_path / one).read_bytes().decode() for one in ("classes.csv", "said.csv")] + [page.as_csv([{"metric": name, name: -1.5, "text": "-1.5"}])]
@@ -99,14 +99,14 @@ def test_no_cell_of_a_table_is_a_formula_of_a_spreadsheet_s(name: str, tmp_path:
     assert {"-1.5"} < set(cells)
 
 
-def test_a_plot_that_cannot_be_drawn_leaves_the_report_s_page(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_plot_that_cannot_be_drawn_is_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
     assert page._draw(page.seeds_plot, [None]) == ""
     assert "warning: seeds plot: cannot be drawn: AttributeError" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_an_error_that_repeats_a_name_steers_no_terminal(tmp_path: Path) -> None:
-    """In a process as a user starts it: what the terminal gets."""
+def test_an_error_that_repeats_a_name_prints_no_control_codes(tmp_path: Path) -> None:
+    """In a process started as a user would, to see what the terminal receives."""
     command = [sys.executable, "-m", "samewise", "digest", f"{tmp_path}/{ESCAPES}"]
     done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
@@ -114,14 +114,14 @@ def test_an_error_that_repeats_a_name_steers_no_terminal(tmp_path: Path) -> None
     assert b"\x07" not in done.stderr
 
 
-def test_a_table_shows_names_as_they_are() -> None:
+def test_the_console_shows_markup_in_names_literally() -> None:
     out = io.StringIO()
     console = PlainConsole(file=out, force_terminal=True, highlight=False, width=200)
     console.print("[red]a[/red] :smile: [link=http://x]b[/link]\x1b[2J", style="bold")
     assert "[red]a[/red] :smile: [link=http://x]b[/link]\\x1b[2J" in out.getvalue()
 
 
-def test_lines_tabs_letters_and_the_bar_of_a_download_stay() -> None:
+def test_newlines_tabs_letters_and_progress_bars_are_kept() -> None:
     told = "größer\tβ 汉字 🙂 e\u0301 ש\u200d\n"
     assert printable(told) == told
     out = io.StringIO()
@@ -135,7 +135,7 @@ def test_a_name_that_is_not_utf8_can_be_shown() -> None:
     assert printable("a\udcff").isascii()
 
 
-def test_output_is_given_back() -> None:
+def test_output_streams_are_restored() -> None:
     before = sys.stdout, sys.stderr
     with filter_output(), filter_output():
         assert sys.stdout.raw is before[0]  # type: ignore[attr-defined]

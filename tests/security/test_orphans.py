@@ -1,4 +1,4 @@
-"""What a command has started ends with it, even if it is killed at once."""
+"""Processes that a command has started end with it, even if it is killed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from samewise_tiny import DIGITS
 TINY = [*DIGITS, "model.width=4", "max_epochs=100000"]
 
 
-def below(process: int) -> set[int]:
-    """The processes that a process has started, and those that they have."""
+def descendants(process: int) -> set[int]:
+    """The processes that a process has started, and those that they have started."""
     found = set[int]()
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             number, _, rest = status.read_text().partition(" (")
             if int(rest.rpartition(") ")[2].split()[1]) == process:
-                found |= {int(number), *below(int(number))}
+                found |= {int(number), *descendants(int(number))}
     return found
 
 
 def alive(processes: set[int]) -> set[int]:
-    """Those of them that are there and no zombies."""
+    """Those that exist and are not zombies."""
     return {number for number in processes if (path := Path(f"/proc/{number}/stat")).exists() and path.read_text().rpartition(") ")[2][0] != "Z"}
 
 
@@ -45,32 +45,32 @@ def alive(processes: set[int]) -> set[int]:
 )
 def test_processes_end_when_the_one_that_started_them_is_killed(overrides: list[str], children: int, trained: bool, tmp_path: Path) -> None:
     command = ["train", *TINY, *overrides, f"run_root={tmp_path}"]
-    killed(command, lambda started: len(started) >= children and (not trained or bool(list(tmp_path.glob("*/*/trace.jsonl")))), signal.SIGKILL)
+    kill_and_require_end(command, lambda started: len(started) >= children and (not trained or bool(list(tmp_path.glob("*/*/trace.jsonl")))), signal.SIGKILL)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("served", [False, True], ids=["as it starts", "once it serves"])
-def test_mlflow_s_server_ends_with_the_command_ui(number: signal.Signals, served: bool, tmp_path: Path) -> None:
-    """It has no password: nobody would know that it is there."""
+def test_the_mlflow_server_ends_with_the_ui_command(number: signal.Signals, served: bool, tmp_path: Path) -> None:
+    """The server has no password, and nobody would know that it is still running."""
     made = f"import mlflow; mlflow.MlflowClient('sqlite:///{tmp_path}/mlflow.db').create_experiment('one', artifact_location='{tmp_path}/mlartifacts')"
     subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, cwd=tmp_path)
-    killed(["ui", "--run-root", str(tmp_path), "--trust"], lambda started: len(started) >= (3 if served else 2), number)
+    kill_and_require_end(["ui", "--run-root", str(tmp_path), "--trust"], lambda started: len(started) >= (3 if served else 2), number)
 
 
-def killed(arguments: list[str], is_ready: Callable[[set[int]], bool], number: signal.Signals) -> None:
-    """Start a command, kill it once its processes are as asked for, and wait until all of these are gone."""
+def kill_and_require_end(arguments: list[str], is_ready: Callable[[set[int]], bool], number: signal.Signals) -> None:
+    """Start a command, kill it once `is_ready` holds for its processes, and wait until all of them have ended."""
     main = subprocess.Popen([sys.executable, "-m", "samewise", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     started = set[int]()
     try:
         until = time.monotonic() + 200
-        while not is_ready(started := below(main.pid)):
+        while not is_ready(started := descendants(main.pid)):
             assert main.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
         if number == signal.SIGKILL:
             main.send_signal(signal.SIGSTOP)  # so that it starts no more
-            started = below(main.pid)
+            started = descendants(main.pid)
         main.send_signal(number)
         main.wait()
         until = time.monotonic() + 200

@@ -1,4 +1,4 @@
-"""A pickle in a checkpoint, wherever it lies, runs nothing, and its refusal does not advise to run it."""
+"""A pickle anywhere in a checkpoint runs nothing, and its refusal does not advise to load it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Attack:
 
 
 class Sharded:
-    """What `shards.split` takes for a sharded tensor."""
+    """What `shards.split` accepts as a sharded tensor."""
 
     device_mesh = None
 
@@ -45,7 +45,7 @@ class Sharded:
 
 
 def write(folder: Path, spoil: Callable[[Path], None] = lambda shards: None) -> Path:
-    """A checkpoint in shards, with what a stranger has done to them: its digests are of that."""
+    """A sharded checkpoint after a stranger's changes to its shards, with digests that match the changes."""
     made = keeper(folder, keep_last=1, keep_best=0)
     state, tensors = shards.split({"model": {"weight": Sharded(torch.arange(6.0))}})
     inner = made.shards_folder(1)
@@ -55,15 +55,15 @@ def write(folder: Path, spoil: Callable[[Path], None] = lambda shards: None) -> 
     return folder / "step-00000001"
 
 
-def respell(file: Path, change: Callable[[Any], None]) -> None:
-    """Write an index anew."""
+def rewrite_index(file: Path, change: Callable[[Any], None]) -> None:
+    """Rewrite an index with a change."""
     index = pickle.loads(file.read_bytes())
     change(index)
     file.write_bytes(pickle.dumps(index))
 
 
 def as_bytes(mark: Path) -> Callable[[Path], None]:
-    """The tensor's entry says that it is bytes, and its place holds a pickle."""
+    """The tensor's entry claims to be bytes, and a pickle is stored in its place."""
 
     def spoil(folder: Path) -> None:
         written = io.BytesIO()
@@ -75,17 +75,17 @@ def as_bytes(mark: Path) -> Callable[[Path], None]:
             index.state_dict_metadata[name] = BytesStorageMetadata()
             index.storage_data = {MetadataIndex(name): _StorageInfo("__0_0.distcp", 0, len(written.getvalue()))}
 
-        respell(folder / ".metadata", change)
+        rewrite_index(folder / ".metadata", change)
 
     return spoil
 
 
-def test_shards_come_back(tmp_path: Path) -> None:
+def test_shards_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.load(write(tmp_path))["model"]["weight"], torch.arange(6.0))
 
 
 def test_torch_itself_would_run_the_pickle_in_the_shards(tmp_path: Path) -> None:
-    """Else the test below could not fail."""
+    """Otherwise the test below could not fail."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -109,7 +109,7 @@ def test_an_index_that_is_a_pickle_of_something_else_runs_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("place", ["../../outside", "{}/outside", "unlisted", "../shards/__0_0.distcp"])
-def test_an_index_that_names_another_file_is_refused_and_the_file_not_read(tmp_path: Path, place: str) -> None:
+def test_an_index_that_names_another_file_is_refused(tmp_path: Path, place: str) -> None:
     place = place.format(tmp_path)
     torch.save(torch.full((6,), 7.0), tmp_path / "outside")
 
@@ -117,7 +117,7 @@ def test_an_index_that_names_another_file_is_refused_and_the_file_not_read(tmp_p
         for one in index.storage_data.values():
             one.relative_path, one.offset, one.length = place, 0, (tmp_path / "outside").stat().st_size
 
-    path = write(tmp_path / "checkpoints", lambda folder: respell(folder / ".metadata", change))
+    path = write(tmp_path / "checkpoints", lambda folder: rewrite_index(folder / ".metadata", change))
     torch.save(torch.full((6,), 7.0), path / "shards" / "unlisted")
     with pytest.raises(CheckpointError, match="names a file that is not part of the checkpoint"):
         checkpoint.load(path)
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_lists_files_elsewhere_or_no_index_is_refused(tmp_path
             checkpoint.load(path)
 
 
-def test_only_tensors_stand_in_an_index(tmp_path: Path) -> None:
+def test_an_index_holds_only_tensor_entries(tmp_path: Path) -> None:
     index = pickle.loads((write(tmp_path) / "shards" / ".metadata").read_bytes())
     assert all(isinstance(entry, TensorStorageMetadata) for entry in index.state_dict_metadata.values())
 

@@ -1,4 +1,4 @@
-"""A place where nothing can be written is told of with what named it, before the work is done."""
+"""A path that cannot be written is reported with the option that named it, before any work is done."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_place_that_cannot_be_written_is_named_with_its_option(samewise: Callable[..., Any], run: Path, picture: Path, tmp_path: Path, command: str) -> None:
-    """/sys takes no files, whoever asks; and below a file there is no folder."""
+def test_a_path_that_cannot_be_written_is_named_with_its_option(samewise: Callable[..., Any], run: Path, picture: Path, tmp_path: Path, command: str) -> None:
+    """Nobody can create files in /sys, and there is no folder below a file."""
     option, line = COMMANDS[command]
     (tmp_path / "file").write_text("mine")
     (tmp_path / "file of configs").mkdir()
@@ -46,7 +46,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_option(samewise: Calla
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_pictures_that_have_no_place_in_the_run_can_be_put_elsewhere(samewise: Callable[..., Any], run: Path, picture: Path, tmp_path: Path) -> None:
+def test_predictions_can_go_elsewhere_if_the_run_folder_cannot_hold_them(samewise: Callable[..., Any], run: Path, picture: Path, tmp_path: Path) -> None:
     (run / "predictions").write_text("in the way")
     try:
         told = samewise("predict", run, picture)
@@ -61,7 +61,7 @@ def test_pictures_that_have_no_place_in_the_run_can_be_put_elsewhere(samewise: C
 
 
 @pytest.mark.parametrize("what", ["profile", "tune"])
-def test_nothing_is_written_through_a_link_to_nothing(samewise: Callable[..., Any], tmp_path: Path, what: str) -> None:
+def test_nothing_is_written_through_a_dangling_link(samewise: Callable[..., Any], tmp_path: Path, what: str) -> None:
     link = tmp_path / "experiment" / "x.yaml"
     link.parent.mkdir()
     link.symlink_to(tmp_path / "mine")

@@ -1,4 +1,4 @@
-"""What a stranger's data set holds runs no program, leads to no other file, and writes nothing outside its folder."""
+"""Files in an untrusted data set run no program, lead to no other file, and write nothing outside their folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage
 
 @pytest.fixture
 def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stands for Ghostscript on PATH; returns what it makes when it is started."""
+    """A stand-in for Ghostscript on PATH; returns the file that it creates when it is started."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "gs"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path / 'mark'}\n")
@@ -35,14 +35,14 @@ def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mark"
 
 
-def test_a_program_called_png_is_not_run(tmp_path: Path, ghostscript: Path) -> None:
+def test_a_program_named_png_is_not_run(tmp_path: Path, ghostscript: Path) -> None:
     (tmp_path / "a.png").write_bytes(EPS)
     with pytest.raises(DataError, match="is not an image"):
         read_image(tmp_path / "a.png")
     assert not ghostscript.exists()
 
 
-def test_a_program_called_png_is_not_run_by_a_data_set_of_torchvision(tmp_path: Path, ghostscript: Path) -> None:
+def test_a_torchvision_data_set_does_not_run_a_program_named_png(tmp_path: Path, ghostscript: Path) -> None:
     (tmp_path / "data" / "x").mkdir(parents=True)
     (tmp_path / "data" / "x" / "a.png").write_bytes(EPS)
     node = {"_target_": "torchvision.datasets.ImageFolder", "root": str(tmp_path / "data")}
@@ -53,7 +53,7 @@ def test_a_program_called_png_is_not_run_by_a_data_set_of_torchvision(tmp_path: 
 
 
 @pytest.mark.usefixtures("ffmpeg")
-def test_a_playlist_called_mp4_leads_to_no_other_file(tmp_path: Path) -> None:
+def test_a_playlist_named_mp4_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{tmp_path}/other.ts\n#EXT-X-ENDLIST\n")
     with pytest.raises(DataError, match="a list of other files"):
         read_frames(tmp_path / "a.mp4", range)
@@ -79,7 +79,7 @@ def test_an_archive_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
     link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
     through = _tar(root / "through.tar", (link, b""), (tarfile.TarInfo("link/mark"), b"x"))
     for archive in (above, absolute, through):
-        with suppress(tarfile.FilterError):  # of an absolute name, the part after the first / is taken
+        with suppress(tarfile.FilterError):  # of an absolute name, only the part after the first / is used
             _extract_tar(str(archive), str(root))
         assert not (tmp_path / "mark").exists()
     _extract_tar(str(_tar(root / "honest.tar", (tarfile.TarInfo("a/b.txt"), b"x"))), str(root))

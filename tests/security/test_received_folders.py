@@ -1,4 +1,4 @@
-"""A folder that someone else made is read, and runs nothing that it names, until its user says so."""
+"""A folder made by someone else can be read, but nothing that it names runs until the user allows it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY = (*DIGITS, "model.width=4", "max_steps=2")
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's own package, with a data set that leaves a mark wherever it is told to."""
+    """The user's own package, with a data set that leaves a mark at the path that it is given."""
     folder = tmp_path / "lab"
     folder.mkdir()
     (folder / "lab_of_mine.py").write_text(
@@ -51,7 +51,7 @@ def received(run: Path, mark: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["eval", pytest.param("predict", marks=pytest.mark.slow), pytest.param("verify", marks=pytest.mark.slow)])
-def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(samewise, run, lab, picture, tmp_path, command) -> None:
+def test_a_received_run_runs_nothing_until_trusted_and_trust_is_remembered(samewise, run, lab, picture, tmp_path, command) -> None:
     mark = tmp_path / "mark"
     received(run, mark)
     given = (command, run, *([picture] if command == "predict" else []), *(["--anyway"] if command == "verify" else []))
@@ -70,7 +70,7 @@ def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(sa
 
 
 @pytest.mark.parametrize("command", ["eval", "verify", "report", "sweep", "status", "cancel"])
-def test_what_cannot_be_read_is_not_signed(samewise, run, sweep, command) -> None:
+def test_an_unreadable_file_is_not_signed(samewise, run, sweep, command) -> None:
     of_run = command in ("eval", "verify")
     file = run / "config.yaml" if of_run else sweep / "sweep.json"
     file.write_text(file.read_text() + "\n[")
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_not_signed(samewise, run, sweep, command) -> Non
     assert not file.with_name(trust.SIGNATURE).exists()
 
 
-def test_a_signature_of_a_stranger_s_is_none(samewise, run, tmp_path, monkeypatch) -> None:
+def test_a_signature_made_with_another_key_is_not_valid(samewise, run, tmp_path, monkeypatch) -> None:
     mine = os.environ["XDG_CONFIG_HOME"]
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n")
@@ -93,7 +93,7 @@ def test_a_signature_of_a_stranger_s_is_none(samewise, run, tmp_path, monkeypatc
     assert samewise("eval", run).returncode == 2
 
 
-def test_what_only_reads_needs_no_trust(samewise, run, sweep) -> None:
+def test_commands_that_only_read_need_no_trust(samewise, run, sweep) -> None:
     (run / ".signature").unlink()
     (sweep / ".signature").unlink()
     for given in (("diff", run, run), ("digest", run), ("sweep", sweep, "--status"), ("sweep", "--status"), ("report", sweep, "--no-mlflow")):
@@ -101,14 +101,14 @@ def test_what_only_reads_needs_no_trust(samewise, run, sweep) -> None:
         assert done.returncode == 0, (given, done.stderr)
 
 
-def test_a_copy_byte_for_byte_is_as_trusted_as_the_original(samewise, run, home) -> None:
+def test_an_exact_copy_is_as_trusted_as_the_original(samewise, run, home) -> None:
     shutil.copytree(run, home / "copy", symlinks=True)
     assert samewise("digest", "copy").returncode == 0
     assert trust.is_signed(home / "copy" / "config.yaml")
 
 
-def test_a_config_under_another_name_is_trusted_by_itself(samewise, run, home) -> None:
-    """Two of them in one folder: each is named, and the trust in one does not end the trust in the other."""
+def test_each_config_in_a_folder_is_trusted_separately(samewise, run, home) -> None:
+    """Two configs in one folder: each is named, and trusting one does not end the trust in the other."""
     for name in ("mine.yaml", "other.yaml"):
         shutil.copyfile(run / "config.yaml", home / name)
         refused = samewise("train", "--config", name)
@@ -119,7 +119,7 @@ def test_a_config_under_another_name_is_trusted_by_itself(samewise, run, home) -
         assert samewise("train", "--config", name).returncode == 0
 
 
-def test_a_received_config_trains_below_runs_and_not_where_its_run_was(samewise, run, home, tmp_path, monkeypatch) -> None:
+def test_a_received_config_trains_below_runs_not_in_its_old_run_root(samewise, run, home, tmp_path, monkeypatch) -> None:
     theirs = tmp_path / "theirs"
     assert samewise("train", "--config", run / "config.yaml", f"run_root={theirs}", "max_steps=1", "--trust").returncode == 0
     (file,) = theirs.glob("*/*/config.yaml")
@@ -150,7 +150,7 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep)
     assert "has no sweep.json" in samewise("sweep", sweep, "--status").stderr
 
 
-def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(samewise, run) -> None:
+def test_train_continues_an_unsigned_run_without_trust_and_signs_it(samewise, run) -> None:
     """`train` composes what it runs from the user's own command line."""
     (run / ".signature").unlink()
     assert samewise("train", *TINY, "name=one").returncode == 0
@@ -159,7 +159,7 @@ def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(
     assert samewise("eval", run).returncode == 0  # written by this user now
 
 
-def test_processes_that_make_the_key_at_once_have_one_key_that_only_the_user_can_read(tmp_path, clean_environment) -> None:
+def test_concurrent_processes_create_one_key_that_only_the_user_can_read(tmp_path, clean_environment) -> None:
     (tmp_path / "config.yaml").write_text("a: 1\n")
     code = (
         "import sys; sys.stdin.read(1); from pathlib import Path; from samewise.runner.records import trust; print(trust._key()); "
@@ -181,7 +181,7 @@ def test_processes_that_make_the_key_at_once_have_one_key_that_only_the_user_can
 
 
 @pytest.mark.parametrize("spoilt", ["no folder can be made", "a key that is none"])
-def test_a_home_that_cannot_be_written_leaves_folders_unsigned_and_is_no_error(samewise, home, tmp_path, monkeypatch, spoilt) -> None:
+def test_an_unwritable_home_leaves_folders_unsigned_without_an_error(samewise, home, tmp_path, monkeypatch, spoilt) -> None:
     config = tmp_path / "config"
     if spoilt == "no folder can be made":
         config.write_text("a file, in the place of the folder")
@@ -197,12 +197,12 @@ def test_a_home_that_cannot_be_written_leaves_folders_unsigned_and_is_no_error(s
     assert samewise("eval", run).returncode == 2
 
 
-def test_a_user_without_a_home_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(cls: Callable[..., Any] = Path) -> Path:
+def test_a_user_without_a_home_folder_causes_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(cls: Callable[..., Any] = Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setattr(Path, "home", none)
+    monkeypatch.setattr(Path, "home", no_home)
     (tmp_path / "config.yaml").write_text("a: 1\n")
     assert not trust.sign(tmp_path / "config.yaml")
     assert not trust.is_signed(tmp_path / "config.yaml")

@@ -1,4 +1,4 @@
-"""An MLflow store that someone else made leads to no file outside of its folder, and no query of it takes time or memory without end."""
+"""An MLflow store made by someone else leads to no file outside its folder, and no query of it takes unlimited time or memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samewise.runner.tracking import store_places
 from samewise.runner.tracking.store import open_client
 
 
-def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_trusted(tmp_path) -> None:
+def test_places_outside_the_stores_folder_are_refused_until_trusted(tmp_path) -> None:
     file = tmp_path / "mlflow.db"
     uri = f"sqlite:///{file}"
 
@@ -24,7 +24,7 @@ def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_tru
             store.executemany("INSERT INTO runs VALUES (?)", [(run,) for run in runs])
             store.commit()
 
-    def refused() -> str:
+    def refusal() -> str:
         with pytest.raises(ConfigError) as told:
             store_places.require(uri, trust=False)
         return str(told.value)
@@ -32,22 +32,22 @@ def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_tru
     add(str(tmp_path / "mlartifacts" / "1"), f"{tmp_path}/mlartifacts/1/a/artifacts", "mlflow-artifacts:/1")
     store_places.require(uri, trust=False)
     add("s3://mine/1", "s3://mine/1/a/artifacts")
-    assert ": s3://mine/1; hint: if these places are yours" in refused()
+    assert ": s3://mine/1; hint: if these places are yours" in refusal()
     store_places.require(uri, trust=True)
     add("s3://mine/1", "s3://mine/1/b/artifacts")  # another run in the same place
     store_places.require(uri, trust=False)
     add("file:///home/me/%2Essh", f"{tmp_path}/mlartifacts/../../secret")
-    assert "mlflow.db: the store names places outside its folder" in refused()
+    assert "mlflow.db: the store names places outside its folder" in refusal()
     for place in ("/home/me/.ssh", str(tmp_path.parent / "secret"), "s3://mine/1", "--trust"):
-        assert place in refused()
+        assert place in refusal()
     file.with_name(".mlflow.db.places").write_text(f"/home/me/.ssh\n{tmp_path.parent}/secret\ns3://mine/1\n")  # a stranger's own list
-    assert "/home/me/.ssh" in refused()
+    assert "/home/me/.ssh" in refusal()
     with contextlib.closing(sqlite3.connect(file)) as store:  # where a logged model's files are
         store.executescript("CREATE TABLE logged_models (artifact_location)")
         store.executemany("INSERT INTO logged_models VALUES (?)", [("s3://mine/1/models/m-1",), ("/etc/ssl/private",)])
         store.commit()
-    assert "/etc/ssl/private" in refused()
-    assert "m-1" not in refused()
+    assert "/etc/ssl/private" in refusal()
+    assert "m-1" not in refusal()
 
 
 ELSEWHERE = {
@@ -64,8 +64,8 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("way", ELSEWHERE)
-def test_whatever_in_a_store_leads_out_of_its_folder_is_told(tmp_path, way) -> None:
-    """A model version, a trace and a webhook name places too; a trigger changes them once they have been looked at: `ui` itself writes tags."""
+def test_anything_in_a_store_that_leads_outside_its_folder_is_reported(tmp_path, way) -> None:
+    """A model version, a trace and a webhook name places too; a trigger could change them after the check, since `ui` itself writes tags."""
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
         store.executescript(
             "CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri); CREATE TABLE model_versions (source, storage_location);"
@@ -86,7 +86,7 @@ ENDLESS = "CREATE VIEW {name} AS WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELE
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("rest", ["WHERE n < 0", "ORDER BY -n"], ids=["no rows", "sorted"])
-def test_a_store_whose_view_has_no_end_is_told_of_and_fills_nothing(tmp_path, monkeypatch, rest) -> None:
+def test_a_store_with_an_endless_view_is_reported(tmp_path, monkeypatch, rest) -> None:
     monkeypatch.setattr(store_places, "LONGEST_S", 1.0)
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
         store.executescript(ENDLESS.format(name="runs", columns="'/x' || n AS artifact_uri", rest=rest))
@@ -96,8 +96,8 @@ def test_a_store_whose_view_has_no_end_is_told_of_and_fills_nothing(tmp_path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["a view without end", "a large value"])
-def test_a_received_store_without_end_is_not_read_to_it(samewise, tmp_path, monkeypatch, caplog, way) -> None:
-    caplog.set_level("CRITICAL", "mlflow")  # as where samewise imports mlflow
+def test_reading_an_endless_or_huge_store_is_stopped(samewise, tmp_path, monkeypatch, caplog, way) -> None:
+    caplog.set_level("CRITICAL", "mlflow")  # as when samewise imports mlflow
     monkeypatch.setattr(store_places, "LONGEST_S", 5.0)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = open_client(uri)
@@ -119,7 +119,7 @@ def test_a_received_store_without_end_is_not_read_to_it(samewise, tmp_path, monk
         assert "--debug" not in done.stderr
     monkeypatch.setattr(store_places, "LONGEST_S", -1.0)
     assert samewise("runs", "--uri", uri).returncode == 2
-    assert client.search_experiments()  # by the same connection, which is the user's own again
+    assert client.search_experiments()  # on the same connection, which is no longer limited
 
 
 def test_a_store_that_cannot_be_read_is_not_shown(samewise, tmp_path) -> None:
@@ -129,7 +129,7 @@ def test_a_store_that_cannot_be_read_is_not_shown(samewise, tmp_path) -> None:
     assert f"{tmp_path / 'mlflow.db'}: cannot be read: " in done.stderr
 
 
-def test_the_command_ui_starts_no_server_over_a_store_that_shows_other_folders(samewise, tmp_path, monkeypatch) -> None:
+def test_ui_starts_no_server_for_a_store_that_names_other_folders(samewise, tmp_path, monkeypatch) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
         store.executescript("CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri); INSERT INTO experiments VALUES ('/etc')")
     started: list[object] = []

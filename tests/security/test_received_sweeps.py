@@ -1,4 +1,4 @@
-"""A sweep's folder that someone else made is shown, and starts and asks nothing that it names, until its user says so."""
+"""A sweep folder made by someone else can be shown, but nothing that it names is started or asked until the user allows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY = (*DIGITS, "model.width=4", "max_steps=2")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """SLURM's commands, as ones that leave a mark."""
+    """Stand-ins for SLURM's commands that leave a mark."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
@@ -26,16 +26,16 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mark"
 
 
-def on_a_cluster(sweep: Path, **changes: Any) -> None:
-    """The sweep as a stranger hands it on, with jobs that SLURM would be asked for."""
+def put_on_a_cluster(sweep: Path, **changes: Any) -> None:
+    """Change the sweep as a stranger could, so that SLURM would be asked for its jobs."""
     file = sweep / "sweep.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "launcher": {"_target_": "samewise.runner.launchers.slurm.Slurm"}, **changes}))
     (sweep / "slurm").mkdir()
     (sweep / "slurm" / "0001.json").write_text(json.dumps({"points": [0, 1], "job": "1", "variables": [{}, {}]}))
 
 
-def test_a_received_sweep_is_shown_and_its_launcher_runs_no_command_until_it_is_trusted(samewise, sweep, cluster) -> None:
-    on_a_cluster(sweep)
+def test_a_received_sweep_is_shown_but_its_launcher_runs_only_if_trusted(samewise, sweep, cluster) -> None:
+    put_on_a_cluster(sweep)
     for given in (("sweep", sweep, "--status"), ("report", sweep)):
         done = samewise(*given)
         assert done.returncode == 0, done.stderr
@@ -49,20 +49,20 @@ def test_a_received_sweep_is_shown_and_its_launcher_runs_no_command_until_it_is_
     assert cluster.exists()
 
 
-def test_a_sweep_s_folder_does_not_say_whose_packages_a_launcher_is_from(samewise, sweep, tmp_path, monkeypatch) -> None:
+def test_a_sweep_folder_cannot_allow_packages_for_its_launcher(samewise, sweep, tmp_path, monkeypatch) -> None:
     mark = tmp_path / "mark"
     (tmp_path / "strange_lab.py").write_text(
         f"open({str(mark)!r}, 'w').close()\nfrom samewise.runner.launchers.local import Local\nclass Mine(Local):\n    detached = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    on_a_cluster(sweep, launcher={"_target_": "strange_lab.Mine"}, packages=["strange_lab"], root=str(tmp_path))
+    put_on_a_cluster(sweep, launcher={"_target_": "strange_lab.Mine"}, packages=["strange_lab"], root=str(tmp_path))
     done = samewise("sweep", sweep, "--status", "--trust")
     assert done.returncode == 2, done.stdout
     assert "outside the packages" in done.stderr
     assert not mark.exists()
 
 
-def test_a_sweep_is_continued_where_it_was_begun_and_not_from_a_copy(samewise, home, sweep) -> None:
+def test_a_copy_of_a_sweep_cannot_be_continued(samewise, home, sweep) -> None:
     shutil.copytree(sweep, home / "copy")
     mine = {file: file.stat().st_mtime_ns for file in sweep.rglob("*")}
     for given in (("sweep", "copy"), ("sweep", "copy", "--retry-failed"), ("sweep", "copy", "--list")):
@@ -72,14 +72,14 @@ def test_a_sweep_is_continued_where_it_was_begun_and_not_from_a_copy(samewise, h
     assert {file: file.stat().st_mtime_ns for file in sweep.rglob("*")} == mine
 
 
-def test_a_job_trains_under_another_home_than_that_of_the_sweep(sweep, tmp_path, monkeypatch) -> None:
-    """As in a pod, or on a machine whose home is not shared."""
+def test_a_job_trains_under_another_home_than_the_sweep_s(sweep, tmp_path, monkeypatch) -> None:
+    """As in a pod, or on a machine that does not share the home folder."""
     from samewise.runner.launchers.job import main
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     for run in sweep.parents[1].glob("swept/*"):
         shutil.rmtree(run)
-    for _ in range(2):  # and again, as after a preemption, where another pod has another key
+    for _ in range(2):  # and again, as after a preemption, when another pod has another key
         shutil.rmtree(tmp_path / "other", ignore_errors=True)
         assert main(sweep, 0) == 0
         for summary in sweep.parents[1].glob("swept/*/summary.json"):

@@ -1,4 +1,4 @@
-"""What may open something (passwords, tokens, keys) stays with its user: not shown, not sent, not recorded where others look."""
+"""Secrets (passwords, tokens, keys) stay with their user: they are not shown, not sent, and not recorded where others look."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=no
         f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{SECRET}",
     ],
 )
-def test_secrets_are_told_by_their_place(text: str) -> None:
+def test_secrets_are_recognised_by_their_context(text: str) -> None:
     assert SECRET not in redact(text)
     assert "***" in redact(text)
     assert SECRET not in describe(ConfigError(Problem("tracking.uri", text)))[1]
@@ -92,7 +92,7 @@ def test_secrets_are_told_by_their_place(text: str) -> None:
         "needs --trust",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_that_is_not_secret_is_kept(text: str) -> None:
     assert redact(text) == text
     assert redact_values({"bos_token": "<s>", "tokens": 3, "x": text}) == {"bos_token": "<s>", "tokens": 3, "x": text}
 
@@ -105,15 +105,15 @@ def test_values_are_hidden_by_their_key() -> None:
     assert redact_values(["x", "--token", SECRET, "--seed", "1"]) == ["x", "--token", "***", "--seed", "1"]
 
 
-def test_a_value_is_hidden_by_the_path_that_it_is_told_with() -> None:
-    """As of a key that nothing reads: its value stands on a line of its own."""
+def test_a_problem_hides_a_value_whose_path_names_a_secret() -> None:
+    """As for an unused key, whose value is shown on a line of its own."""
     told = str(Problem("dataset.api_key", "nothing reads it", SECRET))
     assert SECRET not in told
     assert "***" in told
     assert "'resnet'" in str(Problem("model.name", "nothing reads it", "resnet"))
 
 
-def test_a_run_s_label_has_no_secret_nor_has_that_of_an_older_one() -> None:
+def test_the_label_of_a_run_new_or_old_holds_no_secret() -> None:
     """It is the run's name in MLflow and Weights & Biases, and a bundle's description."""
     assert label_of([f"+dataset.api_key={SECRET}", "optimizer.lr=0.1"]) == "api_key=*** lr=0.1"
     assert header.read(header.write({}, f"api_key={SECRET} lr=0.1")) == ({}, "api_key=*** lr=0.1")
@@ -129,7 +129,7 @@ def trained(samewise: Callable[..., Any], tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_run_gives_no_secret_away_and_can_be_resumed(trained: Path, samewise: Callable[..., Any]) -> None:
+def test_a_run_reveals_no_secret_but_its_own_config_keeps_it(trained: Path, samewise: Callable[..., Any]) -> None:
     (folder,) = trained.glob("resnet18_digits/*/config.yaml")
     client = MlflowClient(f"sqlite:///{trained}/mlflow.db")
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
@@ -144,7 +144,7 @@ def test_a_run_gives_no_secret_away_and_can_be_resumed(trained: Path, samewise: 
     assert SECRET not in samewise("show", f"+tracking.tags.api_key={SECRET}").stdout
 
 
-def test_a_sweep_s_folder_is_the_user_s_alone_before_a_secret_is_in_it(tmp_path: Path) -> None:
+def test_a_sweep_folder_that_holds_a_secret_is_private_to_the_user(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep")
     folder.write_facts({"overrides": ["tracking.uri=https://me:hunter2@host"]})
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
@@ -155,7 +155,7 @@ def test_a_sweep_s_folder_is_the_user_s_alone_before_a_secret_is_in_it(tmp_path:
 
 @pytest.mark.slow
 def test_a_link_among_the_artifacts_is_not_sent(trained: Path, samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file, a folder and the config itself."""
+    """Neither a link to a file nor one to a folder."""
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "id_rsa").write_text("MARK")
     (folder,) = trained.glob("resnet18_digits/*/artifacts")
@@ -213,11 +213,11 @@ def test_sync_sends_no_token_to_an_address_that_a_received_run_names(
     assert done.returncode == 2
     assert "--trust" in done.stderr
     assert heard == []
-    samewise("sync", config.parent, "--run-root", trained, "--uri", address)  # the user's own word
+    samewise("sync", config.parent, "--run-root", trained, "--uri", address)  # the user's explicit choice
     assert any(SECRET in line for line in heard)
 
 
-def test_the_reason_why_nothing_could_be_sent_is_told(
+def test_the_reason_why_nothing_could_be_sent_is_logged(
     theirs: tuple[str, list[str]], samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = samewise("train", *TINY, f"run_root={tmp_path}", f"tracking.uri={theirs[0]}", "tracking.flush_timeout_s=20", "tracking.log_system=false")
@@ -227,7 +227,7 @@ def test_the_reason_why_nothing_could_be_sent_is_told(
 
 
 @pytest.mark.parametrize("uri", [f"me:{SECRET}@host:5000", f"file://me:{SECRET}@host/x", f"http://me:{SECRET}@[::bad", f"http://me:x/{SECRET}@host:1"])
-def test_an_address_that_is_none_is_told_without_its_password(samewise, uri) -> None:
+def test_an_invalid_address_is_reported_without_its_password(samewise, uri) -> None:
     done = samewise("ui", "--uri", uri)
     assert done.returncode == 2
     assert "--uri: is not a " in done.stderr
@@ -235,7 +235,7 @@ def test_an_address_that_is_none_is_told_without_its_password(samewise, uri) -> 
     assert SECRET not in done.stderr
 
 
-def test_the_command_of_the_ui_names_no_store() -> None:
+def test_the_ui_command_line_holds_no_password() -> None:
     assert SECRET not in " ".join(_command(f"postgresql+psycopg2://me:{SECRET}@host/db", 5000))
 
 
@@ -258,7 +258,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_diff_that_is_recorded_has_no_secret(checkout: Path) -> None:
+def test_the_recorded_diff_holds_no_secret(checkout: Path) -> None:
     (checkout / "sub").mkdir()
     for here in (checkout, checkout / "sub"):
         state = git_state(here)
@@ -283,7 +283,7 @@ def test_a_diff_runs_no_program_of_the_checkout(checkout: Path) -> None:
     assert os.environ.get("GIT_EXTERNAL_DIFF") is None
 
 
-def test_a_file_that_is_handed_on_keeps_its_format() -> None:
+def test_a_redacted_file_keeps_its_format() -> None:
     config = "tracking:\n  uri: http://me:hidden@host\n  tags:\n    api_key: hidden\n    other: kept\n"
     handed = redact_file("config.yaml", config)
     assert "hidden" not in handed

@@ -1,4 +1,4 @@
-"""A place of a config takes only its kind of component: nothing else is called, whatever it is given."""
+"""Each place in a config takes only its kind of component: nothing else is called, whatever the config says."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("target", ["leaves_a_mark", "Net.leave_a_mark", "Settings", "pathlib.Path", "nn.Linear"])
 @pytest.mark.parametrize("path", sorted(pattern.replace("*", "x") for pattern in KINDS))
-def test_in_a_package_of_the_user_only_the_kind_is_called_too(path: str, target: str, lab: str, tmp_path: Path) -> None:
+def test_in_the_users_package_only_the_right_kind_is_called(path: str, target: str, lab: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         instantiate({"_target_": f"{lab}.{target}", "path": str(tmp_path / "mark")}, path, allowed=(lab,))
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_function_of_the_user_is_called_where_it_says_that_it_returns_the_kind(lab: str) -> None:
+def test_a_users_function_is_called_only_if_annotated_to_return_the_kind(lab: str) -> None:
     assert instantiate({"_target_": f"{lab}.net", "width": 3}, "model", allowed=(lab,)).in_features == 3
     with pytest.raises(ConfigError, match=r"annotate what it returns.*def leaves_a_mark\(\.\.\.\) -> CLASS") as caught:
         locate(f"{lab}.leaves_a_mark", "model", (lab,))
@@ -93,7 +93,7 @@ def test_a_function_of_the_user_is_called_where_it_says_that_it_returns_the_kind
         locate(f"{lab}.perhaps", "model", (lab,))
 
 
-def test_a_class_of_the_user_can_be_an_argument_of_another_whatever_its_kind(lab: str) -> None:
+def test_a_users_class_of_any_kind_can_be_an_argument_of_another(lab: str) -> None:
     node = {"_target_": f"{lab}.Net", "settings": {"_target_": f"{lab}.Settings", "path": "a"}, "path": 1, "made": 2}
     settings, *rest = instantiate(node, "model", allowed=(lab,)).given
     assert settings.path == "a"
@@ -101,7 +101,7 @@ def test_a_class_of_the_user_can_be_an_argument_of_another_whatever_its_kind(lab
 
 
 @pytest.mark.parametrize("name", ['a", open("mark", "w")) or ("', 'a", None)\nopen("mark", "w")\n("', "a\\", "a b"])
-def test_a_model_is_not_cut_where_the_name_of_a_part_would_be_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_not_split_if_the_name_of_a_part_would_be_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.fx writes the names of parts into code that it compiles; a config chooses those of a ModuleDict."""
     monkeypatch.chdir(tmp_path)
     part = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
@@ -112,8 +112,8 @@ def test_a_model_is_not_cut_where_the_name_of_a_part_would_be_code(name: str, tm
     assert not (tmp_path / "mark").exists()
 
 
-def test_everything_that_a_config_can_have_called_has_been_looked_at() -> None:
-    """After an update: `python tests/security/write_reachable.py`, then look at what was added."""
+def test_everything_that_a_config_can_call_has_been_reviewed() -> None:
+    """After an update, run `python tests/security/write_reachable.py`, then review what was added."""
     listed = {line.partition("  ")[0]: line.partition("  ")[2] for line in REACHABLE.read_text().splitlines() if not line.startswith("#")}
     found = {name: f"{kind}, {how}" for name, (kind, how) in reachable().items()}
     fresh = found.keys() - listed.keys()
@@ -121,4 +121,4 @@ def test_everything_that_a_config_can_have_called_has_been_looked_at() -> None:
     if versions == f"torchvision {torchvision.__version__.partition('+')[0]}":
         assert found == listed
     assert not [name for name in fresh if name.startswith("samewise.")]
-    assert not [name for name in fresh if found[name].rpartition(", ")[2] != "class"]  # functions of another version's are looked at one by one, too
+    assert not [name for name in fresh if found[name].rpartition(", ")[2] != "class"]  # functions of another version are reviewed one by one, too

@@ -1,4 +1,4 @@
-"""A small file that unpacks to a large one takes no more memory or time than a large one may: what it unpacks to is limited, not only its bytes."""
+"""A small file that unpacks to a large one stays within the limits of memory and time: its unpacked size is limited, not only its bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def png(packed: bytes) -> bytes:
 
 
 def test_a_tile_that_is_larger_than_its_image_is_not_unpacked(tmp_path: Path) -> None:
-    """It took 1 GB, of a kilobyte."""
+    """A file of a kilobyte took 1 GB."""
     (tmp_path / "a.tif").write_bytes(tiff((16, 16)))
     assert read_image(tmp_path / "a.tif").shape == (3, 8, 8)
     (tmp_path / "a.tif").write_bytes(tiff((32768, 32768)))
@@ -65,7 +65,7 @@ def test_a_png_that_holds_more_than_its_pixels_is_not_unpacked(tmp_path: Path) -
         read_image(tmp_path / "a.png")
 
 
-def test_a_table_in_which_values_are_repeated_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_repeats_values_beyond_the_limits_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 kB took more memory than there was."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -90,7 +90,7 @@ def test_a_table_in_which_values_are_repeated_is_not_unpacked(tmp_path: Path, mo
         _rows(file, columns)
 
 
-def test_a_file_of_matlab_s_is_not_unpacked_without_measure(tmp_path: Path) -> None:
+def test_a_matlab_file_is_not_unpacked_beyond_the_limit(tmp_path: Path) -> None:
     (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n")
     packed = zlib.compress(bytes(1 << 28), 1)
     (tmp_path / "meta.mat").write_bytes(b"MATLAB 5.0".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed)
@@ -98,7 +98,7 @@ def test_a_file_of_matlab_s_is_not_unpacked_without_measure(tmp_path: Path) -> N
         _read_development_kit(tmp_path, 1)
 
 
-def test_a_file_of_weights_that_was_packed_anew_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_recompressed_file_of_weights_is_not_unpacked(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1 << 22)}, tmp_path / "a.pt")
     assert load_tensors(tmp_path / "a.pt")["a"].shape == (1 << 22,)
     with zipfile.ZipFile(tmp_path / "a.pt") as given, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as made:
@@ -108,7 +108,7 @@ def test_a_file_of_weights_that_was_packed_anew_is_not_unpacked(tmp_path: Path) 
         load_tensors(tmp_path / "b.pt")
 
 
-def test_a_tensor_that_repeats_a_number_until_no_memory_holds_it_is_not_loaded(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+def test_an_expanded_tensor_too_large_for_memory_is_not_loaded(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     torch.save({"model": {"a": torch.zeros(1).expand(1 << 40)}}, tmp_path / "a.pt")
     done = samewise("digest", tmp_path / "a.pt")
     assert done.returncode == 2
@@ -125,7 +125,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_a_header_of_safetensors_has_no_tensors_made_that_are_not_in_the_file(kind: str, tmp_path: Path) -> None:
+def test_a_safetensors_header_that_does_not_match_its_bytes_is_refused(kind: str, tmp_path: Path) -> None:
     text = json.dumps(HEADERS[kind]).encode()
     (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(0 if kind == "a shape without bytes" else 4096))
     with pytest.raises(ValueError, match=r"has no bytes|overlap|is not a mapping"):
@@ -144,7 +144,7 @@ ANNOTATIONS = {
 
 
 @pytest.mark.parametrize("kind", ANNOTATIONS)
-def test_annotations_that_cannot_be_read_are_named(kind: str, tmp_path: Path) -> None:
+def test_unreadable_annotations_are_named(kind: str, tmp_path: Path) -> None:
     (tmp_path / "x.xml").write_bytes(ANNOTATIONS[kind])
     with pytest.raises(DataError) as caught:
         _parse_annotation(tmp_path / "x.xml", "x", 0)
@@ -152,6 +152,6 @@ def test_annotations_that_cannot_be_read_are_named(kind: str, tmp_path: Path) ->
     assert "root:" not in str(caught.value)
 
 
-def test_numbers_of_coco_that_are_none_are_named(tmp_path: Path) -> None:
+def test_invalid_numbers_in_coco_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="an image is incomplete"):
         _images([{"id": 1, "file_name": "a.jpg", "width": float("inf"), "height": 1}], tmp_path)

@@ -1,4 +1,4 @@
-"""Files of runs and sweeps that a disk, a crash or a stranger has spoilt.
+"""Files of runs and sweeps that a disk, a crash or a stranger has damaged.
 
 Each command that reads one names it and exits as documented, never hangs, and deletes nothing.
 """
@@ -76,12 +76,12 @@ IN_ITS_PLACE = ("folder", "pipe", "link to itself", "link to nothing")
 
 
 def spoil(path: Path, way: str, chance: random.Random) -> None:
-    """Spoil a file in a way of `WAYS` or `IN_ITS_PLACE`."""
+    """Damage a file in one of the ways in `WAYS` or `IN_ITS_PLACE`."""
     raw = path.read_bytes() if path.exists() else b'{"a": "b"}\n'
     if way in WAYS:
         try:
             path.write_bytes(WAYS[way](raw, chance))
-        except (ValueError, IndexError):  # no JSON: what is done to any file will do
+        except (ValueError, IndexError):  # not JSON: insert garbage, as can be done to any file
             path.write_bytes(_garbage(raw, chance))
         return
     path.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy that a test may spoil; the current folder."""
+    """A copy that a test may damage, as the current folder."""
     copy = tmp_path / "home"
     shutil.copytree(trained, copy, symlinks=True)
     for name in ("tracking.json", "config.yaml"):  # the store is in the copy too
@@ -166,11 +166,11 @@ OF_RUN = (
 OF_SWEEP = ("status", "status of all", "report", "cancel", "sweep")
 QUICK_OF_RUN = ("digest", "diff", "diff --json", "predict", "train", "runs", "gc", "bundle")
 QUICK_OF_SWEEP = ("status", "status of all", "report", "cancel")
-"""Of these, each case of the short selection runs two; the long one runs all."""
+"""Each case of the short selection runs two of these; the long selection runs all."""
 
 
 def contents(home: Path) -> set[str]:
-    """What is in the files that hold somebody's work."""
+    """Digests of the files that hold somebody's work."""
     kept = (path for path in home.rglob("*") if path.is_file() and path.suffix in (".pt", ".json", ".jsonl", ".yaml", ".db"))
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 
@@ -180,7 +180,7 @@ def _too_long(number: int, frame: object) -> None:
 
 
 def require_an_answer(samewise: Callable[..., Any], home: Path, file: Path, way: str, name: str, given: tuple[str, ...]) -> None:
-    """Run a command on a spoilt folder."""
+    """Run a command on a damaged folder: it must answer in time and lose no weights."""
     states = {path: path.read_bytes() for path in home.glob("runs/*/*/checkpoints/*/state.pt") if path.is_file()}
     mine = file.read_bytes() if file.is_file() else None
     before = signal.signal(signal.SIGALRM, _too_long)
@@ -192,7 +192,7 @@ def require_an_answer(samewise: Callable[..., Any], home: Path, file: Path, way:
         signal.signal(signal.SIGALRM, before)
     case = f"{name} with {file.name} spoilt: {way}\n{done.stdout[-800:]}\n{done.stderr[-2000:]}"
     assert done.returncode in CODES, case
-    assert "--debug" not in done.stderr, case  # an exception that nobody has put into words
+    assert "--debug" not in done.stderr, case  # an exception without a proper message
     if done.returncode == 2:
         assert done.stderr.startswith(("error:", "warning:")) or "\nerror:" in done.stderr or " problems:" in done.stderr, case
     left = [path.read_bytes() for path in home.rglob("state.pt") if path.is_file()]
@@ -224,12 +224,12 @@ def _try(samewise: Callable[..., Any], home: Path, kind: str, name: str, way: st
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "name", "way"), list(cases()))
-def test_every_command_answers_for_every_spoilt_file(samewise, home, kind, name, way) -> None:
+def test_every_command_handles_every_damaged_file(samewise, home, kind, name, way) -> None:
     _try(samewise, home, kind, name, way, OF_RUN if kind == "one" else OF_SWEEP, seed=0)
 
 
 @pytest.mark.parametrize("kind", ["one", "sweeps", "swept"])
-def test_a_command_answers_for_a_spoilt_file(samewise, home, kind) -> None:
+def test_a_few_commands_handle_a_few_damaged_files(samewise, home, kind) -> None:
     chance = random.Random(kind)
     pristine = home.with_name("whole")
     shutil.copytree(home, pristine, symlinks=True)

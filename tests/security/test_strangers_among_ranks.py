@@ -1,6 +1,6 @@
-"""The ranks of a run speak to each other alone.
+"""The ranks of a run communicate only with each other.
 
-No other machine reaches ranks of one machine, and what another process says in a rank's place is not unpickled.
+No other machine reaches ranks that share one machine, and a message from another process in place of a rank is not unpickled.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Attack:
         *(pytest.param(*more, marks=pytest.mark.slow) for more in (("gather", "another"), ("first", "the secret"), ("first", "another"))),
     ],
 )
-def test_what_a_stranger_says_in_a_rank_s_place_is_not_unpickled(tmp_path, clean_environment, way, guess) -> None:
+def test_a_message_from_a_stranger_in_place_of_a_rank_is_not_unpickled(tmp_path, clean_environment, way, guess) -> None:
     mark, stranger = tmp_path / "mark", 1 if way == "gather" else 0
     started = []
     for rank in (0, 1):
@@ -106,7 +106,7 @@ def test_what_a_stranger_says_in_a_rank_s_place_is_not_unpickled(tmp_path, clean
         command = [sys.executable, "-c", SAYS, str(tmp_path / "store"), str(mark), way]
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     said = [one.communicate(timeout=90)[0] for one in started]
-    if guess == "the secret":  # else the test could not fail
+    if guess == "the secret":  # otherwise the test could not fail
         assert mark.exists(), said
         return
     victim = 1 - stranger
@@ -117,7 +117,7 @@ def test_what_a_stranger_says_in_a_rank_s_place_is_not_unpickled(tmp_path, clean
 
 @pytest.mark.parametrize("guess", ["another", pytest.param("the secret", marks=pytest.mark.slow)])
 def test_a_stranger_s_remote_call_is_not_unpickled(tmp_path, clean_environment, guess) -> None:
-    """strategy=rpc takes calls at a port, to which whoever is on the machine can connect."""
+    """strategy=rpc takes calls at a port that anybody on the machine can connect to."""
     more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TP_SOCKET_IFNAME": "lo"}
 
     def start(rank: int, secret: str, address: str = "") -> subprocess.Popen[str]:
@@ -131,7 +131,7 @@ def test_a_stranger_s_remote_call_is_not_unpickled(tmp_path, clean_environment, 
         told = start(1, guess, served.stdout.readline().strip()).communicate(timeout=90)[0]
     finally:
         served.communicate(timeout=30)
-    assert (tmp_path / "mark").exists() == (guess == "the secret"), told  # with the secret the call is made, else the test could not fail
+    assert (tmp_path / "mark").exists() == (guess == "the secret"), told  # with the secret the call is made, otherwise the test could not fail
     assert guess == "the secret" or "received a message that no rank of this run sent (a remote call)" in told
 
 
@@ -176,13 +176,13 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[psutil.
 
 
 def listening(process: psutil.Process) -> list[tuple[str, int]]:
-    """Where a process and its children take connections."""
+    """The addresses at which a process and its children accept connections."""
     family = [process, *process.children(recursive=True)]
     return [tuple(one.laddr) for each in family for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN]
 
 
 @pytest.mark.slow
-def test_ranks_of_one_machine_listen_to_it_alone_and_unpickle_nothing_from_their_store(training, tmp_path) -> None:
+def test_ranks_listen_locally_and_unpickle_nothing_from_their_store(training, tmp_path) -> None:
     places = listening(training)
     assert places
     assert {host for host, _ in places} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, places
@@ -208,13 +208,13 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [(*TINY, f"strategy={name}", *more) for name, more in OTHERS.items()], indirect=True, ids=OTHERS)
-def test_ranks_of_every_strategy_listen_to_this_machine_alone(training) -> None:
+def test_ranks_of_every_strategy_listen_only_locally(training) -> None:
     places = listening(training)
     assert places
     assert {host for host, _ in places} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, places
 
 
-def test_a_store_on_this_machine_is_not_reached_by_its_name_in_the_network() -> None:
+def test_a_local_store_is_not_reachable_from_the_network() -> None:
     from samewise.runner.processes.meeting import store_on_this_machine
 
     store = store_on_this_machine(0, 10.0)

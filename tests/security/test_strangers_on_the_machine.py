@@ -1,4 +1,4 @@
-"""Another account of the machine, which can take any port and read the list of processes, gets no place between a user and a server of theirs."""
+"""Another account on the machine, which can take any port and list the processes, cannot come between a user and their server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samewise.runner.commands.ui import _command, _listening
 
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
 def test_nobody_can_take_the_port_of_the_ui_while_its_server_starts(option: int) -> None:
-    """The server inherits the socket; a stranger's, bound in its place in these seconds, would be told and opened as the user's own MLflow."""
+    """The server inherits the socket: a stranger's, bound in the meantime, would be announced and opened as the user's own MLflow."""
     with _listening(None) as listening, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, option, 1)
         for address in ("127.0.0.1", "0.0.0.0"):
@@ -19,6 +19,6 @@ def test_nobody_can_take_the_port_of_the_ui_while_its_server_starts(option: int)
                 other.bind((address, listening.getsockname()[1]))
 
 
-def test_the_server_of_the_ui_takes_the_socket_that_it_inherits_and_binds_none() -> None:
-    """uvicorn's --fd goes before host and port; `tests/runner/test_tracking_commands.py` asks the server that this starts."""
+def test_the_ui_server_is_started_on_the_socket_that_it_inherits() -> None:
+    """uvicorn's --fd goes before host and port; `tests/runner/test_tracking_commands.py` sends requests to the server that this starts."""
     assert "--fd 0 " in _command("sqlite:///x.db", 5000)[_command("sqlite:///x.db", 5000).index("--uvicorn-opts") + 1]

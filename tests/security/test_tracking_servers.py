@@ -1,4 +1,4 @@
-"""A tracking server that is not what it should be: what it sends without end is not taken, and what cannot be understood is told of."""
+"""A tracking server that misbehaves: endless answers are cut off, and answers that cannot be understood are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from samewise.runner.tracking.store import open_client
 RUN = "0" * 32
 MIB = 1 << 20
 BUFFERED = 16 * MIB
-"""What the kernel and the client may hold of an answer that is no longer read."""
+"""How much of an answer that is no longer read the kernel and the client may hold."""
 RUN_JSON = (
     f'{{"run": {{"info": {{"run_id": "{RUN}", "run_uuid": "{RUN}", "experiment_id": "1", "status": "FINISHED", "lifecycle_stage": "active",'
     ' "artifact_uri": "mlflow-artifacts:/1/x"}, "data": {}}}'
@@ -54,7 +54,7 @@ class _Stranger(http.server.BaseHTTPRequestHandler):
     sent = 0
 
     def do_GET(self) -> None:
-        if self.path == "/":  # where it is asked whether it is there at all
+        if self.path == "/":  # the client asks whether the server is there at all
             self.plain(b"ok")
         else:
             with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ class _Stranger(http.server.BaseHTTPRequestHandler):
         self.wfile.write(HEAD % 200 + more + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
     def without_end(self, head: bytes, most: int = 400 * MIB) -> None:
-        """`most` is an end all the same, for a client that would take it all."""
+        """Stops after `most` bytes nevertheless, in case a client reads everything."""
         self.wfile.write(head)
         piece = b"7" * 65536
         while type(self).sent < most:
@@ -82,7 +82,7 @@ class _Stranger(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The address of a server that answers as the class it comes with says."""
+    """The handler class of a server, which decides its answers, and its address."""
 
     class Kind(_Stranger):
         pass
@@ -106,7 +106,7 @@ COMMANDS = {"runs": ("runs",), "verify": ("verify", RUN)}
 
 
 @pytest.mark.parametrize(("command", "what"), [*(("verify", what) for what in ENDLESS), ("runs", "an answer")])
-def test_an_answer_without_end_is_not_taken(samewise: Callable[..., Any], stranger: Any, what: str, command: str) -> None:
+def test_an_endless_answer_is_cut_off(samewise: Callable[..., Any], stranger: Any, what: str, command: str) -> None:
     kind, address = stranger
     kind.answer = lambda handler: handler.without_end(ENDLESS[what])
     done = samewise(*COMMANDS[command], "--uri", address)
@@ -115,7 +115,7 @@ def test_an_answer_without_end_is_not_taken(samewise: Callable[..., Any], strang
     assert kind.sent < BUFFERED
 
 
-def test_a_small_answer_that_unpacks_to_a_large_one_is_not_taken(samewise: Callable[..., Any], stranger: Any) -> None:
+def test_a_small_answer_that_unpacks_to_a_large_one_is_refused(samewise: Callable[..., Any], stranger: Any) -> None:
     kind, address = stranger
     bomb = gzip.compress(b" " * (64 * MIB), compresslevel=6)
     assert len(bomb) < MIB
@@ -130,7 +130,7 @@ def test_a_small_answer_that_unpacks_to_a_large_one_is_not_taken(samewise: Calla
     assert "SAMEWISE_MAX_ANSWER_BYTES" in done.stderr
 
 
-def test_pages_without_end_are_not_taken(samewise: Callable[..., Any], stranger: Any) -> None:
+def test_endless_pages_are_refused(samewise: Callable[..., Any], stranger: Any) -> None:
     kind, address = stranger
     padded = '{"experiments": [{"experiment_id": "1", "name": "%s"}], "next_page_token": "more"}' % ("x" * 500_000)
     kind.answer = lambda handler: handler.plain(padded.encode())
@@ -147,7 +147,7 @@ def _serves_a_run(handler: _Stranger) -> None:
         handler.plain(FILES_JSON.encode() if listed else RUN_JSON.encode() if "runs/get" in handler.path else b"{}")
 
 
-def test_a_file_without_end_is_not_taken(samewise: Callable[..., Any], stranger: Any) -> None:
+def test_an_endless_file_is_cut_off(samewise: Callable[..., Any], stranger: Any) -> None:
     kind, address = stranger
     kind.answer = _serves_a_run
     done = samewise("verify", RUN, "--uri", address)
@@ -158,7 +158,7 @@ def test_a_file_without_end_is_not_taken(samewise: Callable[..., Any], stranger:
 
 @pytest.fixture
 def other() -> Iterator[tuple[str, list[Any]]]:
-    """`HOST:PORT` of a server that the user has not named, as the cloud's for its machines' credentials is, and what it was asked."""
+    """`HOST:PORT` of a server that the user has not named, such as a cloud's credentials service, and the requests that it received."""
     heard = list[Any]()
 
     class Kind(_Stranger):
@@ -184,7 +184,7 @@ def redirects_within_mlflow(handler: _Stranger, to: str) -> None:
 
 
 def keeps_files_elsewhere(handler: _Stranger, to: str) -> None:
-    """As another user of the user's own server can have it: by the artifact location of an experiment."""
+    """Another user of the same server can arrange this through the artifact location of an experiment."""
     handler.plain(RUN_JSON.replace("mlflow-artifacts:/1/x", f"mlflow-artifacts://{to}/1/x").encode())
 
 
@@ -198,7 +198,7 @@ def names_an_address_to_download_from(handler: _Stranger, to: str) -> None:
 
 
 @pytest.mark.parametrize("way", [redirects, redirects_within_mlflow, keeps_files_elsewhere, names_an_address_to_download_from])
-def test_nothing_is_asked_of_a_host_that_a_server_sends_to_and_no_token_told_there(
+def test_no_request_or_token_reaches_a_host_that_a_server_points_to(
     samewise: Callable[..., Any], stranger: Any, other: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch, way: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "a-token")
@@ -216,7 +216,7 @@ def test_nothing_is_asked_of_a_host_that_a_server_sends_to_and_no_token_told_the
         assert heard
 
 
-def test_a_client_of_the_users_own_beside_samewises_asks_its_server(stranger: Any, other: tuple[str, list[Any]]) -> None:
+def test_the_users_own_mlflow_client_still_reaches_its_server(stranger: Any, other: tuple[str, list[Any]]) -> None:
     _, address = stranger
     host, heard = other
     with quiet_mlflow():
@@ -227,7 +227,7 @@ def test_a_client_of_the_users_own_beside_samewises_asks_its_server(stranger: An
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("what", STRANGE)
-def test_an_answer_that_cannot_be_understood_is_told_of(samewise: Callable[..., Any], stranger: Any, what: str, command: str) -> None:
+def test_an_answer_that_cannot_be_understood_is_reported(samewise: Callable[..., Any], stranger: Any, what: str, command: str) -> None:
     kind, address = stranger
     kind.answer = lambda handler: handler.plain(STRANGE[what])
     done = samewise(*COMMANDS[command], "--uri", address)
@@ -238,8 +238,8 @@ def test_an_answer_that_cannot_be_understood_is_told_of(samewise: Callable[..., 
 
 
 @pytest.mark.parametrize("body", [b"", b"200 OK", b"\n"])
-def test_an_empty_answer_is_not_taken_for_metrics_that_were_stored(stranger: Any, body: bytes) -> None:
-    """MLflow's client takes one for success: a gateway's maintenance would lose metrics unseen."""
+def test_an_empty_answer_does_not_count_as_metrics_stored(stranger: Any, body: bytes) -> None:
+    """MLflow's client treats it as success: a gateway's maintenance page would lose metrics unnoticed."""
     kind, address = stranger
     kind.answer = lambda handler: handler.plain(body)
     with quiet_mlflow():
@@ -258,7 +258,7 @@ def deny(handler: _Stranger) -> None:
     handler.wfile.write(HEAD % 401 + b"Content-Length: 29\r\n\r\nYou are not authenticated.\nNo.")
 
 
-def test_a_server_that_asks_for_a_password_is_told_of_in_a_line(samewise: Callable[..., Any], stranger: Any) -> None:
+def test_a_server_that_asks_for_a_password_is_reported_in_one_line(samewise: Callable[..., Any], stranger: Any) -> None:
     kind, address = stranger
     kind.answer = deny
     done = samewise("runs", "--uri", address)
@@ -279,7 +279,7 @@ class WaitsForTheSender(Callback):
 
 
 @pytest.mark.slow
-def test_a_run_and_a_sweep_say_that_the_server_refuses_them(
+def test_a_run_and_a_sweep_report_that_the_server_refuses_them(
     samewise: Callable[..., Any], stranger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind, address = stranger

@@ -1,4 +1,4 @@
-"""What a command says of a run that was spoilt, emptied or ended from inside is true: no success in silence, and no older work replaced."""
+"""What a command reports of a run that was damaged, emptied or ended from inside is true: no false success, and no older work replaced."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def run(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "one" / original.name, symlinks=True))
 
 
-def again(samewise, run: Path, *more: str):
+def train_again(samewise, run: Path, *more: str):
     return samewise("train", *TINY, "name=one", f"run_root={run.parents[1]}", *more)
 
 
-def test_a_trace_in_which_a_digest_was_changed_is_not_the_same_bits(samewise, run) -> None:
+def test_a_trace_with_a_changed_digest_is_reported_as_damaged(samewise, run) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
     for folder in (run, other):  # the same change in both
         lines = (folder / "trace.jsonl").read_text().splitlines()
@@ -94,7 +94,7 @@ def test_a_trace_in_which_a_digest_was_changed_is_not_the_same_bits(samewise, ru
 
 
 @pytest.mark.parametrize("line", ["{}", "null", "nonsense", '{"step": 2}', '{"step": true, "chain": []}'])
-def test_a_trace_with_a_line_that_says_nothing_is_not_the_same_bits(samewise, run, line) -> None:
+def test_a_trace_with_an_invalid_line_is_not_reported_as_the_same_bits(samewise, run, line) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
     for folder in (run, other):
         lines = (folder / "trace.jsonl").read_text().splitlines()
@@ -104,7 +104,7 @@ def test_a_trace_with_a_line_that_says_nothing_is_not_the_same_bits(samewise, ru
     assert "line 3" in done.stderr
 
 
-def test_a_trace_that_ends_in_a_line_cut_off_by_a_crash_is_compared_as_far_as_it_goes(samewise, run) -> None:
+def test_a_trace_cut_off_by_a_crash_is_compared_up_to_its_last_full_line(samewise, run) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
     (other / "trace.jsonl").write_bytes((other / "trace.jsonl").read_bytes()[:-20])
     (other / "summary.json").unlink()
@@ -116,7 +116,7 @@ def test_a_trace_that_ends_in_a_line_cut_off_by_a_crash_is_compared_as_far_as_it
 @pytest.mark.parametrize(
     ("kept", "words"), [(lambda raw: raw[:-20], "it ends at step 5, but the run took 6"), (lambda raw: b"", "it is empty")], ids=["cut", "empty"]
 )
-def test_a_trace_that_is_shorter_than_its_finished_run_is_damaged(samewise, run, kept, words) -> None:
+def test_a_trace_shorter_than_its_finished_run_is_damaged(samewise, run, kept, words) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
     (run / "trace.jsonl").write_bytes(kept((run / "trace.jsonl").read_bytes()))
     for command in (["diff", other, run], ["verify", run]):
@@ -125,7 +125,7 @@ def test_a_trace_that_is_shorter_than_its_finished_run_is_damaged(samewise, run,
         assert f"trace.jsonl: is damaged: {words}" in done.stderr
 
 
-def test_altered_steps_of_a_summary_are_not_a_damaged_trace(samewise, run) -> None:
+def test_altered_steps_in_a_summary_are_not_called_a_damaged_trace(samewise, run) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "steps": 500}))
     done = samewise("verify", run)
@@ -135,7 +135,7 @@ def test_altered_steps_of_a_summary_are_not_a_damaged_trace(samewise, run) -> No
     assert "step 6: summary.json: steps is recorded as 4, and is 6 when computed again" in samewise("verify", run).stdout
 
 
-def test_a_trace_that_is_gone_is_told_with_the_command_that_makes_another(samewise, run) -> None:
+def test_a_missing_trace_is_reported_with_the_command_to_make_another(samewise, run) -> None:
     (run / "trace.jsonl").unlink()
     done = samewise("verify", run)
     assert done.returncode == 2
@@ -146,7 +146,7 @@ def test_a_trace_that_is_gone_is_told_with_the_command_that_makes_another(samewi
     assert "the same bits: 6 of 6" in samewise("verify", run.with_name(f"{run.name}-2")).stdout
 
 
-def test_a_trace_that_was_deleted_in_mid_run_is_missed(samewise, original, tmp_path) -> None:
+def test_a_trace_deleted_before_a_run_resumes_is_noticed(samewise, original, tmp_path) -> None:
     run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
     for one in ("summary.json", "trace.jsonl", "checkpoints/latest", "checkpoints/best"):
         (run / one).unlink()
@@ -158,7 +158,7 @@ def test_a_trace_that_was_deleted_in_mid_run_is_missed(samewise, original, tmp_p
         assert "its trace begins at step 5: the steps before were not compared" in samewise(*given).stdout
 
 
-def test_a_trace_that_is_deleted_while_it_is_written_is_missed(tmp_path, capfd) -> None:
+def test_a_trace_deleted_while_it_is_written_is_noticed(tmp_path, capfd) -> None:
     trace = Trace(tmp_path / "trace.jsonl", nn.Linear(1, 1))
     trace.open(0, 0)
     trace.close()
@@ -170,14 +170,14 @@ def test_a_trace_that_is_deleted_while_it_is_written_is_missed(tmp_path, capfd) 
 
 
 @pytest.mark.parametrize("steps", [-5, 0])
-def test_fewer_steps_than_one_are_not_compared(samewise, run, steps) -> None:
+def test_verify_refuses_fewer_steps_than_one(samewise, run, steps) -> None:
     done = samewise("verify", run, f"--steps={steps}")
     assert done.returncode == 2
     assert "--steps: is too small" in done.stderr
     assert "the same bits" not in done.stdout
 
 
-def test_final_weights_that_are_not_the_summary_s_are_not_the_same_bits(samewise, run) -> None:
+def test_final_weights_that_differ_from_the_summary_are_reported(samewise, run) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "weights_sha256": "0" * 64}))
     done = samewise("verify", run)
@@ -188,7 +188,7 @@ def test_final_weights_that_are_not_the_summary_s_are_not_the_same_bits(samewise
 
 
 @pytest.mark.parametrize("manifest", [None, "", "[]", '{"format": 1}', "pipe"])
-def test_checkpoints_without_a_manifest_are_not_taken_for_none_and_their_weights_stay(samewise, run, manifest) -> None:
+def test_checkpoints_without_a_manifest_stop_training_and_are_kept(samewise, run, manifest) -> None:
     (run / "summary.json").unlink()
     for file in run.glob("checkpoints/step-*/manifest.json"):
         file.unlink()
@@ -198,7 +198,7 @@ def test_checkpoints_without_a_manifest_are_not_taken_for_none_and_their_weights
             file.write_text(manifest)
     weights = {file: file.read_bytes() for file in run.glob("checkpoints/step-*/state.pt")}
     trace = (run / "trace.jsonl").read_bytes()
-    done = again(samewise, run)
+    done = train_again(samewise, run)
     assert done.returncode == 2, done.stdout
     assert "nothing has been deleted" in done.stderr
     assert len(weights) >= 3
@@ -206,19 +206,19 @@ def test_checkpoints_without_a_manifest_are_not_taken_for_none_and_their_weights
     assert (run / "trace.jsonl").read_bytes() == trace
 
 
-def test_a_folder_of_checkpoints_that_cannot_be_read_is_not_taken_for_an_empty_one(samewise, run) -> None:
+def test_an_unreadable_folder_of_checkpoints_does_not_count_as_empty(samewise, run) -> None:
     (run / "summary.json").unlink()
     shutil.move(run / "checkpoints", run / "elsewhere")
     (run / "checkpoints").symlink_to("checkpoints")  # too many levels of links: unreadable also to root
-    done = again(samewise, run)
+    done = train_again(samewise, run)
     assert done.returncode == 2, done.stdout
     assert "checkpoints" in done.stderr
 
 
-def test_a_run_that_begins_anew_for_lack_of_checkpoints_says_so(samewise, run) -> None:
+def test_a_run_that_restarts_for_lack_of_checkpoints_says_so(samewise, run) -> None:
     (run / "summary.json").unlink()
     shutil.rmtree(run / "checkpoints")
-    done = again(samewise, run)
+    done = train_again(samewise, run)
     assert done.returncode == 0
     assert "has no checkpoint; it starts again from step 0" in done.stderr
 
@@ -230,7 +230,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return tmp_path
 
 
-def test_a_run_whose_folder_is_emptied_in_training_does_not_end_as_finished(samewise, lab) -> None:
+def test_a_run_whose_folder_is_emptied_does_not_end_as_finished(samewise, lab) -> None:
     done = samewise("train", "--package", "lab_of_damage", *TINY, "name=one", f"run_root={lab}/runs", "+callbacks.empties={_target_:lab_of_damage.Empties}")
     assert done.returncode == 1, done.stdout
     assert "the run's folder is gone" in done.stderr
@@ -239,7 +239,7 @@ def test_a_run_whose_folder_is_emptied_in_training_does_not_end_as_finished(same
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_data_set_that_exits_in_a_later_step_does_not_end_as_finished(samewise, lab, workers) -> None:
+def test_a_run_whose_data_set_exits_does_not_end_as_finished(samewise, lab, workers) -> None:
     data = ["dataset.train._target_=lab_of_damage.Leaves", "+dataset.train.after=5", f"loader.num_workers={workers}"]
     done = samewise("train", "--package", "lab_of_damage", *TINY, "name=one", f"run_root={lab}/runs", *data)
     assert done.returncode not in (0, 3), done.stdout
@@ -259,7 +259,7 @@ def test_a_component_that_ends_the_process_at_once_is_named(samewise, lab, comma
 
 
 @pytest.mark.slow
-def test_a_thread_that_ends_the_process_is_told(lab) -> None:
+def test_a_thread_that_ends_the_process_is_reported(lab) -> None:
     given = [*TINY, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.Vanishes,thread:true}"]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     start = [sys.executable, "-m", "samewise", "train", "--package", "lab_of_damage", *given]
@@ -276,7 +276,7 @@ def test_a_thread_that_ends_the_process_is_told(lab) -> None:
         ("sweep", ("seed=1,2",), "2 interrupted"),
     ],
 )
-def test_a_process_that_ends_itself_without_a_word_is_no_success(lab, command, more, said) -> None:
+def test_a_process_that_exits_silently_does_not_count_as_success(lab, command, more, said) -> None:
     given = [*TINY, *more, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.VanishesInC}"]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     start = [sys.executable, "-m", "samewise", command, "--package", "lab_of_damage", *given]

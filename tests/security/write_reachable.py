@@ -1,4 +1,4 @@
-"""Writes reachable.txt anew: everything that a config can have called, with its kind; a function with what it returns, which is the reason why it may be."""
+"""Rewrites reachable.txt: everything that a config can call, with its kind; a function also with what it returns, which is why it may be called."""
 
 from __future__ import annotations
 
