@@ -1,4 +1,4 @@
-"""Reading audio files: formats, stretches, rates, channels, and files that are not what they should be."""
+"""Reading audio files: formats, excerpts, rates, channels, and invalid files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def tone(frames: int = 2000, *, frequency: float = 440.0, rate: int = RATE) -> t
     return 0.5 * torch.sin(2 * math.pi * frequency * torch.arange(frames) / rate)
 
 
-def written(path, samples, rate=RATE, **options):
+def write(path, samples, rate=RATE, **options):
     soundfile.write(path, samples.t().numpy() if samples.dim() == 2 else samples.numpy(), rate, **options)
     return path
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("a.wav", 1e-4), ("a.flac", 1e-4), ("a.aiff", 1e-4), ("a.ogg", 0.1), ("a.mp3", 0.1)])
-def test_each_format_gives_the_samples_that_were_written(tmp_path, name, tolerance):
-    path = written(tmp_path / name, tone())
+def test_each_format_returns_the_samples_that_were_written(tmp_path, name, tolerance):
+    path = write(tmp_path / name, tone())
     waveform, rate = read_audio(path)
     assert (waveform.dtype, tuple(waveform.shape), rate) == (torch.float32, (2000,), RATE)
     assert (waveform - tone())[200:-200].abs().max() < tolerance
@@ -35,8 +35,8 @@ def test_each_format_gives_the_samples_that_were_written(tmp_path, name, toleran
     assert (info.frames, info.sample_rate, info.channels, info.seconds) == (2000, RATE, 1, 0.25)
 
 
-def test_a_stretch_is_the_same_samples_as_the_whole(tmp_path):
-    path = written(tmp_path / "a.flac", tone())
+def test_an_excerpt_equals_the_same_part_of_the_whole(tmp_path):
+    path = write(tmp_path / "a.flac", tone())
     whole, _ = read_audio(path)
     assert torch.equal(read_audio(path, start=700, frames=300)[0], whole[700:1000])
     assert torch.equal(read_audio(path, start=1500)[0], whole[1500:])
@@ -44,14 +44,14 @@ def test_a_stretch_is_the_same_samples_as_the_whole(tmp_path):
 
 def test_channels_are_averaged_unless_kept(tmp_path):
     both = torch.stack([tone(), torch.zeros(2000)])
-    path = written(tmp_path / "a.wav", both, subtype="FLOAT")
+    path = write(tmp_path / "a.wav", both, subtype="FLOAT")
     assert torch.equal(read_audio(path, mono=False)[0], both)
     assert torch.equal(read_audio(path)[0], both.mean(0))
 
 
 @pytest.mark.parametrize(("rate", "wanted"), [(44100, 16000), (8000, 16000), (22050, 8000)])
-def test_another_rate_is_resampled_to_the_one_wanted(tmp_path, rate, wanted):
-    path = written(tmp_path / "a.wav", tone(rate // 2 + 3, rate=rate), rate, subtype="FLOAT")
+def test_another_rate_is_resampled_to_the_requested_one(tmp_path, rate, wanted):
+    path = write(tmp_path / "a.wav", tone(rate // 2 + 3, rate=rate), rate, subtype="FLOAT")
     waveform, given = read_audio(path, sample_rate=wanted)
     assert given == wanted
     assert len(waveform) == audio_info(path).frames_at(wanted) == math.ceil((rate // 2 + 3) * wanted / rate)
@@ -61,16 +61,16 @@ def test_another_rate_is_resampled_to_the_one_wanted(tmp_path, rate, wanted):
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
-def test_a_file_that_is_cut_short_is_named(tmp_path, name):
-    raw = written(tmp_path / name, tone(40000)).read_bytes()
+def test_a_truncated_file_is_named(tmp_path, name):
+    raw = write(tmp_path / name, tone(40000)).read_bytes()
     path = tmp_path / f"short_{name}"
     path.write_bytes(raw[: len(raw) // 2])
     with pytest.raises(DataError, match=f"short_{name}: is (cut short|too short|a damaged file)"):
         read_audio(path)
 
 
-def test_a_wav_file_written_into_a_pipe_does_not_say_its_length(tmp_path):
-    raw = bytearray(written(tmp_path / "a.wav", tone()).read_bytes())
+def test_a_wav_file_of_unknown_length_from_a_pipe_is_read(tmp_path):
+    raw = bytearray(write(tmp_path / "a.wav", tone()).read_bytes())
     place = raw.index(b"data") + 4
     raw[place : place + 4] = struct.pack("<I", 0xFFFFFFFF)
     (tmp_path / "piped.wav").write_bytes(raw)
@@ -81,7 +81,7 @@ def test_a_wav_file_written_into_a_pipe_does_not_say_its_length(tmp_path):
     ("content", "message"),
     [(b"", "is empty"), (b"this is a letter, not a recording" * 20, "is not audio"), (None, "cannot be read")],
 )
-def test_what_is_no_audio_file_is_named(tmp_path, content, message):
+def test_a_file_that_is_not_audio_is_named(tmp_path, content, message):
     path = tmp_path / "thing.wav"
     if content is not None:
         path.write_bytes(content)
@@ -92,23 +92,23 @@ def test_what_is_no_audio_file_is_named(tmp_path, content, message):
 
 def test_a_file_without_a_single_frame_is_named(tmp_path):
     with pytest.raises(DataError, match=r"silent.wav: is too short"):
-        read_audio(written(tmp_path / "silent.wav", tone(0)))
+        read_audio(write(tmp_path / "silent.wav", tone(0)))
 
 
 @pytest.mark.parametrize(("start", "frames"), [(1990, 20), (2000, None), (3000, 5), (0, 2001)])
-def test_a_stretch_beyond_the_end_is_named(tmp_path, start, frames):
+def test_an_excerpt_beyond_the_end_is_named(tmp_path, start, frames):
     with pytest.raises(DataError, match=r"a.wav: is too short"):
-        read_audio(written(tmp_path / "a.wav", tone()), start=start, frames=frames)
+        read_audio(write(tmp_path / "a.wav", tone()), start=start, frames=frames)
 
 
-def test_numbers_that_are_not_finite_are_named(tmp_path):
+def test_samples_that_are_not_finite_are_named(tmp_path):
     samples = tone()
     samples[7] = float("nan")
     with pytest.raises(DataError, match=r"a.wav: .*not finite"):
-        read_audio(written(tmp_path / "a.wav", samples, subtype="FLOAT"))
+        read_audio(write(tmp_path / "a.wav", samples, subtype="FLOAT"))
 
 
-def test_files_are_listed_in_one_order_whatever_the_disk_says(tmp_path):
+def test_files_are_listed_in_sorted_order_without_hidden_ones(tmp_path):
     for name in ("b/2.wav", "b/1.FLAC", "a.wav", "b/notes.txt", ".hidden/3.wav", "b/.rubbish.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -126,7 +126,7 @@ def audio_encoder(ffmpeg):
 
 
 @pytest.mark.parametrize(("name", "channels"), [("a.m4a", 1), ("a.m4a", 2), ("a.aac", 1)])
-def test_what_soundfile_does_not_know_is_read_by_torchcodec(tmp_path, audio_encoder, name, channels):
+def test_formats_unknown_to_soundfile_are_read_by_torchcodec(tmp_path, audio_encoder, name, channels):
     path, rate = tmp_path / name, 16000
     audio_encoder(tone(rate, rate=rate).expand(channels, -1), sample_rate=rate).to_file(str(path))
     with pytest.raises(soundfile.LibsndfileError):
@@ -142,7 +142,7 @@ def test_what_soundfile_does_not_know_is_read_by_torchcodec(tmp_path, audio_enco
     assert len(read_audio(path, sample_rate=8000)[0]) == -(-waveform.shape[1] // 2)
 
 
-def test_a_damaged_file_that_only_torchcodec_would_know_is_named(tmp_path, audio_encoder):
+def test_a_damaged_file_in_a_format_for_torchcodec_is_named(tmp_path, audio_encoder):
     path = tmp_path / "a.m4a"
     audio_encoder(tone(16000)[None], sample_rate=16000).to_file(str(path))
     path.write_bytes(path.read_bytes()[:3000])

@@ -1,4 +1,4 @@
-"""Images of any number of channels and of 16 bits: what is read is what was written, the model and its normalisation follow, and what does not fit is said."""
+"""Images of any number of channels and of 16 bits: they are read as written, model and normalisation adapt to them, and mismatches are reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def expected(values: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "float32", "float64"])
 @pytest.mark.parametrize("channels", [1, 2, 5])
-def test_an_array_is_read_as_it_was_written_whichever_axis_has_the_channels(tmp_path: Path, kind: str, channels: int) -> None:
+def test_an_array_is_read_as_written_whichever_axis_holds_the_channels(tmp_path: Path, kind: str, channels: int) -> None:
     values = array(channels, kind)
     np.save(tmp_path / "first.npy", values)
     np.save(tmp_path / "last.npy", values.transpose(1, 2, 0))
@@ -49,14 +49,14 @@ def test_pages_of_a_tiff_are_channels(tmp_path: Path, kind: str) -> None:
     assert torch.equal(read_channels(tmp_path / "pages.tif", 5), expected(values))
 
 
-def test_a_tiff_of_four_samples_and_a_png_keep_all_of_them(tmp_path: Path) -> None:
+def test_a_tiff_and_a_png_of_four_channels_keep_all_of_them(tmp_path: Path) -> None:
     values = array(4, "uint8")
     for name in ("a.tif", "a.png"):
         Image.fromarray(values.transpose(1, 2, 0), "RGBA").save(tmp_path / name)
         assert torch.equal(read_channels(tmp_path / name, 4), torch.from_numpy(values))
 
 
-def test_a_png_of_16_bits_keeps_them(tmp_path: Path) -> None:
+def test_a_png_of_16_bits_keeps_all_bits(tmp_path: Path) -> None:
     values = array(1, "uint16")
     Image.fromarray(values[0]).save(tmp_path / "deep.png")
     assert torch.equal(read_channels(tmp_path / "deep.png", 1), expected(values))
@@ -74,7 +74,7 @@ def test_a_png_of_16_bits_keeps_them(tmp_path: Path) -> None:
         (lambda file: file.write_bytes(b"hello"), "cannot be read as an image", "an .npy array"),
     ],
 )
-def test_what_does_not_fit_is_said_with_the_files_name(tmp_path: Path, write: Callable[[Path], Any], words: str, advice: str) -> None:
+def test_an_unsuitable_array_is_reported_with_its_file(tmp_path: Path, write: Callable[[Path], Any], words: str, advice: str) -> None:
     file = tmp_path / "a.npy"
     write(file)
     with pytest.raises(DataError) as caught:
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_said_with_the_files_name(tmp_path: Path, write: Ca
     assert advice in f"{problem.expected} {problem.hint}"
 
 
-def test_colours_are_refused_for_other_channels_with_what_to_do() -> None:
+def test_a_colour_transform_refuses_images_of_five_channels() -> None:
     for images in (torch.zeros(2, 5, 4, 4, dtype=torch.uint8), torch.zeros(2, 5, 4, 4)):
         with pytest.raises(ConfigError, match=r"works on images with 1 or 3 channels; hint: leave RandomGrayscale out"):
             RandomGrayscale(p=0.5)({"image": images})
@@ -93,7 +93,7 @@ def test_colours_are_refused_for_other_channels_with_what_to_do() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes that only the fourth of five channels tells apart, in 16 bits."""
+    """Two classes, in 16 bits, that differ only in the fourth of five channels."""
     for split, count in (("train", 12), ("valid", 6)):
         for label in range(2):
             (tmp_path / "data" / split / "ab"[label]).mkdir(parents=True)
@@ -104,7 +104,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_data_sets_fingerprint_follows_the_content(folder: Path) -> None:
+def test_the_fingerprint_changes_with_the_content(folder: Path) -> None:
     def identity() -> str:
         return ImageFolder(root=str(folder), folder="train", mode="channels", channels=5).fingerprint()
 
@@ -114,7 +114,7 @@ def test_a_data_sets_fingerprint_follows_the_content(folder: Path) -> None:
     assert identity() != before
 
 
-def test_images_of_two_types_are_refused_and_not_mixed(folder: Path, samewise: Callable[..., Any]) -> None:
+def test_images_of_two_dtypes_are_refused(folder: Path, samewise: Callable[..., Any]) -> None:
     np.save(folder / "train" / "a" / "0.npy", array(5, "uint8"))
     given = ["dataset=multichannel_folder", f"dataset.root={folder}", "dataset.num_classes=2", "dataset.channels=5", "batch_size=24"]
     scales = ["dataset.mean=[0.1,0.1,0.1,0.3,0.1]", "dataset.std=[0.1,0.1,0.1,0.3,0.1]"]
@@ -124,7 +124,7 @@ def test_images_of_two_types_are_refused_and_not_mixed(folder: Path, samewise: C
     assert "float32" in done.stderr
 
 
-def test_a_model_learns_what_only_a_fourth_channel_tells_and_is_applied_to_files(
+def test_a_model_learns_from_the_fourth_channel_and_predicts_for_files(
     folder: Path, samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ def test_a_model_learns_what_only_a_fourth_channel_tells_and_is_applied_to_files
     assert (run / "predictions" / "0_class.png").is_file()
 
 
-def test_what_is_not_given_or_does_not_fit_is_said(folder: Path, samewise: Callable[..., Any]) -> None:
+def test_missing_or_mismatched_normalisation_is_reported(folder: Path, samewise: Callable[..., Any]) -> None:
     given = [
         "check",
         "dataset=multichannel_folder",
@@ -155,6 +155,6 @@ def test_what_is_not_given_or_does_not_fit_is_said(folder: Path, samewise: Calla
     ]
     missing = samewise(*given).stderr
     assert "dataset.mean: must be given" in missing
-    assert "2 problems" in missing  # mean and std, and not what refers to them
+    assert "2 problems" in missing  # mean and std, but not the values that refer to them
     short = samewise(*given, "dataset.channels=5", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.2,0.2]").stderr
     assert "Normalize has 3 channels, the images have 5; hint: set dataset.mean and dataset.std" in short

@@ -19,12 +19,12 @@ SIZE = {"samples": 100, "context": 30}
 
 
 def record(path: Path, frames: int = 1000, rate: int = 8000) -> None:
-    """A ramp, which shows where a clip lies."""
+    """Write a ramp, whose values show where a clip lies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, (torch.arange(1, frames + 1) / 2000).numpy(), rate, subtype="FLOAT")
 
 
-def drawn(data, index: int, *numbers: int) -> dict:
+def draw_sample(data, index: int, *numbers: int) -> dict:
     with streams.scope(0, "sample", *numbers):
         return data[index]
 
@@ -35,12 +35,12 @@ def place(sample: dict) -> int:
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_a_clip_lies_anywhere_in_its_recording_with_what_is_around_it(tmp_path, cache):
+def test_a_clip_lies_anywhere_in_its_recording_with_its_context(tmp_path, cache):
     record(tmp_path / "a.wav")
     data = WavFolder(root=str(tmp_path), sample_rate=8000, cache=cache, **SIZE)
     places = set()
     for number in range(200):
-        sample = drawn(data, 0, number)
+        sample = draw_sample(data, 0, number)
         assert (sample["waveform"].shape, sample["name"], sample["index"]) == ((160,), "a.wav", 0)
         around = torch.arange(place(sample) - 30, place(sample) + 130)
         inside = (around >= 0) & (around < 1000)
@@ -48,7 +48,7 @@ def test_a_clip_lies_anywhere_in_its_recording_with_what_is_around_it(tmp_path, 
         places.add(place(sample))
     assert min(places) < 40
     assert 860 < max(places) <= 1000 - 100 - 1
-    assert torch.equal(drawn(data, 0, 7)["waveform"], drawn(data, 0, 7)["waveform"])
+    assert torch.equal(draw_sample(data, 0, 7)["waveform"], draw_sample(data, 0, 7)["waveform"])
 
 
 def test_a_recording_shorter_than_a_clip_is_followed_by_silence(tmp_path):
@@ -76,7 +76,7 @@ def test_a_pattern_chooses_speakers_and_takes(tmp_path):
         WavFolder(root=str(tmp_path), pattern="(", sample_rate=8000, **SIZE)
 
 
-def test_ljspeech_holds_out_each_tenth_recording(tmp_path):
+def test_ljspeech_holds_out_every_tenth_recording(tmp_path):
     names = [f"LJ001-{number:04d}" for number in range(1, 26)]
     for name in names:
         record(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", 200, rate=22050)
@@ -92,7 +92,7 @@ def test_ljspeech_holds_out_each_tenth_recording(tmp_path):
         LJSpeech(root=str(tmp_path / "nowhere"), split="train", **SIZE)
 
 
-def test_libritts_has_the_subsets_asked_for(tmp_path):
+def test_libritts_has_the_requested_subsets(tmp_path):
     for subset in ("dev-clean", "test-clean"):
         for chapter in ("7", "12"):
             record(tmp_path / "LibriTTS" / subset / "84" / chapter / f"84_{chapter}_000001_000000.wav", 400, rate=24000)
@@ -111,11 +111,11 @@ def test_libritts_has_the_subsets_asked_for(tmp_path):
         (lambda sound: b"this is no sound at all, it only says so" * 9, "is not audio"),
         (lambda sound: sound[: len(sound) // 2], "is cut short"),
         (lambda sound: b"", "is empty"),
-        (lambda sound: sound[:40] + bytes(4), "contains no sound"),  # a header that promises no samples
+        (lambda sound: sound[:40] + bytes(4), "contains no sound"),  # a header that claims no samples
     ],
 )
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_a_file_that_is_no_whole_recording_is_named_before_training(tmp_path, cache, spoiled, message):
+def test_a_damaged_or_truncated_recording_is_named_before_training(tmp_path, cache, spoiled, message):
     soundfile.write(tmp_path / "a.wav", torch.zeros(900).numpy(), 8000, subtype="PCM_16")
     (tmp_path / "b.wav").write_bytes(spoiled((tmp_path / "a.wav").read_bytes()))
     with pytest.raises(DataError, match=rf"b\.wav: ({message}|is too short)"):

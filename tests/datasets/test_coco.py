@@ -1,4 +1,4 @@
-"""Images with boxes in COCO's form."""
+"""Images with boxes in COCO's format."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def write(root: Path, what: dict[str, Any]) -> Path:
     return root
 
 
-def made(root: Path, **options: Any) -> COCO:
+def load(root: Path, **options: Any) -> COCO:
     return COCO(root=str(root), images="images", annotations="boxes.json", **options)
 
 
 def test_samples_come_in_the_order_of_image_numbers_with_corners_and_areas(tmp_path: Path):
-    data = made(write(tmp_path, content()), num_classes=91)
+    data = load(write(tmp_path, content()), num_classes=91)
     assert [data[index]["image_id"] for index in range(3)] == [3, 5, 7]
     sample = data[2]
     assert sample["boxes"].tolist() == [[1, 2, 11, 22], [0, 0, 40, 30]]
@@ -51,42 +51,42 @@ def test_samples_come_in_the_order_of_image_numbers_with_corners_and_areas(tmp_p
     assert data[1]["boxes"].shape == (0, 4)
 
 
-def test_boxes_are_cut_at_the_border(tmp_path: Path):
-    assert made(write(tmp_path, content()))[0]["boxes"].tolist() == [[30, 20, 40, 30]]
+def test_boxes_are_clipped_at_the_border(tmp_path: Path):
+    assert load(write(tmp_path, content()))[0]["boxes"].tolist() == [[30, 20, 40, 30]]
 
 
-def test_a_corner_that_rounding_made_negative_is_cut(tmp_path: Path):
+def test_a_corner_made_negative_by_rounding_is_clipped(tmp_path: Path):
     what = content()
     what["annotations"][0] |= {"bbox": [-0.4, 2, 10, 20]}
     first = what["annotations"][0]["image_id"]
-    assert any(sample["boxes"][:, 0].min() == 0 for sample in map(made(write(tmp_path, what)).__getitem__, range(3)) if sample["image_id"] == first)
+    assert any(sample["boxes"][:, 0].min() == 0 for sample in map(load(write(tmp_path, what)).__getitem__, range(3)) if sample["image_id"] == first)
 
 
 def test_training_leaves_out_crowds_and_images_without_boxes(tmp_path: Path):
     what = content()
-    what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [50, 0, 5, 5], "iscrowd": 0})  # beside the image
-    data = made(write(tmp_path, what), training=True)
+    what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [50, 0, 5, 5], "iscrowd": 0})  # outside the image
+    data = load(write(tmp_path, what), training=True)
     assert [data[index]["image_id"] for index in range(len(data))] == [3, 7]
     assert data[1]["boxes"].tolist() == [[1, 2, 11, 22]]
     assert "crowd" not in data[1]
 
 
-def test_labels_are_cocos_numbers_or_without_gaps(tmp_path: Path):
+def test_labels_are_cocos_numbers_or_numbered_without_gaps(tmp_path: Path):
     write(tmp_path, content())
-    kept, dense = made(tmp_path, num_classes=91), made(tmp_path, category_ids="dense", num_classes=3)
+    kept, dense = load(tmp_path, num_classes=91), load(tmp_path, category_ids="dense", num_classes=3)
     assert (len(kept.classes), kept.classes[17], kept.classes[18]) == (91, "cat", "dog")
     assert dense.classes == ["background", "cat", "dog"]
     assert (dense.category_ids, kept.category_ids) == ([0, 17, 18], [])
     assert dense[2]["labels"].tolist() == [2, 2]
     with pytest.raises(DataError, match=r"dataset\.num_classes=3"):
-        made(tmp_path, category_ids="dense", num_classes=91)
+        load(tmp_path, category_ids="dense", num_classes=91)
     with pytest.raises(DataError, match=r"dataset\.num_classes=19"):
-        made(tmp_path, num_classes=10)
+        load(tmp_path, num_classes=10)
 
 
 def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
     write(tmp_path, content())
-    data = made(tmp_path)
+    data = load(tmp_path)
     for path in (tmp_path / "images").iterdir():
         path.write_bytes(b"")
     assert data.aspect_ratios().tolist() == [40 / 30] * 3
@@ -104,47 +104,47 @@ def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
         ({"category_id": 3}, "annotation 1: has an unknown category"),
     ],
 )
-def test_an_impossible_annotation_is_told_with_its_number_before_training(tmp_path: Path, change: dict[str, Any], message: str):
+def test_an_impossible_annotation_is_reported_with_its_number(tmp_path: Path, change: dict[str, Any], message: str):
     what = content()
     what["annotations"][0] |= change
     with pytest.raises(DataError, match=message):
-        made(write(tmp_path, what))
+        load(write(tmp_path, what))
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"boxes\.json: the annotations cannot be read(.|\n)*dataset\.root=FOLDER"):
-        made(tmp_path)
+        load(tmp_path)
     write(tmp_path, content())
     (tmp_path / "images" / "0003.jpg").unlink()
     with pytest.raises(DataError, match=r"0003\.jpg: an image named in the annotations is missing"):
-        made(tmp_path)
+        load(tmp_path)
     (tmp_path / "boxes.json").write_text('{"images": [')
     with pytest.raises(DataError, match=r"boxes\.json: is not JSON, or cut short"):
-        made(tmp_path)
+        load(tmp_path)
     (tmp_path / "boxes.json").write_text("{}")
     with pytest.raises(DataError, match="no list of images"):
-        made(tmp_path)
+        load(tmp_path)
 
 
-def test_a_category_0_would_be_the_background(tmp_path: Path):
+def test_a_category_0_is_refused_because_0_is_the_background(tmp_path: Path):
     what = content()
     what["categories"].append({"id": 0, "name": "bird"})
     write(tmp_path, what)
     with pytest.raises(DataError, match="label 0 is the background"):
-        made(tmp_path)
-    assert made(tmp_path, category_ids="dense").classes == ["background", "bird", "cat", "dog"]
+        load(tmp_path)
+    assert load(tmp_path, category_ids="dense").classes == ["background", "bird", "cat", "dog"]
 
 
 def test_one_file_for_all_images_is_split_by_their_names(tmp_path: Path):
     what = content()
     what["images"] = [{"id": number, "file_name": f"{number}.jpg", "width": 40, "height": 30} for number in range(1, 31)]
-    data = {split: made(write(tmp_path, what), split=split, shares={"valid": 0.3, "test": 0.2}) for split in ("train", "valid", "test")}
+    data = {split: load(write(tmp_path, what), split=split, shares={"valid": 0.3, "test": 0.2}) for split in ("train", "valid", "test")}
     found = {split: [one.path(index).name for index in range(len(one))] for split, one in data.items()}
     assert sorted(name for names in found.values() for name in names) == sorted(image["file_name"] for image in what["images"])
     assert all(len(names) > 1 for names in found.values())
     what["images"] = [*what["images"][5:], {"id": 77, "file_name": "77.jpg", "width": 40, "height": 30}]
     what["annotations"] = []
-    valid = made(write(tmp_path, what), split="valid", shares={"valid": 0.3, "test": 0.2})
+    valid = load(write(tmp_path, what), split="valid", shares={"valid": 0.3, "test": 0.2})
     assert [name for name in found["valid"] if int(name[:-4]) > 5] == [
         name for name in (valid.path(index).name for index in range(len(valid))) if name != "77.jpg"
     ]

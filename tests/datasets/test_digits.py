@@ -23,7 +23,7 @@ def test_the_splits_together_are_scikit_learns_digits():
     assert ours == expected
 
 
-def test_a_sample_is_a_grey_image_over_the_whole_range_and_its_label():
+def test_a_sample_is_a_grey_image_of_full_range_and_its_label():
     digits = Digits(split="train")
     sample = digits[0]
     assert sample["image"].shape == (1, 8, 8)
@@ -60,7 +60,7 @@ def test_the_configs_mean_and_deviation_are_those_of_the_training_split():
     assert np.allclose([config.mean[0], config.std[0]], [images.mean(), images.std()], atol=1e-3)
 
 
-def test_a_batch_is_its_samples():
+def test_a_batch_consists_of_its_samples():
     digits = Digits(split="valid")
     batch = digits.batch([3, 1, 3])
     assert torch.equal(batch["image"], torch.stack([digits[index]["image"] for index in (3, 1, 3)]))
@@ -95,6 +95,6 @@ def test_an_unknown_split_is_refused_by_name():
 
 
 @pytest.mark.slow
-def test_scikit_learn_is_not_imported_for_them():
+def test_scikit_learn_is_not_imported_for_digits():
     code = "import sys; from samewise.datasets.digits import Digits; Digits(split='valid'); sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,7 +10,7 @@ from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
 
 
-def test_a_canvas_depends_on_its_index_alone():
+def test_a_canvas_depends_only_on_its_index_split_and_seed():
     made, again = DigitsOnCanvas(split="train", length=10), DigitsOnCanvas(split="train", length=20)
     torch.manual_seed(5)
     first = made[7]
@@ -46,19 +46,19 @@ def test_boxes_lie_in_the_image_around_brighter_pixels_and_apart_from_each_other
     assert counts == {1, 2, 3, 4}
 
 
-def test_some_canvases_are_turned_and_the_aspect_ratios_say_which():
+def test_aspect_ratios_tell_which_canvases_are_turned():
     data = DigitsOnCanvas(split="train", length=30, turned=True)
     ratios = data.aspect_ratios().tolist()
     assert ratios == [data[index]["image"].shape[2] / data[index]["image"].shape[1] for index in range(30)]
     assert set(ratios) == {96 / 128, 128 / 96}
 
 
-def test_the_fingerprint_is_that_of_the_settings():
+def test_the_fingerprint_depends_on_the_settings():
     assert DigitsOnCanvas(split="train").fingerprint() == DigitsOnCanvas(split="train").fingerprint()
     assert len({DigitsOnCanvas(split="train", **options).fingerprint() for options in ({}, {"digits": 2}, {"seed": 1}, {"length": 5}, {"turned": True})}) == 5
 
 
 @pytest.mark.parametrize("options", [{"length": 0}, {"digits": 0}, {"smallest": 4}, {"smallest": 30, "largest": 20}, {"largest": 200}])
-def test_settings_that_cannot_be_are_told(options: dict[str, int]):
+def test_impossible_settings_are_refused(options: dict[str, int]):
     with pytest.raises(ConfigError, match=r"dataset\.(length|digits|smallest|largest)"):
         DigitsOnCanvas(split="train", **options)

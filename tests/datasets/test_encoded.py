@@ -40,13 +40,13 @@ def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
     return Image.fromarray(np.stack(waves, -1).astype(np.uint8)).convert(mode)
 
 
-def saved(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
+def encode(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
     image.save(held := io.BytesIO(), form, **options)
     return held.getvalue()
 
 
 def with_byte(raw: bytes, marker: int, offset: int, value: int) -> bytes:
-    """A JPEG with another byte in the segment of a marker."""
+    """Return a JPEG with one byte changed in the segment of a marker."""
     at = raw.index(bytes((0xFF, marker))) + offset
     return raw[:at] + bytes([value]) + raw[at + 1 :]
 
@@ -56,23 +56,23 @@ EXIF[0x0112] = 6
 PHOTO = picture(60, 44)
 ADOBE = b"\xff\xee" + struct.pack("!H", 14) + b"Adobe" + bytes((0, 100, 0, 0, 0, 0, 0))
 FOR_DEVICE = {
-    "4:4:4": saved(PHOTO, subsampling=0),
-    "4:2:2": saved(PHOTO, subsampling=1),
-    "4:2:0": saved(PHOTO, subsampling=2),
-    "progressive": saved(PHOTO, progressive=True),
-    "turned by EXIF": saved(PHOTO, exif=EXIF),
-    "with restart markers": saved(PHOTO, restart_marker_blocks=2),
-    "with bytes after its end": saved(PHOTO) + b"\0\0more",
+    "4:4:4": encode(PHOTO, subsampling=0),
+    "4:2:2": encode(PHOTO, subsampling=1),
+    "4:2:0": encode(PHOTO, subsampling=2),
+    "progressive": encode(PHOTO, progressive=True),
+    "turned by EXIF": encode(PHOTO, exif=EXIF),
+    "with restart markers": encode(PHOTO, restart_marker_blocks=2),
+    "with bytes after its end": encode(PHOTO) + b"\0\0more",
 }
 FOR_WORKER = {
-    "PNG": saved(PHOTO, "PNG"),
-    "BMP": saved(PHOTO, "BMP"),
-    "WebP": saved(PHOTO, "WEBP"),
-    "grey": saved(PHOTO.convert("L")),
-    "CMYK": saved(PHOTO.convert("CMYK")),
-    "RGB as such": saved(PHOTO, keep_rgb=True),
-    "RGB by Adobe's marker": (raw := saved(PHOTO, subsampling=0))[:2] + ADOBE + raw[2:],
-    "of unusual sampling": with_byte(saved(PHOTO, subsampling=0), 0xC0, 11, 0x13),
+    "PNG": encode(PHOTO, "PNG"),
+    "BMP": encode(PHOTO, "BMP"),
+    "WebP": encode(PHOTO, "WEBP"),
+    "grey": encode(PHOTO.convert("L")),
+    "CMYK": encode(PHOTO.convert("CMYK")),
+    "RGB as such": encode(PHOTO, keep_rgb=True),
+    "RGB by Adobe's marker": (raw := encode(PHOTO, subsampling=0))[:2] + ADOBE + raw[2:],
+    "of unusual sampling": with_byte(encode(PHOTO, subsampling=0), 0xC0, 11, 0x13),
 }
 ALL = {**FOR_DEVICE, **FOR_WORKER}
 
@@ -86,13 +86,13 @@ def root(tmp_path: Path) -> Path:
             for number, (kind, raw) in enumerate(ALL.items()):
                 if "sampling" not in kind:
                     (folder / f"{number:02}.jpg").write_bytes(raw)
-            (folder / "large.jpg").write_bytes(saved(picture(90, 71)))
-            (folder / "long.jpg").write_bytes(saved(picture(120, 30)))
+            (folder / "large.jpg").write_bytes(encode(picture(90, 71)))
+            (folder / "long.jpg").write_bytes(encode(picture(120, 30)))
     return tmp_path
 
 
 def both(root: Path, **settings: Any) -> tuple[list[Tensor], Batch]:
-    """The images as a worker decodes them, and a batch of them that are encoded."""
+    """The images as a worker decodes them, and a batch of the same images still encoded."""
     plain, encoded = (ImageFolder(root=str(root), folder="train", decode=decode, **settings) for decode in ("worker", "device"))
     assert encoded.encoded
     assert not plain.encoded
@@ -118,26 +118,26 @@ def test_only_a_file_that_nvjpeg_decodes_to_the_same_colours_is_left_encoded(kin
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "progressive"])
-def test_a_header_that_is_cut_short_is_never_for_the_device(kind: str):
+def test_a_truncated_file_is_never_left_to_the_device(kind: str):
     raw = FOR_DEVICE[kind]
     end = raw.rindex(b"\xff\xd9")
     assert not any(is_for_device(raw[:length], "rgb") for length in range(0, end + 2, 3))
     assert is_for_device(raw[: end + 2], "rgb")
 
 
-def test_images_of_one_size_are_one_tensor(tmp_path: Path):
-    encoded = EncodedImages.concatenate([EncodedImages.from_file(saved(PHOTO), "a.jpg", mode="rgb")] * 3)
+def test_images_of_one_size_become_one_tensor(tmp_path: Path):
+    encoded = EncodedImages.concatenate([EncodedImages.from_file(encode(PHOTO), "a.jpg", mode="rgb")] * 3)
     made = Decode()({"image": encoded})["image"]
     assert made.shape == (3, 3, 44, 60)
     assert made.dtype == torch.uint8
 
 
-def test_images_that_are_decoded_already_stay_as_they_are():
+def test_images_that_are_already_decoded_are_unchanged():
     images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     assert Decode()({"image": images})["image"] is images
 
 
-def test_the_digest_of_a_batch_is_of_the_bytes_and_not_of_the_folder(root: Path, tmp_path_factory: pytest.TempPathFactory):
+def test_the_digest_of_a_batch_depends_on_the_bytes_not_on_the_folder(root: Path, tmp_path_factory: pytest.TempPathFactory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     shutil.copytree(root, elsewhere)
     before = value_digest(both(root)[1])
@@ -148,7 +148,7 @@ def test_the_digest_of_a_batch_is_of_the_bytes_and_not_of_the_folder(root: Path,
     assert value_digest(both(elsewhere)[1]) != before
 
 
-def test_a_random_resized_crop_is_torchvisions_given_its_boxes(root: Path):
+def test_a_random_resized_crop_equals_torchvisions_for_the_same_boxes(root: Path):
     images, batch = both(root)
     transform, decoded = RandomResizedCrop(20), Decode()(batch)
     choices = transform.draw(decoded, len(images))
@@ -157,7 +157,7 @@ def test_a_random_resized_crop_is_torchvisions_given_its_boxes(root: Path):
     assert torch.equal(made, torch.stack([F.resized_crop(image, *box, size=[20, 20]) for image, box in zip(images, boxes, strict=True)]))
 
 
-def test_boxes_lie_in_their_own_image_and_where_none_fits_are_torchvisions_central_one():
+def test_boxes_lie_in_their_image_and_are_central_if_none_fits():
     images = [torch.zeros(3, *size) for size in ((10, 100), (100, 10), (50, 50), (33, 40))] * 50
     choices = RandomResizedCrop(8).draw({"image": images}, len(images))
     assert all(top >= 0 and top + tall <= image.shape[1] for image, top, tall in zip(images, choices["top"], choices["height"], strict=True))
@@ -168,7 +168,7 @@ def test_boxes_lie_in_their_own_image_and_where_none_fits_are_torchvisions_centr
         assert {name: int(value[place]) for name, value in drawn.items()} == theirs
 
 
-def test_a_list_of_images_of_one_size_has_the_boxes_of_the_tensor():
+def test_a_list_of_images_of_one_size_gets_the_boxes_of_a_tensor():
     images, transform = torch.zeros(40, 3, 33, 47), RandomResizedCrop(8)
     drawn = []
     for value in (images, list(images)):
@@ -183,7 +183,7 @@ def test_evaluation_gives_the_pixels_of_the_sample_transforms(root: Path):
     assert torch.equal(CenterCrop(28)(Resize(32)(Decode()(batch)))["image"], torch.stack([transform(image) for image in images]))
 
 
-def test_images_that_differ_in_size_are_named_where_one_size_is_needed(root: Path):
+def test_images_of_different_sizes_are_refused_if_one_size_is_needed(root: Path):
     _, batch = both(root)
     decoded = Decode()(batch)
     with pytest.raises(ConfigError, match=r"the images of a batch differ in size(.|\n)*RandomResizedCrop"):
@@ -193,7 +193,7 @@ def test_images_that_differ_in_size_are_named_where_one_size_is_needed(root: Pat
 
 
 @pytest.mark.parametrize("settings", [{"cache": "memory"}, {"mode": "channels", "channels": 3}, {"transform": v2.Resize(8)}, {"decode": "gpu"}])
-def test_what_needs_pixels_before_is_refused(root: Path, settings: dict[str, Any]):
+def test_settings_that_need_decoded_pixels_are_refused(root: Path, settings: dict[str, Any]):
     with pytest.raises(ConfigError, match=r"decode: (cannot be combined with|is not a valid place)"):
         ImageFolder(root=str(root), folder="train", **{"decode": "device", **settings})
 
@@ -208,7 +208,7 @@ def test_a_header_is_checked_before_anything_is_decoded(root: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-400], lambda raw: b"", lambda raw: b"text", lambda raw: raw[:300], lambda raw: raw[:2] + raw[40:]])
-def test_a_damaged_file_is_the_same_error_as_in_a_worker(root: Path, spoil: Callable[[bytes], bytes]):
+def test_a_damaged_file_gives_the_same_error_as_in_a_worker(root: Path, spoil: Callable[[bytes], bytes]):
     file = root / "train" / "ant" / "large.jpg"
     file.write_bytes(spoil(file.read_bytes()))
     told = []
@@ -226,7 +226,7 @@ def identity(*overrides: str) -> dict[str, Any]:
     return fingerprints.identity(plain(given))
 
 
-def test_decoding_on_the_device_is_another_experiment_and_the_default_is_the_one_of_before():
+def test_only_decoding_on_the_device_changes_the_identity():
     usual, on_device = identity(), identity("dataset.decode=device")
     assert not any("decode" in node for node in (usual["dataset"], usual["dataset"]["train"], usual["dataset"]["valid"]))
     assert on_device["dataset"]["train"]["decode"] == on_device["dataset"]["valid"]["decode"] == "device"
@@ -276,7 +276,7 @@ def test_transforms_that_do_not_fit_are_refused_before_training(root: Path, tmp_
 
 
 @pytest.mark.gpu
-def test_nvjpeg_gives_nearly_the_cpus_pixels_and_the_same_ones_again_alone_and_in_any_batch(root: Path):
+def test_nvjpeg_is_close_to_the_cpu_and_repeatable_alone_or_in_a_batch(root: Path):
     images, batch = both(root)
     batch["label"] = batch["label"].cuda()
     made = Decode()(batch)["image"]
@@ -292,8 +292,8 @@ def test_nvjpeg_gives_nearly_the_cpus_pixels_and_the_same_ones_again_alone_and_i
 
 
 @pytest.mark.gpu
-def test_pixels_are_right_while_the_device_is_at_work(root: Path):
-    """nvJPEG writes on a stream of its own; what is still computed must not meet it in one piece of memory."""
+def test_pixels_are_right_while_the_device_is_busy(root: Path):
+    """nvJPEG writes on its own stream, and pending computations must not use the same memory at the same time."""
     _, batch = both(root)
     batch["label"] = batch["label"].cuda()
     expected = [image.cpu() for image in Decode()(batch)["image"]]

@@ -1,4 +1,4 @@
-"""A file of another kind than was asked for is called what it is. The files are those of Pillow, soundfile and Python's own library."""
+"""A file of another kind than requested is reported as what it is. Pillow, soundfile and Python's standard library write the files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recording(path: Path, form: str = "WAV") -> Path:
 
 
 @pytest.mark.parametrize("form", IMAGES)
-def test_an_image_is_told_from_a_recording(form: str, tmp_path: Path) -> None:
+def test_an_image_is_distinguished_from_a_recording(form: str, tmp_path: Path) -> None:
     file = picture(tmp_path / "a.wav", form)
     assert another_kind(file, "image") is None
     assert another_kind(file, "recording") == f"{IMAGES[form]} image"
@@ -43,7 +43,7 @@ def test_an_image_is_told_from_a_recording(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", RECORDINGS)
-def test_a_recording_is_told_from_an_image(form: str, tmp_path: Path) -> None:
+def test_a_recording_is_distinguished_from_an_image(form: str, tmp_path: Path) -> None:
     file = recording(tmp_path / "a.png", form)
     assert another_kind(file, "recording") is None
     assert another_kind(file, "image") == f"{RECORDINGS[form]} recording"
@@ -51,7 +51,7 @@ def test_a_recording_is_told_from_an_image(form: str, tmp_path: Path) -> None:
         read_image(file)
     (problem,) = error.value.problems
     assert "an image" in problem.expected
-    assert problem.hint == ""  # the file is sound: nothing is to be done to it
+    assert problem.hint == ""  # the file is intact: there is nothing to repair
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_a_recording_is_told_from_an_image(form: str, tmp_path: Path) -> None:
         (lambda path: gzip.open(path, "w").close(), "a gzip archive"),
     ],
 )
-def test_an_archive_is_neither(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
+def test_an_archive_is_named_as_one(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
     write(tmp_path / "a")
     assert all(words in str(another_kind(tmp_path / "a", kind)) for kind in ("image", "recording", "video"))
 
 
 @pytest.mark.parametrize("content", [b"", b"B", b"only words", b"RIFF\0\0\0\0"])
-def test_what_is_not_known_is_not_named(content: bytes, tmp_path: Path) -> None:
+def test_an_unknown_kind_is_not_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content)
     assert another_kind(tmp_path / "a", "image") is another_kind(tmp_path / "missing", "image") is None
 

@@ -17,12 +17,12 @@ def test_the_same_arguments_give_the_same_images_and_others_do_not():
         assert GeneratedClassification(**{"length": 20, "size": 9, **other}).fingerprint() != made.fingerprint(), other
 
 
-def test_the_pixels_are_those_of_every_machine():
+def test_the_pixels_are_the_same_on_every_machine():
     made = GeneratedClassification(length=4, size=8, num_classes=2, channels=1)
     assert made.fingerprint() == "bb784eca9b78016d1166a1557560b488"
 
 
-def test_the_global_generator_is_left_alone():
+def test_the_global_generator_is_unchanged():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     GeneratedClassification()
@@ -35,7 +35,7 @@ def test_classes_take_turns_and_have_names():
     assert len(made.classes) == 3
 
 
-def test_a_linear_model_learns_them_in_forty_steps_and_knows_the_other_split():
+def test_a_linear_model_learns_them_and_generalises_to_the_other_split():
     torch.manual_seed(0)
     train, valid = (GeneratedClassification(size=16, split=split).batch(range(256)) for split in ("train", "valid"))
     model = nn.Linear(3 * 16 * 16, 10)

@@ -26,21 +26,21 @@ def images(root: Path | str, split: str, **settings: Any) -> HuggingFaceImages:
     return HuggingFaceImages(root=str(root), split=split, **given)  # pyright: ignore[reportArgumentType]
 
 
-def written(number: int) -> torch.Tensor:
+def expected_image(number: int) -> torch.Tensor:
     """uint8[3, 8, 8], as write.py drew it."""
     values = np.random.default_rng(number).integers(0, 60, (8, 8, 3)).astype(np.uint8) + np.uint8(150 * (number % 2))
     return torch.from_numpy(values).permute(2, 0, 1)
 
 
 def numbers(data: HuggingFaceImages) -> list[int]:
-    """Which of the images written a split has; each is compared with what was written."""
-    known = {written(number).numpy().tobytes(): number for number in range(40)}
+    """The numbers of the images in a split; each image is compared with the one that was written."""
+    known = {expected_image(number).numpy().tobytes(): number for number in range(40)}
     found = [known[data[index]["image"].numpy().tobytes()] for index in range(len(data))]
     assert [data[index]["label"] for index in range(len(data))] == [number % 2 for number in found]
     return found
 
 
-def test_without_splits_each_image_is_in_one_by_the_hash_of_its_bytes() -> None:
+def test_without_splits_the_hash_of_an_image_decides_its_split() -> None:
     found = {split: numbers(images(HERE / "images", split)) for split in ("train", "valid", "test")}
     assert sorted(number for some in found.values() for number in some) == list(range(40))
     assert all(found.values())
@@ -48,15 +48,15 @@ def test_without_splits_each_image_is_in_one_by_the_hash_of_its_bytes() -> None:
     assert numbers(images(HERE / "images", "valid", key="other")) != found["valid"]
 
 
-def test_bytes_are_hashed_once_for_all_splits_and_anew_where_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_hashed_once_and_again_if_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(HERE / "images", tmp_path / "images")
     read, encoded = list[int](), HuggingFaceImages._read_encoded
 
-    def counted(self: HuggingFaceImages, place: int) -> bytes:
+    def count_and_read(self: HuggingFaceImages, place: int) -> bytes:
         read.append(place)
         return encoded(self, place)
 
-    monkeypatch.setattr(HuggingFaceImages, "_read_encoded", counted)
+    monkeypatch.setattr(HuggingFaceImages, "_read_encoded", count_and_read)
     for split in ("train", "valid", "test"):
         images(tmp_path / "images", split)
     assert sorted(read) == list(range(40))
@@ -67,14 +67,14 @@ def test_bytes_are_hashed_once_for_all_splits_and_anew_where_a_file_has_changed(
 
 
 @pytest.mark.parametrize("form", ["splits", "parquet"])
-def test_splits_that_are_there_are_taken_and_those_that_are_not_come_from_training(form: str) -> None:
+def test_existing_splits_are_used_and_missing_ones_come_from_training(form: str) -> None:
     assert numbers(images(HERE / form, "test")) == list(range(30, 40))
     train, valid = numbers(images(HERE / form, "train")), numbers(images(HERE / form, "valid"))
     assert sorted(train + valid) == list(range(30))
     assert valid
 
 
-def test_the_fingerprint_is_of_the_content_not_of_the_place_or_the_file_format(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_content_not_on_place_or_format(tmp_path: Path) -> None:
     shutil.copytree(HERE / "splits", tmp_path / "moved")
     here = images(HERE / "splits", "train").fingerprint()
     assert images(tmp_path / "moved", "train").fingerprint() == images(HERE / "parquet", "train").fingerprint() == here
@@ -82,7 +82,7 @@ def test_the_fingerprint_is_of_the_content_not_of_the_place_or_the_file_format(t
     assert images(HERE / "splits", "valid").fingerprint() != here
 
 
-def test_the_librarys_cache_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_in_the_librarys_cache_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     folder = tmp_path / "someone___days" / "default" / "0.0.0" / "abc"
     folder.mkdir(parents=True)
@@ -120,25 +120,25 @@ def test_recordings_of_a_speaker_stay_in_one_split() -> None:
         (lambda root: images(root, "train", classes=["night", "noon"]), "has a row of an unknown class"),
         (lambda root: images(root, "train", image="kind"), "column kind holds int"),
         (lambda root: images(root / "nothing", "train"), "does not exist"),
-        (lambda root: images(_cut(root), "train"), "cannot be read: Expected"),
+        (lambda root: images(_truncate(root), "train"), "cannot be read: Expected"),
         (lambda root: images(_with_script(root), "train"), "contains no data set"),
     ],
 )
-def test_what_is_wrong_is_said(change: Callable[[Path], Any], words: str, tmp_path: Path) -> None:
+def test_faults_are_reported(change: Callable[[Path], Any], words: str, tmp_path: Path) -> None:
     shutil.copytree(HERE / "images", tmp_path / "data")
     with pytest.raises(DataError) as caught:
         change(tmp_path / "data")
     assert words in str(caught.value)
 
 
-def _cut(root: Path) -> Path:
+def _truncate(root: Path) -> Path:
     file = root / "data-00000-of-00001.arrow"
     file.write_bytes(file.read_bytes()[:900])
     return root
 
 
 def _with_script(root: Path) -> Path:
-    """A data set that is a program, as the library once ran."""
+    """A data set in the form of a script, which the library used to run."""
     shutil.rmtree(root)
     root.mkdir()
     (root / "data.py").write_text("raise SystemExit('a stranger's code ran')\n")
@@ -167,7 +167,7 @@ def test_the_library_reads_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", ["images", "recordings"])
-def test_a_model_is_trained_on_them(kind: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_model_trains_on_hugging_face_data(kind: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
     given = ["train", f"dataset=hugging_face_{kind}", "dataset.num_classes=2", "tracking=none", "device=cpu", "batch_size=4", "max_steps=12"]
     given += [f"run_root={tmp_path}", "evaluate.monitor=valid/accuracy", "evaluate.mode=max", "loader.num_workers=1"]
     if kind == "images":

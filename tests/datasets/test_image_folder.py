@@ -21,7 +21,7 @@ from samewise.runner.errors import ConfigError, DataError
 
 
 def picture(*, size: tuple[int, int] = (12, 10), seed: int = 0, mode: str = "RGB") -> Image.Image:
-    """A smooth picture of (width, height), so that JPEG keeps it nearly."""
+    """A smooth picture of (width, height), which JPEG changes little."""
     width, height = size
     y, x = np.mgrid[0:height, 0:width]
     channels = [(x * 9 + seed * 31) % 256, (y * 11 + seed * 17) % 256, ((x + y) * 5) % 256]
@@ -75,7 +75,7 @@ def test_transforms_of_torchvision_apply_to_the_image(root: Path):
     assert made[0]["label"] == 0
 
 
-def test_the_fingerprint_is_the_same_in_another_folder_and_another_where_a_file_changes(root: Path, tmp_path_factory: pytest.TempPathFactory):
+def test_the_fingerprint_ignores_the_folder_and_changes_with_a_file(root: Path, tmp_path_factory: pytest.TempPathFactory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     shutil.copytree(root, elsewhere)
     before = ImageFolder(root=str(root), folder="train").fingerprint()
@@ -94,25 +94,25 @@ def test_a_split_without_a_class_keeps_the_training_splits_numbers(root: Path):
     assert valid.classes == ["Cat", "ant", "bee"]
 
 
-def test_a_class_that_training_has_not_is_refused(root: Path):
+def test_a_class_missing_from_training_is_refused(root: Path):
     shutil.copytree(root / "valid" / "ant", root / "valid" / "wasp")
     with pytest.raises(DataError, match="wasp"):
         ImageFolder(root=str(root), folder="valid", classes_from="train")
 
 
-def test_hidden_folders_and_files_are_passed_over(root: Path):
+def test_hidden_folders_and_files_are_ignored(root: Path):
     (root / "train" / ".ipynb_checkpoints").mkdir()
     picture().save(root / "train" / "ant" / ".hidden.jpg")
     made = ImageFolder(root=str(root), folder="train", num_classes=3)
     assert len(made) == 12
 
 
-def test_another_number_of_classes_says_what_to_set(root: Path):
+def test_a_wrong_number_of_classes_is_reported_with_what_to_set(root: Path):
     with pytest.raises(DataError, match=r"3 class folders \(Cat, ant, bee\)(.|\n)*dataset\.num_classes=3"):
         ImageFolder(root=str(root), folder="train", num_classes=10)
 
 
-def test_a_missing_folder_says_where_it_was_looked_for(tmp_path: Path):
+def test_a_missing_folder_is_reported_with_its_path(tmp_path: Path):
     with pytest.raises(DataError, match=rf"{tmp_path}/nothing/train(.|\n)*dataset\.root=FOLDER"):
         ImageFolder(root=str(tmp_path / "nothing"), folder="train")
 
@@ -123,7 +123,7 @@ def test_a_folder_without_images_is_refused(tmp_path: Path):
         ImageFolder(root=str(tmp_path), folder="train")
 
 
-def test_unknown_ways_to_read_and_to_keep_are_refused(root: Path):
+def test_unknown_modes_and_caches_are_refused(root: Path):
     with pytest.raises(ConfigError, match="mode"):
         ImageFolder(root=str(root), folder="train", mode="rbg")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="cache"):
@@ -154,7 +154,7 @@ def test_sixteen_bits_are_scaled_to_eight_not_clipped(tmp_path: Path, wanted: st
     assert read_image(tmp_path / "a.png", mode=wanted)[0, 0].tolist() == [0, 1, 128, 255]  # pyright: ignore[reportArgumentType]
 
 
-def test_the_content_counts_not_the_name(tmp_path: Path):
+def test_the_format_is_recognised_by_content_not_by_name(tmp_path: Path):
     picture().save(tmp_path / "a.png")
     (tmp_path / "a.png").rename(tmp_path / "a.jpeg")
     assert np.array_equal(read_image(tmp_path / "a.jpeg").permute(1, 2, 0).numpy(), np.asarray(picture()))
@@ -162,7 +162,7 @@ def test_the_content_counts_not_the_name(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.bmp", "a.webp"])
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.9])
-def test_a_file_cut_short_is_named(tmp_path: Path, name: str, kept: float):
+def test_a_truncated_file_is_named(tmp_path: Path, name: str, kept: float):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(tmp_path / name)
     raw = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(raw[: int(len(raw) * kept)])
@@ -170,19 +170,19 @@ def test_a_file_cut_short_is_named(tmp_path: Path, name: str, kept: float):
         read_image(tmp_path / name)
 
 
-def test_a_text_called_jpg_is_named(tmp_path: Path):
+def test_a_text_file_with_the_suffix_jpg_is_named(tmp_path: Path):
     (tmp_path / "a.jpg").write_text("not an image at all, but some words")
     with pytest.raises(DataError, match=r"a\.jpg: is not an image"):
         read_image(tmp_path / "a.jpg")
 
 
-def test_a_file_that_has_gone_is_named(tmp_path: Path):
+def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"gone\.jpg: cannot be read: No such file"):
         read_image(tmp_path / "gone.jpg")
 
 
 @pytest.mark.filterwarnings("error")
-def test_reading_warns_of_nothing(tmp_path: Path):
+def test_reading_gives_no_warnings(tmp_path: Path):
     picture().save(tmp_path / "a.jpg")
     read_image(tmp_path / "a.jpg")
 
@@ -198,7 +198,7 @@ def test_a_test_split_by_config_numbers_its_classes_as_the_training_split_does(r
     assert all(test.path(index).is_relative_to(root / "held") for index in range(len(test)))
 
 
-def test_without_folders_of_splits_a_hash_of_each_name_decides_and_adding_one_moves_none(tmp_path: Path):
+def test_without_split_folders_name_hashes_decide_and_additions_move_none(tmp_path: Path):
     def split(name: str) -> set[str]:
         data = ImageFolder(root=str(tmp_path), folder="", split=name, shares={"valid": 0.3, "test": 0.2})
         assert all(data[index]["label"] == ("ant", "bee").index(data.path(index).parent.name) for index in range(len(data)))

@@ -42,44 +42,44 @@ def write(root: Path, form: str, rows: list[dict[str, str]] = ROWS) -> Path:
     return path
 
 
-def made(path: Path, split: str = "train", **options: object) -> ImageTable:
+def load(path: Path, split: str = "train", **options: object) -> ImageTable:
     return ImageTable(**{"table_path": str(path), "split": split, "image": "file", "label": "kind", "shares": SHARES, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
-def test_every_form_of_a_table_gives_the_same_samples(root: Path, form: str) -> None:
-    data = {split: made(write(root, form), split) for split in ("train", "valid", "test")}
+def test_every_format_of_a_table_gives_the_same_samples(root: Path, form: str) -> None:
+    data = {split: load(write(root, form), split) for split in ("train", "valid", "test")}
     assert sum(map(len, data.values())) == 30
     assert data["train"].classes == ["9", "10", "11"]
     for one in data.values():
         for index in range(len(one)):
             assert one[index]["label"] == int(one[index]["image"][0, 0, 0]) % 3
-    assert data["valid"].fingerprint() == made(write(root, "csv"), "valid").fingerprint()
+    assert data["valid"].fingerprint() == load(write(root, "csv"), "valid").fingerprint()
 
 
-def test_a_column_may_say_the_splits_and_names_may_be_absolute(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_column_may_give_the_splits_and_paths_may_be_absolute(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     table = write(root, "csv")
-    assert {made(table, "valid", split_column="part")[index]["label"] for index in range(10)} == {2}
-    assert len(made(table, "test", split_column="part")) == 0
+    assert {load(table, "valid", split_column="part")[index]["label"] for index in range(10)} == {2}
+    assert len(load(table, "test", split_column="part")) == 0
     absolute = write(root, "json", [{**row, "file": str(root / row["file"])} for row in ROWS])
-    assert made(absolute).fingerprint() == made(table).fingerprint()
+    assert load(absolute).fingerprint() == load(table).fingerprint()
     elsewhere = table.rename(tmp_path_factory.mktemp("tables") / "t.csv")
-    assert made(elsewhere, root=str(root)).fingerprint() == made(absolute).fingerprint()
+    assert load(elsewhere, root=str(root)).fingerprint() == load(absolute).fingerprint()
 
 
-def test_what_is_wrong_with_a_table_is_said(root: Path) -> None:
+def test_faults_in_a_table_are_reported(root: Path) -> None:
     table = write(root, "csv")
     with pytest.raises(DataError, match=r"row 1 has no 'kidn'(.|\n)*did you mean 'kind'"):
-        made(table, label="kidn")
+        load(table, label="kidn")
     with pytest.raises(DataError, match=r"has 3 classes \(9, 10, 11\)(.|\n)*dataset\.num_classes=3"):
-        made(table, num_classes=4)
+        load(table, num_classes=4)
     with pytest.raises(DataError, match=r"is listed in table\.csv but missing, one of"):
-        made(table, root=str(root / "photos"))
+        load(table, root=str(root / "photos"))
     with pytest.raises(DataError, match="lists an image twice"):
-        made(write(root, "json", [*ROWS, ROWS[0]]))
+        load(write(root, "json", [*ROWS, ROWS[0]]))
     for name, text in (("a.json", "[{"), ("a.xlsx", "x"), ("a.jsonl", "{"), ("a.json", "{}"), ("a.parquet", "x")):
         (root / name).write_text(text)
         with pytest.raises(DataError, match="is not such a table, or is damaged"):
-            made(root / name)
+            load(root / name)
     with pytest.raises(DataError, match=r"the table cannot be read(.|\n)*dataset\.table_path"):
-        made(root / "none.csv")
+        load(root / "none.csv")

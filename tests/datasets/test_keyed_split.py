@@ -1,4 +1,4 @@
-"""Splits that are decided for each name by itself."""
+"""Splits that are decided for each name separately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_each_name_is_in_one_split_and_each_split_has_about_its_share() -> None:
     assert 0.08 < len(found["test"]) / len(NAMES) < 0.12
 
 
-def test_names_that_are_added_move_none_and_a_larger_test_split_takes_from_training_alone() -> None:
+def test_added_names_move_none_and_a_larger_test_split_takes_from_training() -> None:
     few, many = split(NAMES[500:700]), split(NAMES)
     assert all(set(few[one]) <= set(many[one]) for one in SPLITS)
     larger = split(NAMES, shares={"valid": 0.2, "test": 0.3})
@@ -30,12 +30,12 @@ def test_names_that_are_added_move_none_and_a_larger_test_split_takes_from_train
     assert set(many["test"]) < set(larger["test"])
 
 
-def test_the_key_decides_and_the_split_of_a_name_is_the_same_for_ever() -> None:
+def test_the_split_of_a_name_is_permanent_and_depends_on_the_key() -> None:
     assert select_split([f"{number}" for number in range(12)], "valid", SHARES, where="here") == ["1", "2", "9", "11"]
     assert split(NAMES, key="other")["valid"] != split(NAMES)["valid"]
 
 
-def test_what_splits_nothing_is_refused() -> None:
+def test_invalid_shares_and_splits_and_an_empty_split_are_refused() -> None:
     for shares in ({"valid": 0.6, "test": 0.4}, {"valid": -0.1}, {"vaild": 0.1}):
         with pytest.raises(ConfigError, match=r"dataset\.shares"):
             select_split(NAMES, "train", shares, where="here")

@@ -1,4 +1,4 @@
-"""Recordings whose names say their class."""
+"""Recordings whose file names give their class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(root: Path, split: str = "train", **options: object) -> LabelledRecordings:
+def load(root: Path, split: str = "train", **options: object) -> LabelledRecordings:
     return LabelledRecordings(root=str(root), split=split, **{"shares": SHARES, "seconds": 0.1, "sample_rate": 8000, **options})  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def names(data: LabelledRecordings) -> list[str]:
 
 
 def test_the_folder_is_the_class_and_samples_are_of_one_length(root: Path) -> None:
-    data = [made(root, split) for split in ("train", "valid", "test")]
+    data = [load(root, split) for split in ("train", "valid", "test")]
     assert sorted(name for one in data for name in names(one)) == sorted(str(path.relative_to(root)) for path in root.rglob("*.wav"))
     assert {tuple(one.classes) for one in data} == {("cat", "dog")}
     for sample in (data[0][index] for index in range(len(data[0]))):
@@ -51,18 +51,18 @@ def test_the_folder_is_the_class_and_samples_are_of_one_length(root: Path) -> No
 
 def test_recordings_of_one_group_stay_together_and_a_pattern_may_fix_the_splits(root: Path) -> None:
     pattern = "(?P<label>[^/]+)/(?P<group>[a-z]+)_.+"
-    speakers = [{name.split("/")[1].split("_")[0] for name in names(made(root, split, pattern=pattern, key="a"))} for split in ("train", "valid")]
+    speakers = [{name.split("/")[1].split("_")[0] for name in names(load(root, split, pattern=pattern, key="a"))} for split in ("train", "valid")]
     assert speakers == [{"ann"}, {"bob"}]
     fixed = "(?P<label>[^/]+)/[a-z]+_((?P<valid>[01])|[0-9])[.]wav"
-    assert {name[-5] for name in names(made(root, "valid", pattern=fixed))} == {"0", "1"}
-    assert {name[-5] for name in names(made(root, "train", pattern=fixed))} == set("23456789")
-    assert len(made(root, "test", pattern=fixed)) == 0
+    assert {name[-5] for name in names(load(root, "valid", pattern=fixed))} == {"0", "1"}
+    assert {name[-5] for name in names(load(root, "train", pattern=fixed))} == set("23456789")
+    assert len(load(root, "test", pattern=fixed)) == 0
 
 
-def test_the_middle_of_a_longer_recording_is_taken_in_evaluation_and_a_drawn_stretch_in_training(root: Path) -> None:
+def test_evaluation_takes_the_middle_of_a_recording_and_training_a_random_part(root: Path) -> None:
     whole = torch.linspace(0.01, 0.9, 880)
     for split in ("valid", "train"):
-        data = made(root, split, seconds=0.05, pattern="(?P<label>dog|cat)/(?P<valid>ann_)?.+")
+        data = load(root, split, seconds=0.05, pattern="(?P<label>dog|cat)/(?P<valid>ann_)?.+")
         index = next(index for index, name in enumerate(names(data)) if name.endswith("_9.wav"))
         assert data[index]["length"] == 400
         taken = [data[index]["waveform"].tolist() for _ in range(3)]
@@ -72,25 +72,25 @@ def test_the_middle_of_a_longer_recording_is_taken_in_evaluation_and_a_drawn_str
             assert taken[0] != taken[1]
 
 
-def test_the_fingerprint_is_of_the_data_wherever_they_are(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    before = made(root).fingerprint()
-    assert made(root, key="other").fingerprint() != before
-    assert made(root.rename(tmp_path_factory.mktemp("moved") / "there")).fingerprint() == before
+def test_the_fingerprint_does_not_depend_on_where_the_data_are(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    before = load(root).fingerprint()
+    assert load(root, key="other").fingerprint() != before
+    assert load(root.rename(tmp_path_factory.mktemp("moved") / "there")).fingerprint() == before
 
 
-def test_what_is_wrong_is_said_with_what_to_set(root: Path) -> None:
+def test_faults_are_reported_with_what_to_set(root: Path) -> None:
     with pytest.raises(DataError, match=r"has 2 classes \(cat, dog\)(.|\n)*dataset\.num_classes=2"):
-        made(root, num_classes=3)
+        load(root, num_classes=3)
     with pytest.raises(DataError, match=r"belongs to an unknown class(.|\n)*did you mean 'dogs'"):
-        made(root, classes=["cat", "dogs"])
+        load(root, classes=["cat", "dogs"])
     with pytest.raises(ConfigError, match=r"\(\?P<label>"):
-        made(root, pattern=".+")
+        load(root, pattern=".+")
     with pytest.raises(DataError, match="a folder for each class"):
-        made(root, pattern="(?P<label>[^/]+)/.+[.]flac")
+        load(root, pattern="(?P<label>[^/]+)/.+[.]flac")
 
 
-def test_a_file_is_read_as_the_data_set_gives_it_in_evaluation(root: Path) -> None:
-    data = made(root, "valid", seconds=0.05)
+def test_a_single_file_is_read_as_in_evaluation(root: Path) -> None:
+    data = load(root, "valid", seconds=0.05)
     recipe = AudioClassification(sample_rate=8000, seconds=0.05)
     for index in range(len(data)):
         sample = recipe.read(data.path(index))
@@ -98,9 +98,9 @@ def test_a_file_is_read_as_the_data_set_gives_it_in_evaluation(root: Path) -> No
         assert sample["length"] == data[index]["length"]
 
 
-def test_a_batch_without_features_or_of_another_form_is_named(root: Path) -> None:
+def test_a_batch_without_features_and_malformed_samples_are_refused(root: Path) -> None:
     recipe = AudioClassification(sample_rate=8000, seconds=0.1)
-    batch = recipe.collate([made(root)[0], made(root)[1]])
+    batch = recipe.collate([load(root)[0], load(root)[1]])
     assert batch["waveform"].shape == (2, 800)
     with pytest.raises(ConfigError, match="transforms=mel, mfcc or waveform"):
         recipe.inputs(batch)

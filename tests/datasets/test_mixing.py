@@ -1,4 +1,4 @@
-"""Mixup and cutmix, of the batch that they are given, against torchvision's."""
+"""Mixup and cutmix of a batch, compared with torchvision's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from samewise.datasets.transforms import mixing
 
 
-def mixed(transform: mixing.Mixing, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+def mix(transform: mixing.Mixing, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     torch.manual_seed(seed)
     images = pictures().float() / 255
     batch = {"image": images, "label": torch.arange(24) % 5}
@@ -19,8 +19,8 @@ def mixed(transform: mixing.Mixing, seed: int = 0) -> tuple[dict[str, Tensor], d
     return batch, choices, transform.apply(batch, choices)
 
 
-def test_mixup():
-    batch, choices, ours = mixed(mixing.MixUp(0.4, num_classes=5))
+def test_mixup_equals_torchvisions():
+    batch, choices, ours = mix(mixing.MixUp(0.4, num_classes=5))
     share = float(choices["pixel"][0])
     reference = v2.MixUp(num_classes=5)
     params = {"labels": batch["label"], "batch_size": 24, "lam": share}
@@ -30,9 +30,9 @@ def test_mixup():
     assert 0 < share < 1
 
 
-def test_cutmix():
+def test_cutmix_equals_torchvisions():
     for seed in range(5):
-        batch, choices, ours = mixed(mixing.CutMix(num_classes=5), seed)
+        batch, choices, ours = mix(mixing.CutMix(num_classes=5), seed)
         top, left, height, width = (int(choices[name][0]) for name in ("top", "left", "height", "width"))
         reference = v2.CutMix(num_classes=5)
         share = 1 - height * width / (33 * 40)
@@ -44,7 +44,7 @@ def test_cutmix():
 def test_one_of_mixup_and_cutmix_serves_a_whole_batch():
     transform, kinds = mixing.MixUpOrCutMix(num_classes=5), set()
     for seed in range(20):
-        _, choices, ours = mixed(transform, seed)
+        _, choices, ours = mix(transform, seed)
         assert all(len(value.unique()) == 1 for name, value in choices.items() if name != "partner")
         torch.testing.assert_close(ours["label"].sum(1), torch.ones(24))
         kinds.add("mixup" if choices["pixel"][0] < 1 else "cutmix")
@@ -58,7 +58,7 @@ def test_the_proportions_of_mixup_are_beta_distributed():
     assert float(drawn.var()) == pytest.approx(1 / (4 * (2 * 0.2 + 1)), abs=0.01)  # of Beta(a, a)
 
 
-def test_labels_that_are_soft_already_are_mixed_as_they_are():
+def test_labels_that_are_already_soft_are_mixed_directly():
     soft = torch.eye(4)
     batch = {"image": torch.rand(4, 1, 8, 8), "label": soft}
     transform = mixing.MixUp(1.0, num_classes=4)

@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_sample_has_the_image_its_boxes_and_labels_that_number_all_classes(root: Path):
+def test_a_sample_has_image_boxes_and_labels_numbered_over_all_classes(root: Path):
     train = PascalVOC(root=str(root), split="train", num_classes=4)
     assert train.classes == ["background", "bird", "cat", "dog"]
     sample = train[0]
@@ -69,7 +69,7 @@ def test_corners_that_count_from_one_include_their_last_pixel(root: Path):
     assert PascalVOC(root=str(root), split="train", first_pixel=1)[0]["boxes"].tolist() == [[0, 0, 40, 30]]
 
 
-def test_corners_that_count_from_zero_read_as_if_from_one_say_what_to_set(root: Path):
+def test_corners_wrongly_read_as_counting_from_one_are_reported(root: Path):
     with pytest.raises(DataError, match=r"d\.xml: a box has a negative corner(.|\n)*dataset\.first_pixel=0"):
         PascalVOC(root=str(root), split="val", first_pixel=1)
 
@@ -81,7 +81,7 @@ def test_classes_can_be_given_in_their_order(root: Path):
         PascalVOC(root=str(root), split="train", classes=["dog", "cats", "bird"])
 
 
-def test_objects_that_are_difficult_can_be_left_out(root: Path):
+def test_difficult_objects_can_be_left_out(root: Path):
     annotate(root, "b", [("cat", (1, 1, 9, 9))], difficult=1)
     assert len(PascalVOC(root=str(root), split="train")[1]["boxes"]) == 1
     assert len(PascalVOC(root=str(root), split="train", difficult=False)[1]["boxes"]) == 0
@@ -100,7 +100,7 @@ def test_objects_that_are_difficult_can_be_left_out(root: Path):
         (("", 5, 9, 9), "no number at bndbox/xmin"),
     ],
 )
-def test_an_impossible_box_is_told_with_its_file_before_training(root: Path, box: tuple[float, ...], message: str):
+def test_an_impossible_box_is_reported_with_its_file(root: Path, box: tuple[float, ...], message: str):
     annotate(root, "b", [("cat", box)])
     with pytest.raises(DataError, match=rf"b\.xml: .*{message}"):
         PascalVOC(root=str(root), split="train")
@@ -123,20 +123,20 @@ def test_a_missing_or_damaged_file_is_named(root: Path):
         PascalVOC(root=str(root), split="train")
 
 
-def test_an_image_of_another_size_than_annotated_is_told(root: Path):
+def test_an_image_whose_size_differs_from_its_annotation_is_reported(root: Path):
     Image.new("RGB", (30, 40)).save(root / "JPEGImages" / "b.jpg")
     with pytest.raises(DataError, match=r"b\.jpg: is 30 x 40 pixels, but its annotation says 40 x 30"):
         PascalVOC(root=str(root), split="train")[1]
 
 
-def test_another_split_or_folder_says_what_there_is(root: Path):
+def test_an_unknown_split_or_folder_is_reported_with_what_to_set(root: Path):
     with pytest.raises(DataError, match=r"trian\.txt(.|\n)*train, val"):
         PascalVOC(root=str(root), split="trian")
     with pytest.raises(DataError, match=r"dataset\.root=FOLDER"):
         PascalVOC(root=str(root / "nowhere"), split="train")
 
 
-def test_another_number_of_classes_says_what_to_set(root: Path):
+def test_a_wrong_number_of_classes_is_reported_with_what_to_set(root: Path):
     with pytest.raises(DataError, match=r"3 classes \(bird, cat, dog\), with the background 4(.|\n)*dataset\.num_classes=4"):
         PascalVOC(root=str(root), split="train", num_classes=3)
 
@@ -158,7 +158,7 @@ def test_the_rarest_name_is_the_suspect_and_its_file_is_named(name: str, files: 
         check_labels(5, 4, where="Annotations", names=sorted(found), files=found)
 
 
-def test_names_that_are_alike_and_frequent_are_no_misspelling():
+def test_similar_names_that_are_frequent_are_not_called_misspelt():
     with pytest.raises(DataError, match=r"hint: set dataset\.num_classes=4"):
         check_labels(4, 3, where="Annotations", names=sorted(BLOOD), files=BLOOD)
 
@@ -169,12 +169,12 @@ def test_one_file_with_another_spelling_is_named(root: Path):
         PascalVOC(root=str(root), split="train", num_classes=4)
 
 
-def test_a_number_that_no_misspelling_explains_asks_about_none():
+def test_a_number_that_no_misspelling_explains_suggests_none():
     with pytest.raises(DataError, match=r"hint: set dataset\.num_classes=4"):
         check_labels(4, 2, where="Annotations", names=["Platelets", "RBC", "WBC"])
 
 
-def test_images_read_smaller_bring_their_boxes_and_are_the_same_from_memory(root: Path):
+def test_resized_images_have_resized_boxes_and_are_the_same_from_memory(root: Path):
     files, kept = (PascalVOC(root=str(root), split="train", size=[15, 10], cache=cache) for cache in ("none", "memory"))
     sample = files[0]
     assert sample["image"].shape == (3, 15, 10)
@@ -185,7 +185,7 @@ def test_images_read_smaller_bring_their_boxes_and_are_the_same_from_memory(root
         PascalVOC(root=str(root), split="train", size=[15])
 
 
-def test_transforms_of_torchvision_get_the_sample_whole(root: Path):
+def test_transforms_of_torchvision_get_the_whole_sample(root: Path):
     flip = WithTransform.of(PascalVOC(root=str(root), split="train", training=True), [v2.RandomHorizontalFlip(p=1.0), v2.SanitizeBoundingBoxes()])
     sample = flip[0]
     assert sample["boxes"].tolist() == [[20, 2, 39, 22], [0, 5, 35, 30]]
@@ -216,7 +216,7 @@ def test_the_blood_cells(data_root: Path):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Forty PNG images, some in a folder below, and their annotations, which name JPEGs: without lists."""
+    """Forty PNG images, some in a subfolder, with annotations that name JPEGs, and without lists of splits."""
     (tmp_path / "Annotations" / "below").mkdir(parents=True)
     (tmp_path / "images" / "below").mkdir(parents=True)
     for number in range(40):
@@ -234,7 +234,7 @@ def paths(data: PascalVOC) -> set[Path]:
     return {data.path(index) for index in range(len(data))}
 
 
-def test_without_lists_each_image_is_in_one_split_wherever_the_folder_is_and_whatever_is_added(folder: Path, tmp_path_factory):
+def test_without_lists_splits_depend_on_neither_folder_nor_additions(folder: Path, tmp_path_factory):
     made = {split: paths(unlisted(folder, split)) for split in ("train", "valid", "test")}
     assert set().union(*made.values()) == set((folder / "images").rglob("*.png"))
     assert sum(map(len, made.values())) == 40
@@ -256,7 +256,7 @@ def test_without_lists_each_image_is_in_one_split_wherever_the_folder_is_and_wha
         assert found <= {path.relative_to(elsewhere) for path in paths(unlisted(elsewhere, split))}
 
 
-def test_without_lists_what_does_not_fit_together_is_named(folder: Path):
+def test_without_lists_mismatched_images_and_annotations_are_named(folder: Path):
     (folder / "images" / "x.1.png").rename(folder / "images" / "x1.png")
     with pytest.raises(DataError, match=r"x\.1\.xml: has no image x\.1\.jpg"):
         unlisted(folder)

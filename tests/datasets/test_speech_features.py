@@ -16,8 +16,8 @@ LENGTHS = [4000, 1, 150, 3999, 2400, 401]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def padded(device="cpu") -> dict:
-    """Utterances of very different lengths, in one batch; the padding is not even silent."""
+def padded_batch(device="cpu") -> dict:
+    """Utterances of very different lengths in one batch, padded with zeros."""
     torch.manual_seed(1)
     waveform = torch.randn(len(LENGTHS), max(LENGTHS))
     waveform[0, 1000:3000] *= 1e-4  # loud and silent parts, which the threshold of 80 dB tells apart
@@ -46,7 +46,7 @@ AUGMENTATIONS = [SpeedPerturbation(), SpeedPerturbation(factors=[0.5, 1.3]), Noi
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("front", FRONT_ENDS, ids=lambda front: f"{type(front).__name__} {front.normalise}")
 def test_a_batch_gives_the_features_of_its_utterances_one_by_one(front, device):
-    batch = padded(device)
+    batch = padded_batch(device)
     together = front(batch)
     for row in range(len(LENGTHS)):
         single = front(alone(batch, row))
@@ -58,8 +58,8 @@ def test_a_batch_gives_the_features_of_its_utterances_one_by_one(front, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("change", AUGMENTATIONS, ids=lambda change: type(change).__name__)
-def test_a_batch_is_changed_as_its_utterances_one_by_one(change, device):
-    batch = padded(device)
+def test_a_batch_is_augmented_like_its_utterances_one_by_one(change, device):
+    batch = padded_batch(device)
     torch.manual_seed(3)
     choices = change.draw(batch, len(LENGTHS))
     together = change.apply(batch, choices)
@@ -73,7 +73,7 @@ def test_a_batch_is_changed_as_its_utterances_one_by_one(change, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_masks_of_a_batch_are_those_of_its_utterances_one_by_one(device):
-    batch = MFCC()(padded(device))
+    batch = MFCC()(padded_batch(device))
     change = SpecAugment(max_band=5, max_stretch=8)
     torch.manual_seed(4)
     choices = change.draw(batch, len(LENGTHS))
@@ -87,17 +87,17 @@ def test_masks_of_a_batch_are_those_of_its_utterances_one_by_one(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("change", [*AUGMENTATIONS, *FRONT_ENDS], ids=lambda change: type(change).__name__)
-def test_the_gpu_chooses_and_computes_as_the_cpu(change):
+def test_the_gpu_chooses_and_computes_like_the_cpu(change):
     results = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(5)
-        results.append(change(padded(device)))
+        results.append(change(padded_batch(device)))
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name].cpu(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("frames", [16000, 401, 1234])
-def test_mfcc_is_torchaudios_for_one_utterance(frames):
+def test_mfcc_equals_torchaudios_for_one_utterance(frames):
     torch.manual_seed(2)
     waveform = torch.randn(1, frames)
     published = torchaudio.transforms.MFCC(16000, 13, melkwargs={"n_fft": 400, "hop_length": 160, "n_mels": 13})(waveform)
@@ -107,14 +107,14 @@ def test_mfcc_is_torchaudios_for_one_utterance(frames):
     torch.testing.assert_close(MFCC()(batch)["features"], normal, rtol=1e-3, atol=1e-4)
 
 
-def test_log_mel_is_torchaudios_for_one_utterance():
+def test_log_mel_equals_torchaudios_for_one_utterance():
     waveform = torch.randn(1, 3000)
     published = torchaudio.transforms.MelSpectrogram(16000, 512, hop_length=160, n_mels=80, f_min=20.0)(waveform).clamp(min=1e-6).log()
     made = LogMel(normalise=False)({"waveform": waveform, "length": torch.tensor([3000])})
     torch.testing.assert_close(made["features"], published, rtol=1e-4, atol=1e-4)
 
 
-def test_above_silence_a_steady_tone_keeps_its_pitch_and_silence_is_what_follows_a_recording():
+def test_above_silence_tones_keep_their_pitch_and_silence_is_zero():
     front = LogMel(n_mels=40, normalise=False, above_silence=True)
     tones = torch.stack([(torch.arange(3200) * pitch * 2 * torch.pi / 16000).sin() for pitch in (300.0, 3000.0)])
     low, high = front({"waveform": tones, "length": torch.tensor([3200, 3200])})["features"].mean(-1).argmax(-1).tolist()
@@ -125,7 +125,7 @@ def test_above_silence_a_steady_tone_keeps_its_pitch_and_silence_is_what_follows
     assert torch.allclose(front({"waveform": tones, "length": torch.tensor([3200, 3200])})["features"], plain - math.log(1e-6), atol=1e-4)
 
 
-def test_an_utterance_that_is_silent_gives_numbers():
+def test_a_silent_utterance_gives_zeros():
     made = MFCC()({"waveform": torch.zeros(1, 2000), "length": torch.tensor([2000])})
     assert torch.equal(made["features"], torch.zeros(1, 13, 13))
 

@@ -16,12 +16,12 @@ from samewise.datasets.cifar import CIFAR10, CIFAR100
 from samewise.datasets.mnist import MNIST, FashionMNIST
 from samewise.runner.errors import ConfigError, DataError
 
-NOWHERE = "http://127.0.0.1:9/"  # the port of nothing
+NOWHERE = "http://127.0.0.1:9/"  # nothing listens at this port
 
 
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Five training files of four images and a test file of six, and torchvision told of their checksums."""
+    """Five training files of four images and a test file of six, with their checksums set in torchvision."""
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def test_cifar_images_and_labels_are_torchvisions(cifar: Path):
         assert ours[index]["label"] == label
 
 
-def test_the_last_training_images_validate(cifar: Path):
+def test_the_last_training_images_form_the_validation_split(cifar: Path):
     train, valid = (CIFAR10(root=str(cifar), split=split, held_out=5) for split in ("train", "valid"))
     whole = CIFAR10(root=str(cifar), split="train", held_out=0)
     assert (len(train), len(valid), len(whole)) == (15, 5, 20)
@@ -73,7 +73,7 @@ def test_the_last_training_images_validate(cifar: Path):
     assert torch.equal(joined, whole.batch(range(20))["image"])
 
 
-def test_a_split_that_would_be_empty_says_what_to_set(cifar: Path):
+def test_a_split_that_would_be_empty_is_reported_with_what_to_set(cifar: Path):
     with pytest.raises(ConfigError, match=r"held_out: (.|\n)*dataset\.valid\.split=test"):
         CIFAR10(root=str(cifar), split="valid", held_out=0)
     with pytest.raises(ConfigError, match="1 to 19"):
@@ -88,12 +88,12 @@ def test_an_altered_file_is_not_read(cifar: Path):
 
 
 @pytest.mark.parametrize("kind", [CIFAR10, CIFAR100, MNIST, FashionMNIST])
-def test_missing_files_say_where_what_and_how(tmp_path: Path, kind: type):
+def test_missing_files_are_reported_with_how_to_get_them(tmp_path: Path, kind: type):
     with pytest.raises(DataError, match=rf"{tmp_path}.*dataset\.root=FOLDER.*dataset\.download=true(.|\n)*a folder "):
         kind(root=str(tmp_path), split="train")
 
 
-def test_a_download_that_fails_is_told_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", NOWHERE)
     with pytest.raises(DataError, match="could not be downloaded"):
         CIFAR10(root=str(tmp_path), split="train", download=True)
@@ -102,7 +102,7 @@ def test_a_download_that_fails_is_told_without_a_traceback(tmp_path: Path, monke
         MNIST(root=str(tmp_path), split="train", download=True)
 
 
-def test_a_root_that_is_a_file_is_told(tmp_path: Path):
+def test_a_root_that_is_a_file_is_reported(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file"):
         CIFAR10(root=str(tmp_path / "file"), split="train", download=True)

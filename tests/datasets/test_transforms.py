@@ -1,4 +1,4 @@
-"""What holds for every batched transform: a batch gives what its samples give, inputs stay, choices follow the stream."""
+"""What holds for every batched transform: a batch gives what its samples give, inputs are unchanged, choices follow the stream."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def one(batch: Batch, position: int) -> Batch:
     return {name: value[position : position + 1] for name, value in batch.items()}
 
 
-def chosen(transform: BatchTransform, batch: Batch, seed: int = 0) -> dict[str, Tensor]:
+def draw_choices(transform: BatchTransform, batch: Batch, seed: int = 0) -> dict[str, Tensor]:
     with streams.scope(seed, "step", 5, 0):
         return transform.draw(batch, len(batch["image"]))
 
@@ -81,7 +81,7 @@ def chosen(transform: BatchTransform, batch: Batch, seed: int = 0) -> dict[str, 
 @pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[0] in MAKERS])
 def test_a_batch_gives_what_its_samples_give_one_by_one(name: str, dtype: str):
     transform, batch = MAKERS[name](), batch_of(dtype)
-    choices = chosen(transform, batch)
+    choices = draw_choices(transform, batch)
     together = transform.apply(batch, choices)["image"]
     alone = torch.cat([transform.apply(one(batch, k), {key: value[k : k + 1] for key, value in choices.items()})["image"] for k in range(len(together))])
     assert together.dtype == alone.dtype
@@ -96,7 +96,7 @@ def test_a_batch_gives_what_its_samples_give_one_by_one(name: str, dtype: str):
 def test_cuda_gives_what_the_cpu_gives(name: str, dtype: str):
     batch = batch_of(dtype)
     there = {key: value.cuda() for key, value in batch.items()}
-    choices, choices_there = chosen(ALL[name](), batch), chosen(ALL[name](), there)
+    choices, choices_there = draw_choices(ALL[name](), batch), draw_choices(ALL[name](), there)
     assert all(torch.equal(value, choices_there[key]) and not choices_there[key].is_cuda for key, value in choices.items())
     here, there = ALL[name]().apply(batch, choices), ALL[name]().cuda().apply(there, choices)
     assert there["image"].is_cuda
@@ -110,7 +110,7 @@ def test_cuda_gives_what_the_cpu_gives(name: str, dtype: str):
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_the_given_batch_stays_as_it_is_and_other_keys_pass_through(name: str, dtype: str):
+def test_the_given_batch_is_unchanged_and_other_keys_pass_through(name: str, dtype: str):
     transform, batch = ALL[name](), batch_of(dtype)
     copy = {key: value.clone() for key, value in batch.items()}
     changed = transform(batch)
@@ -123,7 +123,7 @@ def test_the_given_batch_stays_as_it_is_and_other_keys_pass_through(name: str, d
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_choices_and_result_depend_on_the_stream_alone(name: str, dtype: str):
+def test_choices_and_result_depend_only_on_the_stream(name: str, dtype: str):
     batch = batch_of(dtype)
     results = []
     for _ in range(2):
@@ -137,13 +137,13 @@ def test_choices_and_result_depend_on_the_stream_alone(name: str, dtype: str):
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("ToFloat", "Normalize", "CenterCrop", "Resize")])
 def test_another_step_gives_other_choices_and_one_row_for_each_sample(name: str):
     transform, batch = ALL[name](), batch_of("float32" if name in FLOATS_ONLY else "uint8")
-    first, second = chosen(transform, batch, seed=0), chosen(transform, batch, seed=1)
+    first, second = draw_choices(transform, batch, seed=0), draw_choices(transform, batch, seed=1)
     assert any(not torch.equal(first[key], second[key]) for key in first)
     assert all(len(value) == 48 and not value.is_cuda for value in first.values())
 
 
 @pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[0] != "Normalize"])  # which has three means here
-def test_grey_images_are_taken_too(name: str, dtype: str):
+def test_grey_images_are_accepted_too(name: str, dtype: str):
     batch = batch_of(dtype)
     batch["image"] = batch["image"][:, :1]
     assert ALL[name]()(batch)["image"].shape[1] == 1
@@ -160,7 +160,7 @@ def test_dtype_and_range_are_kept(name: str, dtype: str):
         assert changed.max() <= 1 + 1e-5
 
 
-def test_deterministic_algorithms_are_enough_for_every_transform():
+def test_every_transform_runs_with_deterministic_algorithms():
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -170,8 +170,8 @@ def test_deterministic_algorithms_are_enough_for_every_transform():
         torch.use_deterministic_algorithms(before)
 
 
-def flipped(epoch: int, seed: int = 0, *, workers: int = 0) -> list[bool]:
-    """By index, whether an image is flipped in an epoch, which has the samples in an order of its own."""
+def flips_in_epoch(epoch: int, seed: int = 0, *, workers: int = 0) -> list[bool]:
+    """Whether each image, by index, is flipped in an epoch, which has its own order of samples."""
     images = [{"image": torch.arange(2.0).expand(1, 1, 2), "number": number} for number in range(2000)]
     keyed = KeyedDataset(images, torch.utils.data.default_collate, seed=0, stream="sample")
     keyed.says_places = True
@@ -187,17 +187,17 @@ def flipped(epoch: int, seed: int = 0, *, workers: int = 0) -> list[bool]:
 
 
 def test_two_epochs_in_a_row_show_each_image_once_each_way():
-    epochs = [flipped(epoch) for epoch in range(4)]
+    epochs = [flips_in_epoch(epoch) for epoch in range(4)]
     assert epochs[0] == epochs[2] == [not one for one in epochs[1]] == [not one for one in epochs[3]]
     assert 900 < sum(epochs[0]) < 1100  # half, within four and a half deviations
-    assert 900 < sum(one == other for one, other in zip(epochs[0], epochs[0][1:], strict=False)) < 1100  # and neighbours have nothing to do with each other
+    assert 900 < sum(one == other for one, other in zip(epochs[0], epochs[0][1:], strict=False)) < 1100  # and neighbours are independent of each other
 
 
-def test_another_seed_flips_others_and_workers_flip_the_same():
-    assert 900 < sum(one == other for one, other in zip(flipped(0), flipped(0, seed=1), strict=True)) < 1100
-    assert flipped(1, workers=2) == flipped(1)
+def test_flips_depend_on_the_seed_but_not_on_workers():
+    assert 900 < sum(one == other for one, other in zip(flips_in_epoch(0), flips_in_epoch(0, seed=1), strict=True)) < 1100
+    assert flips_in_epoch(1, workers=2) == flips_in_epoch(1)
 
 
-def test_alternating_flips_are_for_training_alone():
+def test_alternating_flips_are_only_for_training():
     with pytest.raises(ConfigError, match="is only for training"):
         AlternatingHorizontalFlip()({"image": torch.zeros(1, 1, 2, 2)})

@@ -29,7 +29,7 @@ def _seeded():
         yield
 
 
-def close(ours: Tensor, theirs: Tensor, *, pixels: float = 0.0) -> None:
+def check(ours: Tensor, theirs: Tensor, *, pixels: float = 0.0) -> None:
     """Within one level by rounding, but for a share of pixels whose sampling point falls between two."""
     assert ours.dtype == theirs.dtype
     assert ours.shape == theirs.shape
@@ -56,7 +56,7 @@ def test_random_crop(mode: str):
     assert torch.equal(ours, torch.stack(theirs))
 
 
-def test_the_window_of_a_random_crop_is_everywhere():
+def test_random_crops_cover_every_position():
     images = torch.zeros(4000, 1, 4, 4)
     choices = RandomCrop(4, padding=1).draw({"image": images}, 4000)
     counts = torch.stack([choices["top"], choices["left"]]).flatten().bincount()
@@ -72,7 +72,7 @@ def test_random_resized_crop():
     assert torch.equal(ours, torch.stack([F.resized_crop(image, *box, size=[20, 20]) for image, box in zip(images, boxes, strict=True)]))
 
 
-def test_random_resized_crop_takes_the_central_box_where_none_fits_as_torchvision_does():
+def test_random_resized_crop_falls_back_to_torchvisions_central_box():
     for height, width in ((10, 100), (100, 10)):
         images = torch.zeros(2, 3, height, width)
         ours = RandomResizedCrop(8, scale=(1.0, 1.0)).draw({"image": images}, 2)
@@ -138,7 +138,7 @@ def test_random_affine(interpolation: str, fill: float):
         )
         for k, image in enumerate(images)
     ]
-    close(ours, torch.stack(theirs), pixels=0.002)
+    check(ours, torch.stack(theirs), pixels=0.002)
 
 
 def test_a_fill_is_blended_once_at_the_border():
@@ -162,10 +162,10 @@ STRENGTHS = {
 def test_colour_operations_with_a_strength_for_each_image(name: str, channels: int):
     operation, reference, strengths = STRENGTHS[name]
     images = pictures(4)[:, :channels]
-    close(operation(images, torch.tensor(strengths, dtype=torch.float64)), torch.stack([reference(*case) for case in zip(images, strengths, strict=True)]))
+    check(operation(images, torch.tensor(strengths, dtype=torch.float64)), torch.stack([reference(*case) for case in zip(images, strengths, strict=True)]))
 
 
-def test_a_strength_of_one_is_the_image_itself():
+def test_a_strength_of_one_leaves_the_image_unchanged():
     images, one = pictures(), torch.ones(24, dtype=torch.float64)
     for operation in (colour.brightness, colour.contrast, colour.saturation, colour.sharpness):
         assert torch.equal(operation(images, one), images)
@@ -214,10 +214,10 @@ def test_every_operation_at_every_magnitude_agrees_with_torchvision(interpolatio
                 for image, value in zip(images, magnitude, strict=True)
             ]
             geometric = name in ("ShearX", "ShearY", "Rotate")
-            close(ours, torch.stack(theirs), pixels=0.002 if geometric else 0.0)
+            check(ours, torch.stack(theirs), pixels=0.002 if geometric else 0.0)
 
 
-def test_color_jitter_applies_the_three_in_the_order_that_was_drawn():
+def test_color_jitter_applies_its_operations_in_the_drawn_order():
     images, transform = pictures(), colour.ColorJitter(brightness=0.6, contrast=0.6, saturation=0.6)
     choices = transform.draw({"image": images}, len(images))
     ours = transform.apply({"image": images}, choices)["image"]
@@ -239,7 +239,7 @@ def test_color_jitter_applies_the_three_in_the_order_that_was_drawn():
 # Identities and refusals
 
 
-def test_what_has_nothing_to_do_changes_nothing():
+def test_transforms_with_neutral_settings_change_nothing():
     images = pictures()
     floats = images.float() / 255
     for transform in (RandomHorizontalFlip(0.0), RandomErasing(0.0), RandomCrop([33, 40]), RandomAffine(), colour.RandomGrayscale(0.0), colour.ColorJitter()):
@@ -266,7 +266,7 @@ def test_what_has_nothing_to_do_changes_nothing():
         (lambda: policies.RandAugment(magnitude=31), None, "0 to 30"),
     ],
 )
-def test_what_cannot_be_is_an_error_for_a_person(make: Callable[[], Any], images: Tensor | None, said: str):
+def test_invalid_settings_and_images_give_a_clear_error(make: Callable[[], Any], images: Tensor | None, said: str):
     with pytest.raises(ConfigError, match=said):
         make()({"image": images, "label": torch.zeros(2, dtype=torch.long)})
 

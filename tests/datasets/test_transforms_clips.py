@@ -1,4 +1,4 @@
-"""Clips [B, T, C, H, W] through the transforms of images: one choice a clip, the same for its frames."""
+"""Clips [B, T, C, H, W] through the transforms of images: one choice per clip, the same for all its frames."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ def clips_of(name: str, size: int = 6, frames: int = 4) -> Batch:
     return {"image": images.unflatten(0, (size, frames)), "label": torch.arange(size) % 7}
 
 
-def chosen(transform: BatchTransform, batch: Batch) -> dict[str, Tensor]:
+def draw_choices(transform: BatchTransform, batch: Batch) -> dict[str, Tensor]:
     with streams.scope(0, "step", 5, 0):
         return transform.draw(batch, len(batch["image"]))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_frame_is_changed_as_an_image_by_its_clips_choice(name):
+def test_each_frame_is_transformed_by_the_choice_of_its_clip(name):
     transform, batch = ALL[name](), clips_of(name)
-    choices = chosen(transform, batch)
+    choices = draw_choices(transform, batch)
     together = transform.apply(batch, choices)["image"]
     for frame in range(4):
         image = {"image": batch["image"][:, frame], "label": batch["label"]}
-        assert all(torch.equal(value, choices[key]) for key, value in chosen(transform, image).items()), "a clip is drawn for as an image is"
+        assert all(torch.equal(value, choices[key]) for key, value in draw_choices(transform, image).items()), "a clip is drawn for as an image is"
         torch.testing.assert_close(together[:, frame], transform.apply(image, choices)["image"], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [*BYTES, "Normalize"])
 def test_a_batch_of_clips_gives_what_its_clips_give_one_by_one(name):
     transform, batch = ALL[name](), clips_of(name)
-    choices = chosen(transform, batch)
+    choices = draw_choices(transform, batch)
     together = transform.apply(batch, choices)["image"]
     rows = [{key: value[place : place + 1] for key, value in choices.items()} for place in range(6)]
     alone = [transform.apply({"image": clip[None]}, row)["image"][0] for clip, row in zip(batch["image"], rows, strict=True)]
@@ -89,7 +89,7 @@ def test_channels_come_before_time_for_a_model_of_clips():
         ChannelsBeforeTime()({"image": batch["image"][:, 0]})
 
 
-def test_a_video_model_has_a_tiny_form(samewise, tmp_path):
+def test_a_video_model_trains_with_debug_tiny(samewise, tmp_path):
     done = samewise(
         "train",
         "model=mc3_18",

@@ -26,15 +26,15 @@ IMAGES = ["none", *(choice for choice in NORMALISING if choice != "clips")]
 SIZES = {"imagenet": (224, 224), "imagenet_v2": (176, 224), "imagenet_on_device": (224, 224), "imagenet_v2_on_device": (176, 224)}
 
 
-def built(choice: str, split: str, **overrides: Any) -> tuple[list[Any], list[Any]]:
+def build(choice: str, split: str, **overrides: Any) -> tuple[list[Any], list[Any]]:
     config = OmegaConf.create({"seed": 0, "dataset": {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.3], "num_classes": 6}})
     config.transforms = OmegaConf.merge(OmegaConf.create((FOLDER / f"{choice}.yaml").read_text()), overrides)
     OmegaConf.resolve(config)
     return tuple(list(instantiate(config.transforms[split][level], _convert_="all")) for level in ("sample", "batch"))  # type: ignore[return-value]
 
 
-def passed(choice: str, split: str, overrides: dict[str, Any] | None = None, *, varied: bool, size: int = 32) -> Batch:
-    sample, batch = built(choice, split, **(overrides or {}))
+def apply(choice: str, split: str, overrides: dict[str, Any] | None = None, *, varied: bool, size: int = 32) -> Batch:
+    sample, batch = build(choice, split, **(overrides or {}))
     random = np.random.default_rng(0)
     samples = []
     with streams.scope(0, "step", 0):
@@ -52,19 +52,19 @@ def passed(choice: str, split: str, overrides: dict[str, Any] | None = None, *, 
     return made
 
 
-def test_the_choices_are_there():
+def test_the_expected_choices_exist():
     assert {"images", "digits", "cifar", "cifar_alternating", "none", *SIZES} == set(IMAGES)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_choice_says_in_its_first_line_what_it_is(choice: str):
+def test_the_first_line_of_a_choice_describes_it(choice: str):
     assert len((FOLDER / f"{choice}.yaml").read_text().splitlines()[0].removeprefix("# ")) > 20
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize("choice", [choice for choice in IMAGES if choice not in ("none", *SIZES)])
 def test_small_images_keep_their_size_and_come_out_normalised(choice: str, split: str):
-    batch = passed(choice, split, varied=False)
+    batch = apply(choice, split, varied=False)
     assert batch["image"].shape == (8, 3, 32, 32)
     assert batch["image"].dtype == torch.float32
     expected = (0.5 - torch.tensor([0.5, 0.4, 0.3])) / torch.tensor([0.2, 0.2, 0.3])  # uniform pixels have a mean of 0.5
@@ -75,7 +75,7 @@ def test_small_images_keep_their_size_and_come_out_normalised(choice: str, split
 @pytest.mark.parametrize("choice", SIZES)
 def test_photographs_of_any_size_come_out_at_the_published_sizes(choice: str):
     for split, side in zip(("train", "eval"), SIZES[choice], strict=True):
-        batch = passed(choice, split, varied=True, size=180)
+        batch = apply(choice, split, varied=True, size=180)
         assert batch["image"].shape == (8, 3, side, side)
         assert batch["label"].shape == ((8, 6) if "imagenet_v2" in choice and split == "train" else (8,))
 
@@ -83,12 +83,12 @@ def test_photographs_of_any_size_come_out_at_the_published_sizes(choice: str):
 @pytest.mark.parametrize("choice", SIZES)
 def test_sizes_can_be_made_small_by_override(choice: str):
     for split in ("train", "eval"):
-        assert passed(choice, split, {"size": 16, "eval_size": 16, "eval_resize": 20}, varied=True, size=40)["image"].shape[-1] == 16
+        assert apply(choice, split, {"size": 16, "eval_size": 16, "eval_resize": 20}, varied=True, size=40)["image"].shape[-1] == 16
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_clips_of_any_size_come_out_cropped_with_channels_before_time(split: str):
-    sample, batch = built("clips", split)
+    sample, batch = build("clips", split)
     clips = [torch.randint(256, (4, 3, 90 + 10 * number, 200), dtype=torch.uint8) for number in range(3)]
     made = Classification(num_classes=6).collate([v2.Compose(sample)({"image": clip, "label": 0}) for clip in clips])
     for transform in batch:
@@ -98,12 +98,12 @@ def test_clips_of_any_size_come_out_cropped_with_channels_before_time(split: str
 
 
 def test_none_changes_nothing():
-    assert built("none", "train") == built("none", "eval") == ([], [])
+    assert build("none", "train") == build("none", "eval") == ([], [])
 
 
 def test_evaluation_draws_nothing_random():
     for choice in IMAGES:
-        sample, batch = built(choice, "eval")
+        sample, batch = build(choice, "eval")
         made = {"image": torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "label": torch.zeros(2, dtype=torch.long)}
         assert not any(type(transform).__name__.startswith("Random") for transform in (*sample, *batch))
         for transform in batch:

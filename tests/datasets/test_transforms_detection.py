@@ -1,4 +1,4 @@
-"""Transforms of images with boxes: as torchvision's, a batch as its samples, images of one size and of several."""
+"""Transforms of images with boxes: equal to torchvision's, a batch like its samples, images of one size and of several."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def batch_of(size: int = 12, *, varied: bool) -> Batch:
     return {"image": images if varied else torch.stack(images), "boxes": boxes, "labels": labels, "image_id": list(range(size))}
 
 
-def chosen(transform: BatchTransform, batch: Batch) -> dict[str, Tensor]:
+def draw_choices(transform: BatchTransform, batch: Batch) -> dict[str, Tensor]:
     with streams.scope(0, "step", 5, 0):
         return transform.draw(batch, len(batch["image"]))
 
@@ -49,7 +49,7 @@ def chosen(transform: BatchTransform, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_batch_gives_what_its_samples_give_one_by_one(name: str, varied: bool):
     transform, batch = MAKERS[name](), batch_of(varied=varied)
-    choices = chosen(transform, batch)
+    choices = draw_choices(transform, batch)
     together = transform.apply(batch, choices)
     assert len(together["image"]) == 12
     for place in range(12):
@@ -65,8 +65,8 @@ def test_a_batch_gives_what_its_samples_give_one_by_one(name: str, varied: bool)
 def test_cuda_gives_what_the_cpu_gives(name: str):
     transform, batch = MAKERS[name](), batch_of(varied=True)
     there = {key: [value.cuda() for value in values] if key != "image_id" else values for key, values in batch.items()}
-    choices = chosen(transform, batch)
-    assert all(torch.equal(value, chosen(transform, there)[key]) for key, value in choices.items())
+    choices = draw_choices(transform, batch)
+    assert all(torch.equal(value, draw_choices(transform, there)[key]) for key, value in choices.items())
     here, there = transform.apply(batch, choices), transform.apply(there, choices)
     for place in range(12):
         assert (here["image"][place].float() - there["image"][place].float().cpu()).abs().max() <= 1
@@ -75,7 +75,7 @@ def test_cuda_gives_what_the_cpu_gives(name: str):
 
 @pytest.mark.parametrize("varied", [False, True])
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_given_batch_stays_as_it_is_and_other_keys_pass_through(name: str, varied: bool):
+def test_the_given_batch_is_unchanged_and_other_keys_pass_through(name: str, varied: bool):
     batch, copy = batch_of(varied=varied), batch_of(varied=varied)
     changed = MAKERS[name]()(batch)
     for key in ("image", "boxes"):
@@ -88,7 +88,7 @@ def test_the_given_batch_stays_as_it_is_and_other_keys_pass_through(name: str, v
 @pytest.mark.parametrize("varied", [False, True])
 @pytest.mark.parametrize("name", MAKERS)
 def test_image_and_boxes_move_together(name: str, varied: bool):
-    """A white rectangle on black is found again where its box went."""
+    """A white rectangle on black is found where its box has moved to."""
     transform, batch = MAKERS[name](), batch_of(varied=varied)
     boxes = [torch.tensor([[4.0, 6, 20, 26]]) for _ in range(12)]
     pictures = [torch.zeros_like(image) for image in batch["image"]]
@@ -105,7 +105,7 @@ def test_image_and_boxes_move_together(name: str, varied: bool):
 @pytest.mark.parametrize(
     ("name", "function"), [("RandomHorizontalFlipWithBoxes", functional.horizontal_flip), ("RandomVerticalFlipWithBoxes", functional.vertical_flip)]
 )
-def test_flips_are_torchvisions(name: str, function: Callable):
+def test_flips_equal_torchvisions(name: str, function: Callable):
     batch = batch_of(varied=True)
     changed = MAKERS[name]().apply(batch, {"flip": torch.tensor([True, False] * 6)})
     for place in range(12):
@@ -115,10 +115,10 @@ def test_flips_are_torchvisions(name: str, function: Callable):
         torch.testing.assert_close(changed["boxes"][place], wanted[1].as_subclass(Tensor))
 
 
-def test_the_shortest_side_becomes_one_of_the_lengths_unless_the_longest_would_be_too_long():
+def test_the_shortest_side_gets_a_given_length_unless_the_longest_is_too_long():
     batch = batch_of(varied=True)
     transform = RandomShortestSide(shortest=[24, 32, 64], longest=64)
-    choices = chosen(transform, batch)
+    choices = draw_choices(transform, batch)
     assert set(choices["shortest"].tolist()) == {24, 32, 64}
     for before, after, wanted in zip(batch["image"], transform.apply(batch, choices)["image"], choices["shortest"].tolist(), strict=True):
         sides = sorted(after.shape[-2:])
@@ -130,10 +130,10 @@ def test_the_shortest_side_becomes_one_of_the_lengths_unless_the_longest_would_b
         assert max(before.shape[-2:]) / min(before.shape[-2:]) == pytest.approx(sides[1] / sides[0], abs=0.06)
 
 
-def test_photometric_distortion_is_torchvisions_step_by_step():
+def test_photometric_distortion_equals_torchvisions_step_by_step():
     batch = batch_of(varied=False)
     transform = RandomPhotometricDistort(p=1.0)
-    choices = chosen(transform, batch)
+    choices = draw_choices(transform, batch)
     assert choices["contrast_first"].any()
     assert not choices["contrast_first"].all()
     changed = transform.apply(batch, choices)["image"]
@@ -160,6 +160,6 @@ def test_a_transform_that_would_leave_the_boxes_behind_is_refused(transform: Bat
 
 
 @pytest.mark.parametrize("options", [{"shortest": [], "longest": 10}, {"shortest": [20], "longest": 10}])
-def test_lengths_that_do_not_fit_are_told(options: dict):
+def test_invalid_lengths_are_refused(options: dict):
     with pytest.raises(ConfigError, match="shortest and longest"):
         RandomShortestSide(**options)

@@ -21,7 +21,7 @@ from samewise.runner.errors import ConfigError, DataError
 
 
 def record(path: Path, seconds: float = 0.05, rate: int = 16000) -> Path:
-    """A recording of noise of its own."""
+    """Write a recording of noise that depends on the file's name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw = torch.Generator().manual_seed(sum(path.name.encode()))
     soundfile.write(path, torch.rand(round(seconds * rate), generator=draw).sub(0.5).numpy(), rate)
@@ -38,7 +38,7 @@ def librispeech(root: Path) -> Path:
     return root
 
 
-def test_librispeech_as_its_archive_unpacks(tmp_path):
+def test_librispeech_is_read_as_its_archive_unpacks(tmp_path):
     data = LibriSpeech(root=str(librispeech(tmp_path)), subsets=["dev-clean"])
     assert [data[index]["transcript"] for index in range(len(data))] == ["go do you hear", "but in less", "it's"]
     sample = data[1]
@@ -56,7 +56,7 @@ def test_librispeech_lists_what_torchaudio_lists(tmp_path):
     assert listed == {(Path(ours[index]["name"]).name, ours[index]["transcript"]) for index in range(len(ours))}
 
 
-def test_a_part_of_librispeech_that_is_missing_is_named(tmp_path):
+def test_a_missing_part_of_librispeech_is_named(tmp_path):
     with pytest.raises(DataError, match=r"LibriSpeech/train-clean-100: this part of LibriSpeech was not found"):
         LibriSpeech(root=str(librispeech(tmp_path)), subsets=["dev-clean", "train-clean-100"])
     with pytest.raises(ConfigError, match="did you mean 'dev-clean'"):
@@ -66,7 +66,7 @@ def test_a_part_of_librispeech_that_is_missing_is_named(tmp_path):
         LibriSpeech(root=str(tmp_path), subsets=["dev-clean"])
 
 
-def test_speech_commands_by_their_official_lists(tmp_path):
+def test_speech_commands_are_split_by_their_official_lists(tmp_path):
     folder = tmp_path / "SpeechCommands" / "speech_commands_v0.02"
     for name in ("yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav", "up/aa_nohash_1.wav", "up/cc_nohash_0.wav", "_background_noise_/hum.wav"):
         record(folder / name)
@@ -79,7 +79,7 @@ def test_speech_commands_by_their_official_lists(tmp_path):
         SpeechCommands(root=str(tmp_path / "nowhere"), split="train")
 
 
-def test_yes_and_no(tmp_path):
+def test_yesno_is_split_and_transcribed(tmp_path):
     for number in range(10):
         record(tmp_path / "waves_yesno" / ("_".join(f"{number:08b}") + ".wav"), rate=8000)
     train, valid = (YesNo(root=str(tmp_path), split=split) for split in ("train", "valid"))
@@ -90,7 +90,7 @@ def test_yes_and_no(tmp_path):
         YesNo(root=str(tmp_path), split="train")
 
 
-def listed(folder: Path, kind: str) -> Path:
+def write_list(folder: Path, kind: str) -> Path:
     lines = [("one.wav", "It's one"), ("two.wav", 'Two, "quoted"')]
     for name, _ in lines:
         record(folder / "sound" / name, rate=8000)
@@ -105,8 +105,8 @@ def listed(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_a_manifest_of_your_own(tmp_path, kind):
-    data = Manifest(file=str(listed(tmp_path, kind)), ignore='",')
+def test_your_own_manifest_is_read(tmp_path, kind):
+    data = Manifest(file=str(write_list(tmp_path, kind)), ignore='",')
     assert [data[index]["transcript"] for index in range(2)] == ["it's one", "two quoted"]
     assert len(data[0]["waveform"]) == 800  # 50 ms at 8 kHz, resampled to 16 kHz
 
@@ -125,7 +125,7 @@ def test_a_manifest_of_your_own(tmp_path, kind):
     ],
 )
 def test_a_manifest_with_a_fault_is_named_before_training(tmp_path, name, content, message):
-    listed(tmp_path, "csv")
+    write_list(tmp_path, "csv")
     if content is not None:
         (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=message):
@@ -150,7 +150,7 @@ def test_spoken_digits_are_split_by_takes(tmp_path):
     assert len(train[0]["waveform"]) == 160
 
 
-def test_spoken_digits_follow_one_another_by_the_samples_own_stream(tmp_path):
+def test_sequences_of_spoken_digits_follow_the_random_stream(tmp_path):
     data = SpokenDigits(root=str(digits(tmp_path)), digits=[2, 3], pause=[0.01, 0.02])
     for seed in range(10):
         torch.manual_seed(seed)
@@ -173,7 +173,7 @@ def test_cached_recordings_are_those_on_disk(tmp_path):
 
 
 def test_the_fingerprint_changes_with_the_data(tmp_path):
-    path = listed(tmp_path, "csv")
+    path = write_list(tmp_path, "csv")
     before = Manifest(file=str(path), ignore='",').fingerprint()
     assert Manifest(file=str(path), ignore='",').fingerprint() == before
     assert Manifest(file=str(path), ignore='",', sample_rate=8000).fingerprint() != before
@@ -193,14 +193,14 @@ def test_wrong_arguments_are_named(tmp_path, arguments, message):
         SpokenDigits(root=str(digits(tmp_path)), **arguments)
 
 
-def test_digits_that_are_not_there_are_named(tmp_path):
+def test_missing_digits_are_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot be read|no spoken digits"):
         SpokenDigits(root=str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="no recordings"):
         SpokenDigits(root=str(digits(tmp_path)), speakers=["zoe"])
 
 
-def test_a_recording_that_is_damaged_is_named(tmp_path):
+def test_a_damaged_recording_is_named(tmp_path):
     digits(tmp_path)
     (tmp_path / "recordings" / "1_ann_5.wav").write_bytes(b"RIFF of no use")
     with pytest.raises(DataError, match=r"1_ann_5\.wav: is not audio"):

@@ -1,4 +1,4 @@
-"""Clips of videos: the frames that were written, where clips begin, and files that are not what they should be."""
+"""Clips of videos: the frames that were written, where clips begin, and invalid files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from samewise.runner.errors import ConfigError, DataError
 pytestmark = pytest.mark.usefixtures("ffmpeg")
 
 
-def written(path: Path, frames: int = 20, *, height: int = 32, width: int = 48) -> Path:
-    """A video whose frame k is grey, 10 k everywhere, so that a frame says which one it is."""
+def write_video(path: Path, frames: int = 20, *, height: int = 32, width: int = 48) -> Path:
+    """Write a video whose frame k has the grey value 10 k everywhere, so that each frame can be identified."""
     from torchcodec.encoders import VideoEncoder
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def written(path: Path, frames: int = 20, *, height: int = 32, width: int = 48) 
 
 
 def numbers(clip: torch.Tensor) -> list[int]:
-    """Which frames of `written` they are."""
+    """The numbers of the frames, as `write_video` wrote them."""
     return [round(float(frame.float().mean()) / 10) for frame in clip]
 
 
@@ -41,9 +41,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "valid"):
         for name in ("run", "jump"):
             for number in range(2):
-                written(base / split / name / f"{number}.mp4")
-    written(base / "train" / "run" / "deeper" / "old.AVI", 12)
-    written(base / "train" / "run" / "short.mp4", 5)
+                write_video(base / split / name / f"{number}.mp4")
+    write_video(base / "train" / "run" / "deeper" / "old.AVI", 12)
+    write_video(base / "train" / "run" / "short.mp4", 5)
     (base / "train" / "run" / "notes.txt").write_text("no video")
     return base
 
@@ -60,7 +60,7 @@ def test_files_are_found_by_class_and_labelled_in_sorted_order(root):
     assert [made[index]["label"] for index in range(len(made))] == [0, 0, 1, 1, 1, 1]
 
 
-def test_a_centred_clip_is_the_middle_frames_with_their_stride(root):
+def test_a_centred_clip_has_the_middle_frames_with_their_stride(root):
     sample = clips(root)[0]["image"]
     assert (sample.dtype, tuple(sample.shape)) == (torch.uint8, (4, 3, 32, 48))
     assert numbers(sample) == [6, 8, 10, 12]
@@ -71,7 +71,7 @@ def test_a_video_that_is_too_short_repeats_its_last_frame(root):
     assert numbers(clips(root)[4]["image"]) == [0, 2, 4, 4]
 
 
-def test_a_random_clip_begins_where_its_stream_says(root):
+def test_the_start_of_a_random_clip_follows_its_stream(root):
     made, seen = clips(root, clip="random"), set()
     for epoch in range(12):
         drawn = []
@@ -103,12 +103,12 @@ def test_the_fingerprint_follows_the_files(root, tmp_path):
     shutil.copytree(root, tmp_path / "copy")
     before = clips(root).fingerprint()
     assert clips(tmp_path / "copy").fingerprint() == before
-    written(tmp_path / "copy" / "train" / "jump" / "1.mp4", 19)
+    write_video(tmp_path / "copy" / "train" / "jump" / "1.mp4", 19)
     assert clips(tmp_path / "copy").fingerprint() != before
 
 
 @pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"not a video, but some words" * 9, "is not a video"), (None, "cannot be read")])
-def test_what_is_no_video_is_named(tmp_path, content, message):
+def test_a_file_that_is_not_a_video_is_named(tmp_path, content, message):
     if content is not None:
         (tmp_path / "thing.mp4").write_bytes(content)
     with pytest.raises(DataError, match=f"thing.mp4: {message}"):
@@ -125,7 +125,7 @@ def test_what_is_no_video_is_named(tmp_path, content, message):
         ({"clip": "middle"}, ConfigError, "random or centre"),
     ],
 )
-def test_settings_that_cannot_be_are_named(root, settings, error, words):
+def test_impossible_settings_are_named(root, settings, error, words):
     with pytest.raises(error, match=words):
         clips(root, **settings)
 
@@ -147,7 +147,7 @@ def test_without_torchcodec_or_ffmpeg_it_says_what_to_install(root, monkeypatch,
 
 
 @pytest.mark.slow
-def test_a_video_model_trains_on_them(samewise, root, tmp_path):
+def test_a_video_model_trains_and_predicts_on_clips(samewise, root, tmp_path):
     settings = ["dataset.num_classes=2", "dataset.frames=4", "transforms.resize=[24,32]", "transforms.size=16", "batch_size=2", "max_steps=2"]
     choices = ["dataset=video_folder", "transforms=clips", "model=mc3_18", "tracking=none"]
     done = samewise("train", *choices, f"dataset.root={root}", *settings, f"run_root={tmp_path}", "--json")

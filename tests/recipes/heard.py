@@ -1,4 +1,4 @@
-"""What tests of speech recognition share: models that say what they are told. Tests import this as `samewise_recipes_heard`."""
+"""What tests of speech recognition share: models with prescribed outputs. Tests import this as `samewise_recipes_heard`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
 
 class Told(nn.Module):
-    """Gives what it was told, whatever it hears: scores float32[B, K, N], one frame of them a frame of features."""
+    """Returns prescribed scores float32[B, K, N], one frame for each frame of features, whatever its input is."""
 
     def __init__(self, scores: torch.Tensor) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Told(nn.Module):
 
 
 def saying(paths: list[str], frames: int) -> torch.Tensor:
-    """Scores float32[B, 29, frames] whose best path is as written, `*` being the blank; and blanks after that."""
+    """Scores float32[B, 29, frames] whose best path is as written, with `*` for the blank, and blanks after that."""
     scores = torch.zeros(len(paths), 29, frames)
     for row, path in enumerate(paths):
         for place in range(frames):

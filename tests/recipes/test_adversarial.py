@@ -1,4 +1,4 @@
-"""The adversarial recipe: its losses, its metrics, its two optimizers, and what is said where they do not fit."""
+"""The adversarial recipe: its losses, its metrics, its two optimizers, and the messages if they do not fit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_losses_are_the_published_formulas(loss):
 
 
 @pytest.mark.parametrize(("size", "channels", "levels"), [(8, 1, 2), (32, 3, 3), (12, 1, 1)])
-def test_the_generator_draws_images_of_the_size_that_the_discriminator_takes(size, channels, levels):
+def test_the_generator_draws_images_of_the_discriminators_input_size(size, channels, levels):
     network = model(image_size=size, channels=channels, levels=levels)
     drawn = network.generator(torch.randn(5, 4))
     assert drawn.shape == (5, channels, size, size)
@@ -65,25 +65,25 @@ def test_an_image_that_cannot_be_halved_is_refused():
 @pytest.mark.parametrize(
     ("setting", "words"), [({"noise": 0}, "not a valid length"), ({"loss": "hinges"}, "did you mean 'hinge'"), ({"compared": 1}, "too small")]
 )
-def test_settings_that_cannot_be_are_refused(setting, words):
+def test_impossible_settings_are_refused(setting, words):
     with pytest.raises(ConfigError, match=words):
         GenerativeAdversarial(**setting)
 
 
-def test_the_energy_distance_is_that_of_its_definition():
+def test_the_energy_distance_equals_its_definition():
     x, y = torch.randn(4, 3), torch.randn(5, 3) + 1
     across = sum(float((a - b).norm()) for a in x for b in y) / 20
     within = sum(float((a - b).norm()) for a in x for b in x) / 12 + sum(float((a - b).norm()) for a in y for b in y) / 20
     assert energy_distance(x, y) == pytest.approx((2 * across - within) / 3**0.5, rel=1e-5)
 
 
-def test_the_energy_distance_tells_digits_from_noise_and_not_from_other_digits():
+def test_the_energy_distance_separates_digits_from_noise_but_not_from_digits():
     train, valid = (torch.stack([split[place]["image"] for place in range(300)]) / 127.5 - 1 for split in (Digits(split="train"), Digits(split="valid")))
     assert abs(energy_distance(train, valid)) < 0.01
     assert energy_distance(torch.rand_like(valid) * 2 - 1, valid) > 0.3
 
 
-def test_scores_do_not_depend_on_how_the_split_was_cut_and_leave_pictures(tmp_path):
+def test_scores_do_not_depend_on_batches_and_pictures_are_saved(tmp_path):
     whole = MeasuredAdversarial(real=torch.rand(9) < 0.5, fake=torch.rand(9) < 0.5, images=images(9), generated=images(9).flip(0))
     both = [AdversarialScores(compared=7), AdversarialScores(compared=7)]
     both[0].add(whole)
@@ -112,7 +112,7 @@ def logged(folder: Path, metric: str) -> list[float]:
     return [line["metrics"][metric] for line in lines if metric in line.get("metrics", {})]
 
 
-def test_it_trains_with_all_that_a_run_may_have(samewise, tmp_path):
+def test_it_trains_with_everything_that_a_run_may_have(samewise, tmp_path):
     """A schedule, clipping, an average of weights, parameter groups and an optimizer of another kind for one phase, all at once."""
     further = ["scheduler=cosine", "clip_norm=0.5", "callbacks=[default,ema]", "param_groups=no_decay_on_norms", "optimizer@optimizer.generator=sgd"]
     values = ["optimizer.generator.momentum=0.5", "optimizer.generator.lr=0.01", "~optimizer.generator.betas", "accumulate=2", "initialise=normal"]
@@ -153,7 +153,7 @@ def test_it_trains_with_all_that_a_run_may_have(samewise, tmp_path):
         (["model=resnet18_small"], "model", "has no part 'discriminator'"),
     ],
 )
-def test_optimizers_that_do_not_fit_the_phases_are_named_with_the_way_out(samewise, overrides, path, words):
+def test_optimizers_that_do_not_fit_the_phases_are_reported_with_a_remedy(samewise, overrides, path, words):
     done = samewise("check", *GAN, *overrides)
     assert done.returncode == 2
     assert f"{path}: " in done.stderr

@@ -1,4 +1,4 @@
-"""How the vocoder says which amplitude comes next: a mu-law step, or a mixture of logistics."""
+"""How the vocoder expresses the next amplitude: as a mu-law step, or as a mixture of logistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def naive_logistic(outputs: list[float], level: int, levels: int) -> float:
     return total
 
 
-def test_a_mixture_of_logistics_is_the_naive_formula():
+def test_a_mixture_of_logistics_equals_the_naive_formula():
     torch.manual_seed(0)
     mixture, levels = LogisticMixture(n_classes=9, levels=33), torch.arange(33)
     outputs = torch.randn(9) * torch.tensor([1.0] * 3 + [0.5] * 3 + [1.0] * 3)
@@ -51,7 +51,7 @@ def test_a_mixture_of_logistics_has_finite_gradients_far_from_its_means():
     assert torch.isfinite(outputs.grad).all()
 
 
-def test_samples_are_drawn_from_the_probabilities_that_the_loss_gives():
+def test_samples_are_drawn_from_the_probabilities_of_the_loss():
     torch.manual_seed(0)
     draws = 40000
     mixture, outputs = LogisticMixture(n_classes=6, levels=9), torch.tensor([0.5, -0.5, -0.4, 0.6, -1.5, -2.0])
@@ -66,7 +66,7 @@ def test_samples_are_drawn_from_the_probabilities_that_the_loss_gives():
     assert torch.allclose(shares, logits.softmax(0), atol=0.01)
 
 
-def test_samples_are_drawn_by_given_numbers_from_the_same_probabilities():
+def test_samples_drawn_by_given_numbers_have_the_same_probabilities():
     draws = 4000
     uniform = torch.stack([(torch.arange(draws) + 0.5) / draws, torch.rand(draws, generator=torch.Generator().manual_seed(0))], 1)
     mu_law, logits = MuLaw(n_classes=4), torch.tensor([0.0, 1.0, 2.0, -1.0])

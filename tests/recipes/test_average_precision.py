@@ -31,21 +31,21 @@ def test_a_detection_of_another_class_or_place_is_wrong():
     assert AveragePrecision.of([image(box, [1], [[100.0, 100, 150, 150]], [1], [0.9])], classes=3).summary()["map"] == 0
 
 
-def test_a_wrong_detection_that_scores_more_halves_the_precision():
+def test_a_wrong_detection_with_a_higher_score_halves_the_precision():
     true = [[10.0, 10, 60, 60]]
     told = AveragePrecision.of([image(true, [1], [[100.0, 100, 150, 150], *true], [1, 1], [0.9, 0.8])], classes=2)
     assert told.summary()["map_50"] == pytest.approx(0.5)
     assert told.by_class() == [(1, pytest.approx(0.5), pytest.approx(0.5))]
 
 
-def test_the_overlap_decides_at_which_thresholds_it_is_right():
-    true, found = [[0.0, 0, 100, 100]], [[0.0, 0, 100, 72]]  # an overlap of .72: right at .5, .55, .6, .65, .7
+def test_the_overlap_decides_at_which_thresholds_a_detection_is_correct():
+    true, found = [[0.0, 0, 100, 100]], [[0.0, 0, 100, 72]]  # an overlap of .72: correct at .5, .55, .6, .65, .7
     told = AveragePrecision.of([image(true, [1], found, [1], [0.5])], classes=2).summary()
     assert told["map"] == pytest.approx(0.5)
     assert (told["map_50"], told["map_75"]) == pytest.approx((1.0, 0.0))
 
 
-def test_what_lies_in_a_crowd_counts_neither_way():
+def test_a_detection_in_a_crowd_counts_neither_as_right_nor_as_wrong():
     true = [[10.0, 10, 60, 60], [100.0, 100, 200, 200]]
     one = image(true, [1, 1], [true[0], [120.0, 120, 140, 140]], [1, 1], [0.5, 0.9], crowd=[False, True])
     assert AveragePrecision.of([one], classes=2).summary()["map"] == pytest.approx(1.0)
@@ -59,7 +59,7 @@ def test_without_any_detection_the_same_figures_are_reported_as_zero():
     assert nothing.by_class() == something.by_class() == [(1, 0.0, 0.0)]
 
 
-def test_without_any_box_it_is_zero():
+def test_without_any_box_the_average_precision_is_zero():
     assert AveragePrecision.of([image([], [], [], [], [])], classes=3).summary() == {"map": 0.0, "map_50": 0.0, "map_75": 0.0}
 
 

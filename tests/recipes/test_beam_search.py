@@ -1,4 +1,4 @@
-"""Beam search in the place of the best path: without words, with words from a file, and where flashlight's decoder is not there."""
+"""Beam search in place of the best path: without words, with words from a file, and without flashlight's decoder installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.errors import ConfigError
 
 
-def test_beam_search_finds_the_likelier_text_where_the_best_path_is_another():
+def test_beam_search_finds_a_likelier_text_than_the_best_path():
     pytest.importorskip("flashlight.lib.text")
     recipe = SpeechRecognition(letters="ab", decoder="beam", beam={"size": 20})
     # Blank is each frame's best, yet "a" gathers three paths: a*, *a, aa (the example of Hannun 2017, distill.pub/2017/ctc).
@@ -26,14 +26,14 @@ def test_beam_search_keeps_doubled_letters_and_spaces():
     assert understood(recipe, Told(saying(["se*e  al*l", "abcdef"], 20)), [20, 3]) == ["see all", "abc"]
 
 
-def test_beam_search_with_a_lexicon_gives_words_of_it(tmp_path):
+def test_beam_search_with_a_lexicon_gives_words_from_it(tmp_path):
     pytest.importorskip("flashlight.lib.text")
     (tmp_path / "words.txt").write_text("sea s e a |\nsee s e e |\nball b a l l |\n")
     recipe = SpeechRecognition(letters=LETTERS, decoder="beam", beam={"lexicon": str(tmp_path / "words.txt")})
     assert understood(recipe, Told(saying(["se*o  bal*l"], 20)), [20])[0] in ("sea ball", "see ball")
 
 
-def test_beam_search_that_cannot_be_had_is_named(tmp_path, monkeypatch):
+def test_a_missing_lexicon_or_decoder_for_beam_search_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"recipe.decoder|recipe.beam.lexicon"):
         SpeechRecognition(letters=LETTERS, decoder="beam", beam={"lexicon": str(tmp_path / "nowhere.txt")})
     ctc.beam_decoder.cache_clear()

@@ -1,4 +1,4 @@
-"""The classification recipe against what it says, computed independently."""
+"""The classification recipe against independent computations of what it documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samewise.runner.interfaces import Phase
 
 
 class Fixed(nn.Module):
-    """Gives the logits that it was made with, whatever the images."""
+    """Returns the logits that it was made with, whatever the images are."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Fixed(nn.Module):
         return self.logits[: len(image)]
 
 
-def drawn(samples: int = 40, classes: int = 10, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def draw(samples: int = 40, classes: int = 10, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(samples, classes, generator=generator) * 3
     return torch.rand(samples, 3, 12, 12, generator=generator), torch.randint(classes, (samples,), generator=generator), logits
@@ -44,24 +44,24 @@ def naive_loss(logits: Tensor, target: Tensor, smoothing: float) -> float:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_the_sum_of_the_cross_entropy_with_label_smoothing(smoothing: float):
-    images, labels, logits = drawn()
+def test_the_loss_is_the_summed_cross_entropy_with_label_smoothing(smoothing: float):
+    images, labels, logits = draw()
     loss = Classification(label_smoothing=smoothing).loss(Fixed(logits), {"image": images, "label": labels}, Phase())
     assert loss.count == 40
     assert float(loss.total) == pytest.approx(naive_loss(logits, nn.functional.one_hot(labels, 10), smoothing), rel=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_takes_soft_targets(smoothing: float):
-    images, _, logits = drawn()
+def test_the_loss_accepts_soft_targets(smoothing: float):
+    images, _, logits = draw()
     soft = torch.rand(40, 10, generator=torch.Generator().manual_seed(5))
     soft /= soft.sum(1, keepdim=True)
     loss = Classification(num_classes=10, label_smoothing=smoothing).loss(Fixed(logits), {"image": images, "label": soft}, Phase())
     assert float(loss.total) == pytest.approx(naive_loss(logits, soft, smoothing), rel=1e-5)
 
 
-def test_the_loss_is_differentiable_and_its_gradient_is_probability_minus_target():
-    images, labels, logits = drawn()
+def test_the_gradient_of_the_loss_is_probability_minus_target():
+    images, labels, logits = draw()
     logits.requires_grad_()
     Classification().loss(Fixed(logits), {"image": images, "label": labels}, Phase()).total.backward()
     assert logits.grad is not None
@@ -69,7 +69,7 @@ def test_the_loss_is_differentiable_and_its_gradient_is_probability_minus_target
 
 
 def test_the_loss_is_float32_under_autocast():
-    images, labels, _ = drawn()
+    images, labels, _ = draw()
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 10))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(images).dtype == torch.bfloat16
@@ -79,7 +79,7 @@ def test_the_loss_is_float32_under_autocast():
     assert measured.loss.dtype == measured.confidence.dtype == torch.float32
 
 
-def scored(logits: Tensor, labels: Tensor, images: Tensor, batch: int, **options: object):
+def score(logits: Tensor, labels: Tensor, images: Tensor, batch: int, **options: object):
     recipe = Classification(**options)
     scores = recipe.scores(None)
     for start in range(0, len(labels), batch):
@@ -90,8 +90,8 @@ def scored(logits: Tensor, labels: Tensor, images: Tensor, batch: int, **options
 
 
 def test_accuracies_and_confusion_matrix_agree_with_counting_by_hand():
-    images, labels, logits = drawn(60)
-    scores = scored(logits, labels, images, batch=16)
+    images, labels, logits = draw(60)
+    scores = score(logits, labels, images, batch=16)
     table = np.zeros((10, 10), dtype=int)
     top5 = 0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
@@ -107,23 +107,23 @@ def test_accuracies_and_confusion_matrix_agree_with_counting_by_hand():
     }
 
 
-def test_the_loss_that_is_reported_has_no_label_smoothing():
-    images, labels, logits = drawn()
-    assert scored(logits, labels, images, 8, label_smoothing=0.3).compute() == scored(logits, labels, images, 8).compute()
+def test_the_reported_loss_has_no_label_smoothing():
+    images, labels, logits = draw()
+    assert score(logits, labels, images, 8, label_smoothing=0.3).compute() == score(logits, labels, images, 8).compute()
 
 
-def test_scores_do_not_depend_on_how_the_split_was_cut_into_batches():
-    images, labels, logits = drawn(50)
-    whole = scored(logits, labels, images, batch=50)
+def test_scores_do_not_depend_on_the_batch_size():
+    images, labels, logits = draw(50)
+    whole = score(logits, labels, images, batch=50)
     for batch in (1, 7, 16):
-        parts = scored(logits, labels, images, batch)
+        parts = score(logits, labels, images, batch)
         assert parts.compute() == whole.compute()
         assert torch.equal(parts.confusion, whole.confusion)
 
 
-def test_top_5_is_left_out_where_there_are_no_more_than_five_classes():
-    images, labels, logits = drawn(20, classes=5)
-    assert set(scored(logits, labels, images, 8).compute()) == {"loss", "accuracy"}
+def test_top_5_is_left_out_with_five_classes_or_fewer():
+    images, labels, logits = draw(20, classes=5)
+    assert set(score(logits, labels, images, 8).compute()) == {"loss", "accuracy"}
 
 
 def test_equal_logits_are_ranked_by_class_number_and_top_1_agrees_with_the_prediction():
@@ -133,16 +133,16 @@ def test_equal_logits_are_ranked_by_class_number_and_top_1_agrees_with_the_predi
     assert ((measured.rank == 0) == (measured.prediction == measured.label)).all()
 
 
-def test_a_model_that_gives_no_numbers_is_never_right():
-    images, labels, logits = drawn()
-    told = scored(torch.full_like(logits, math.nan), labels, images, 8).compute()
+def test_a_model_that_outputs_nan_is_never_counted_as_right():
+    images, labels, logits = draw()
+    told = score(torch.full_like(logits, math.nan), labels, images, 8).compute()
     assert told["accuracy_top5"] == 0
     assert math.isnan(told["loss"])
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_the_right_answers_in_training_are_counted_of_hard_and_of_soft_labels(soft: bool):
-    images, labels, logits = drawn()
+def test_right_answers_in_training_are_counted_for_hard_and_soft_labels(soft: bool):
+    images, labels, logits = draw()
     given = torch.nn.functional.one_hot(labels, logits.shape[1]) * 0.7 + 0.1 if soft else labels
     found = Classification().loss(Fixed(logits), {"image": images, "label": given}, Phase("train"))
     assert found.parts["accuracy"] == (logits.numpy().argmax(1) == labels.numpy()).sum()
@@ -154,7 +154,7 @@ def test_an_empty_split_is_an_error():
         Classification().scores(None).compute()
 
 
-def test_measured_is_on_the_cpu_and_keeps_only_a_few_small_thumbnails():
+def test_measurements_are_on_the_cpu_and_keep_only_a_few_small_thumbnails():
     recipe = Classification()
     images, labels, logits = torch.rand(32, 3, 300, 200), torch.zeros(32, dtype=torch.long), torch.randn(32, 7)
     measured = recipe.measure(Fixed(logits), {"image": images, "label": labels})
@@ -167,7 +167,7 @@ def test_measured_is_on_the_cpu_and_keeps_only_a_few_small_thumbnails():
 # Collating
 
 
-def test_pairs_of_pil_images_and_integers_become_one_batch_as_torchvision_data_sets_give_them():
+def test_pairs_as_torchvision_data_sets_give_them_become_one_batch():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
     batch = Classification(num_classes=3).collate([(Image.fromarray(image), number % 3) for number, image in enumerate(pixels)])
     assert batch["image"].dtype == torch.uint8
@@ -177,7 +177,7 @@ def test_pairs_of_pil_images_and_integers_become_one_batch_as_torchvision_data_s
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3), ("CMYK", 3), ("1", 1)])
-def test_every_usual_mode_of_pil_becomes_one_or_three_channels(mode: str, channels: int):
+def test_every_common_pil_mode_becomes_one_or_three_channels(mode: str, channels: int):
     batch = Classification().collate([(Image.new(mode, (5, 4)), 0)] * 2)
     assert batch["image"].shape == (2, channels, 4, 5)
     assert batch["image"].dtype == torch.uint8
@@ -192,7 +192,7 @@ def test_dict_samples_keep_their_other_keys():
     assert batch["name"] == ["file 0", "file 1", "file 2"]
 
 
-def test_arrays_and_images_without_a_channel_are_taken():
+def test_arrays_and_images_without_a_channel_are_accepted():
     assert Classification().collate([(np.zeros((4, 5), np.uint8), 0)])["image"].shape == (1, 1, 4, 5)
     assert Classification().collate([(np.zeros((4, 5, 3), np.uint8), 0)])["image"].shape == (1, 3, 4, 5)
     assert Classification().collate([(torch.zeros(4, 5), 0)])["image"].shape == (1, 1, 4, 5)
@@ -203,7 +203,7 @@ def test_soft_labels_are_collated_as_rows():
     assert batch["label"].tolist() == [[0.5, 0.5], [1.0, 0.0]]
 
 
-def test_images_of_different_size_are_an_error_that_names_the_sizes_and_the_remedy():
+def test_images_of_different_sizes_are_reported_with_sizes_and_remedy():
     with pytest.raises(DataError) as caught:
         Classification().collate([(torch.zeros(3, 32, 32), 0), (torch.zeros(3, 40, 32), 1), (torch.zeros(3, 32, 32), 1)])
     assert "3x32x32, 3x40x32" in str(caught.value)
@@ -220,13 +220,13 @@ def test_a_label_out_of_range_is_named_when_it_is_loaded(label: int):
     assert "0 to 9" in str(caught.value)
 
 
-def test_without_num_classes_the_first_batch_is_checked_against_the_outputs_of_the_model():
+def test_without_num_classes_labels_are_checked_against_the_models_outputs():
     batch = {"image": torch.zeros(2, 1, 2, 2), "label": torch.tensor([3, 12])}
     with pytest.raises(DataError, match=r"the label is out of range: the model has 10 outputs(.|\n)*12"):
         Classification().loss(Fixed(torch.zeros(2, 10)), batch, Phase())
 
 
-def test_a_model_with_another_number_of_outputs_or_of_another_form_is_an_error():
+def test_a_model_with_outputs_of_the_wrong_number_or_shape_is_an_error():
     batch = {"image": torch.zeros(2, 1, 2, 2), "label": torch.tensor([0, 1])}
     with pytest.raises(ConfigError, match="7 outputs"):
         Classification(num_classes=10).loss(Fixed(torch.zeros(2, 7)), batch, Phase())
@@ -237,7 +237,7 @@ def test_a_model_with_another_number_of_outputs_or_of_another_form_is_an_error()
 @pytest.mark.parametrize(
     "sample", [{"picture": 1, "label": 2}, (1, 2, 3), "text", (torch.zeros(2, 3, 4, 5, 6), 0), (object(), 0), (torch.zeros(1, 2, 2), "cat")]
 )
-def test_a_sample_of_another_form_is_an_error_for_a_person(sample: object):
+def test_a_malformed_sample_is_a_clear_error(sample: object):
     with pytest.raises(DataError, match="dataset: "):
         Classification().collate([sample])
 

@@ -20,7 +20,7 @@ from samewise.recipes.parts.pictures import thumbnails
 
 
 class Constant(nn.Module):
-    """The same logits for every image: class 0, surely."""
+    """Logits that always favour class 0."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def scores_of(classes: int, names: list[str], *, channels: int = 3) -> Classific
 
 
 @pytest.mark.parametrize(("classes", "channels"), [(2, 1), (10, 3), pytest.param(100, 3, marks=pytest.mark.slow), pytest.param(300, 1, marks=pytest.mark.slow)])
-def test_pictures_are_png_files_of_a_size_that_can_be_looked_at(tmp_path: Path, classes: int, channels: int):
+def test_pictures_are_png_files_of_a_reasonable_size(tmp_path: Path, classes: int, channels: int):
     scores_of(classes, [f"kind number {k}" for k in range(classes)], channels=channels).save_pictures(tmp_path)
     for name in ("confusion_matrix.png", "predictions.png"):
         with Image.open(tmp_path / name) as picture:
@@ -55,13 +55,13 @@ def test_pictures_are_png_files_of_a_size_that_can_be_looked_at(tmp_path: Path, 
             assert (tmp_path / name).stat().st_size < 600_000
 
 
-def test_the_table_of_classes_names_what_each_was_taken_for(tmp_path: Path):
+def test_the_table_of_classes_names_the_most_frequent_confusion(tmp_path: Path):
     scores_of(3, ["ant", "bee", "cow"]).save_pictures(tmp_path)
     rows = list(csv.reader((tmp_path / "class_accuracy.csv").open()))
     assert rows[1:] == [["ant", "3", "3", "1.0000", "", "0"], ["bee", "3", "0", "0.0000", "ant", "3"], ["cow", "3", "0", "0.0000", "ant", "3"]]
 
 
-def test_class_names_are_found_through_a_subset_and_numbers_stand_in_where_they_do_not_fit():
+def test_class_names_come_through_a_subset_or_are_numbers_if_they_do_not_fit():
     assert scores_of(3, ["ant", "bee", "cow"]).names() == ["ant", "bee", "cow"]
     assert scores_of(3, ["ant", "bee"]).names() == ["0", "1", "2"]
 
@@ -79,7 +79,7 @@ def test_an_empty_accumulator_draws_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_thumbnails_are_stretched_to_the_whole_range_and_flat_images_are_no_error():
+def test_thumbnails_use_the_full_range_and_flat_images_cause_no_error():
     made = thumbnails(torch.stack([torch.linspace(-3, 2, 3 * 8 * 8).view(3, 8, 8), torch.full((3, 8, 8), 7.0)]))
     assert made[0].min() == 0
     assert made[0].max() == 255

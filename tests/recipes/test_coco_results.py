@@ -1,4 +1,4 @@
-"""What `predict --format coco` writes is read by pycocotools beside the annotations that a user has, whatever numbers their categories have there."""
+"""pycocotools reads what `predict --format coco` writes, next to a user's annotations, whatever the numbers of their categories are."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from samewise.recipes.parts.average_precision import Image as Found
 CATEGORIES = {3: "cat", 7: "dog", 90: "bird"}
 
 
-def annotated(root: Path, images: int) -> Path:
-    """Images with two boxes each, of the categories by turns."""
+def annotate(root: Path, images: int) -> Path:
+    """Write images with two boxes each, of the categories in turn."""
     (root / "images").mkdir()
     boxes = []
     for number in range(1, images + 1):
@@ -47,7 +47,7 @@ def average_precision(annotations: Path, results: Path) -> float:
 
 @pytest.mark.parametrize("category_ids", ["keep", "dense"])
 def test_the_true_boxes_have_an_average_precision_of_one(tmp_path: Path, category_ids: str) -> None:
-    root = annotated(tmp_path, 6)
+    root = annotate(tmp_path, 6)
     data = COCO(root=str(root), images="images", annotations="annotations.json", category_ids=category_ids)  # pyright: ignore[reportArgumentType]
     results = []
     for index in range(len(data)):
@@ -60,8 +60,8 @@ def test_the_true_boxes_have_an_average_precision_of_one(tmp_path: Path, categor
 
 
 @pytest.mark.slow
-def test_a_run_writes_the_numbers_of_the_file_that_it_was_trained_on(samewise, tmp_path: Path) -> None:
-    root = annotated(tmp_path, 24)
+def test_a_run_writes_the_category_numbers_of_its_training_file(samewise, tmp_path: Path) -> None:
+    root = annotate(tmp_path, 24)
     tiny = ["model.channels=32", "model.min_size=64", "model.max_size=96", "max_steps=2", "batch_size=2", "tracking=none"]
     data = ["dataset=coco_folder", f"dataset.root={root}", "dataset.num_classes=4"]
     done = samewise("train", "experiment=retinanet_own_images", *data, *tiny, f"run_root={tmp_path}/runs", "--json")

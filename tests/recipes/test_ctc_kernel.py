@@ -1,4 +1,4 @@
-"""CTC on a CUDA device: in Triton's interpreter its loss and gradient are torch's in float64, and it compiles for the devices there are, without atomics."""
+"""CTC on a CUDA device: in Triton's interpreter its loss and gradient equal torch's in float64, and it compiles for current devices without atomics."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ print(*worst)
 
 
 @pytest.mark.slow
-def test_its_loss_and_gradient_are_torchs_in_float64(clean_environment: dict[str, str], repository) -> None:
+def test_the_kernels_loss_and_gradient_equal_torchs_in_float64(clean_environment: dict[str, str], repository) -> None:
     environment = {**clean_environment, "TRITON_INTERPRET": "1", "PYTHONPATH": str(repository / ".package")}
     done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     loss, gradient = map(float, done.stdout.split())
     assert loss < 1e-6
-    assert gradient < 1e-4  # float32's logarithms of some hundred nats: torch's own in float32 is as far off
+    assert gradient < 1e-4  # float32's logarithms of a few hundred nats: torch's own gradient in float32 is just as far off
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_it_compiles_without_atomics(capability: int) -> None:
+def test_the_kernel_compiles_without_atomics(capability: int) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -74,7 +74,7 @@ def test_it_compiles_without_atomics(capability: int) -> None:
         assert not re.search(r"\b(atom|red)\.", made.asm["ptx"])
 
 
-def test_what_stands_for_it_on_the_cpu_gives_torchs_gradient() -> None:
+def test_the_substitute_on_the_cpu_gives_torchs_gradient() -> None:
     from samewise.recipes.parts import ctc_kernel
 
     torch.manual_seed(0)

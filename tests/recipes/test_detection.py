@@ -23,7 +23,7 @@ def small(version: int = 1, **options: object) -> RetinaNet:
         backbone="resnet18", version=version, num_classes=11, norm="batch", extra_levels=False, channels=32, head_convs=1, head_norm="none",
         anchor_sizes=[[16, 24], [32, 40], [56, 64]], min_size=64, max_size=80, **options,
     )  # fmt: skip
-    with torch.no_grad():  # away from the scores of .01 that all begin with: losses and detections differ from anchor to anchor
+    with torch.no_grad():  # away from the initial scores of .01, so that losses and detections differ from anchor to anchor
         for parameter in made.head.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return made
@@ -71,7 +71,7 @@ def by_the_paper(model: RetinaNet, batch: Batch) -> tuple[float, float]:
     return focal, boxes
 
 
-def test_the_loss_is_the_papers(batch: Batch):
+def test_the_loss_equals_the_papers(batch: Batch):
     model = small().train()
     loss = Detection().loss(model, batch, Phase())
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_the_loss_is_the_papers(batch: Batch):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_loss_is_torchvisions_and_carries_gradients(batch: Batch, version: int):
+def test_the_loss_equals_torchvisions_and_has_gradients(batch: Batch, version: int):
     model, images = small(version).train(), [image.float() / 255 for image in batch["image"]]
     theirs = super(RetinaNet, model).forward(images, targets(batch))
     loss = Detection().loss(small(version).train(), batch, Phase())
@@ -91,7 +91,7 @@ def test_the_loss_is_torchvisions_and_carries_gradients(batch: Batch, version: i
     loss.total.backward()
 
 
-def test_a_batch_cut_into_micro_batches_has_the_same_loss_and_gradient(batch: Batch):
+def test_micro_batches_have_the_same_loss_and_gradient_as_the_batch(batch: Batch):
     """With frozen statistics, so that images do not see each other."""
     whole, parts = (small().train() for _ in range(2))
     for model in (whole, parts):
@@ -105,7 +105,7 @@ def test_a_batch_cut_into_micro_batches_has_the_same_loss_and_gradient(batch: Ba
     assert sum(loss.count for loss in losses) == one.count
     assert sum(float(loss.total.detach()) for loss in losses) == pytest.approx(float(one.total.detach()), rel=1e-5)
     for ours, theirs in zip(whole.parameters(), parts.parameters(), strict=True):
-        if ours.grad is not None:  # as wholes: an activation that rounding takes across a ReLU's zero changes some elements by more
+        if ours.grad is not None:  # compared by norm: an activation that rounding moves across a ReLU's zero changes some elements by more
             assert (ours.grad - theirs.grad).norm() <= 1e-3 * ours.grad.norm()
 
 
@@ -123,7 +123,7 @@ def test_one_pass_gives_torchvisions_losses_and_detections(batch: Batch):
         assert all(torch.equal(ours[name], theirs[name]) for name in ("boxes", "scores", "labels"))
 
 
-def test_scores_do_not_depend_on_how_the_split_was_cut_into_batches(batch: Batch):
+def test_scores_do_not_depend_on_the_batch_size(batch: Batch):
     recipe, model, told = Detection(num_classes=11), small().eval(), []
     for size in (1, 2, 4):
         scores = recipe.scores(None)
@@ -151,7 +151,7 @@ def test_another_detector_of_torchvision_is_trained_and_measured(batch: Batch):
     assert set(scores.compute()) >= {"map", "map_50"}
 
 
-def test_images_of_one_size_become_a_tensor_and_others_a_list():
+def test_images_of_one_size_become_a_tensor_and_of_several_a_list():
     data = DigitsOnCanvas(split="train", length=30, height=64, width=80, largest=32, turned=True)
     shapes = [tuple(data[index]["image"].shape) for index in range(30)]
     alike = [index for index in range(30) if shapes[index] == shapes[0]]
@@ -163,43 +163,43 @@ def test_images_of_one_size_become_a_tensor_and_others_a_list():
     assert all(type(value) is Tensor for name in ("image", "boxes", "labels") for value in made[name])
 
 
-def changed(**values: object) -> dict[str, object]:
+def sample_with(**values: object) -> dict[str, object]:
     return {**DigitsOnCanvas(split="train", length=1)[0], "image_id": 7, **values}
 
 
 @pytest.mark.parametrize("box", [[20, 10, 10, 20], [-3, 0, 5, 5], [0, 0, 500, 5], [0, 0, float("nan"), 5]])
-def test_an_impossible_box_is_told_with_its_image(box: list[float]):
+def test_an_impossible_box_is_reported_with_its_image(box: list[float]):
     with pytest.raises(DataError, match="image 7 of 128 x 96 pixels has an impossible box"):
-        Detection().collate([changed(boxes=torch.tensor([box]), labels=torch.tensor([1]))])
+        Detection().collate([sample_with(boxes=torch.tensor([box]), labels=torch.tensor([1]))])
 
 
 @pytest.mark.parametrize("label", [0, 11, -1])
-def test_a_label_out_of_range_is_told_with_its_image(label: int):
+def test_a_label_out_of_range_is_reported_with_its_image(label: int):
     with pytest.raises(DataError, match=r"image 7 has a label out of range(.|\n)*1 to 10"):
-        Detection(num_classes=11).collate([changed(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([label]))])
+        Detection(num_classes=11).collate([sample_with(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([label]))])
 
 
-def test_a_sample_without_boxes_of_its_own_form_is_told():
+def test_a_sample_without_matching_boxes_and_labels_is_refused():
     with pytest.raises(DataError, match="not an image with boxes"):
         Detection().collate([(torch.zeros(3, 4, 4), 1)])
     with pytest.raises(DataError, match="boxes \\[1, 4\\] and labels \\[2\\]"):
-        Detection().collate([changed(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([1, 2]))])
+        Detection().collate([sample_with(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([1, 2]))])
 
 
-def test_boxes_that_a_crop_left_without_area_are_taken_out():
-    made = Detection().collate([changed(boxes=torch.tensor([[0.0, 0, 5, 5], [5, 5, 5, 9]]), labels=torch.tensor([1, 2]))])
+def test_boxes_without_area_are_removed():
+    made = Detection().collate([sample_with(boxes=torch.tensor([[0.0, 0, 5, 5], [5, 5, 5, 9]]), labels=torch.tensor([1, 2]))])
     assert made["boxes"][0].tolist() == [[0, 0, 5, 5]]
     assert made["labels"][0].tolist() == [1]
 
 
-def test_an_image_without_boxes_is_all_background(batch: Batch):
+def test_an_image_without_boxes_counts_as_background(batch: Batch):
     empty = {**{name: value[:1] for name, value in batch.items()}, "boxes": [torch.zeros(0, 4)], "labels": [torch.zeros(0, dtype=torch.int64)]}
     loss = Detection().loss(small().train(), empty, Phase())
     assert float(loss.parts["boxes"]) == 0
     assert float(loss.parts["classification"]) > 0
 
 
-def test_a_model_that_is_no_detector_is_told(batch: Batch):
+def test_a_model_that_is_not_a_detector_is_refused(batch: Batch):
     class Classifier(nn.Module):
         def forward(self, images: list[Tensor], targets: object) -> Tensor:
             return torch.zeros(4, 10)
@@ -219,7 +219,7 @@ def test_pictures_are_written(batch: Batch, tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
 
 
-def test_torchvisions_published_model_and_ours_give_the_same_losses_from_the_same_weights(batch: Batch):
+def test_torchvisions_model_and_ours_give_the_same_loss_with_the_same_weights(batch: Batch):
     torch.manual_seed(0)
     theirs = retinanet_resnet50_fpn(weights=None, weights_backbone=None, num_classes=11, min_size=64, max_size=80).train()
     ours = retinanet(num_classes=11, norm="batch", trainable_layers=5, min_size=64, max_size=80).train()

@@ -1,4 +1,4 @@
-"""Labels of predicted boxes can be read wherever the boxes are: counted on the rendered pictures."""
+"""Labels of predicted boxes can be read wherever the boxes are; label pixels are counted in the rendered pictures."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ EDGES = {
 LABEL = 0.7 * np.array([255, 127, 14])  # matplotlib's second colour, at an opacity of .7 over black
 
 
-def labelled(file: Path) -> int:
-    """How many pixels have a label's background."""
+def label_area(file: Path) -> int:
+    """The number of pixels with the background colour of a label."""
     pixels = np.asarray(PIL.Image.open(file).convert("RGB")).astype(float)
     return int((abs(pixels - LABEL).max(2) < 3).sum())
 
@@ -39,16 +39,16 @@ def found(box: tuple[float, float, float, float]) -> Image:
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_the_label_of_a_box_that_touches_an_edge_is_whole(edge: str, tmp_path: Path) -> None:
+def test_the_label_of_a_box_that_touches_an_edge_is_complete(edge: str, tmp_path: Path) -> None:
     black = torch.zeros(3, HEIGHT, WIDTH)
-    whole = labelled(save_prediction(tmp_path / "inside.png", black, found(INSIDE), NAMES))
+    whole = label_area(save_prediction(tmp_path / "inside.png", black, found(INSIDE), NAMES))
     assert whole > 200
-    assert labelled(save_prediction(tmp_path / "edge.png", black, found(EDGES[edge]), NAMES)) >= 0.97 * whole  # more, where less of it lies on its box
+    assert label_area(save_prediction(tmp_path / "edge.png", black, found(EDGES[edge]), NAMES)) >= 0.97 * whole  # more if less of the label lies on its box
 
 
-def test_labels_in_a_sheet_of_pictures_stay_in_their_own(tmp_path: Path) -> None:
+def test_labels_in_a_sheet_of_pictures_stay_in_their_picture(tmp_path: Path) -> None:
     boxes = [INSIDE, *EDGES.values()]
     black = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
     save_detections(tmp_path / "one.png", [black] * 8, [found(INSIDE)] * 8, NAMES)
     save_detections(tmp_path / "edges.png", [black] * 8, [found(box) for box in boxes], NAMES)
-    assert labelled(tmp_path / "edges.png") > 0.97 * labelled(tmp_path / "one.png")  # beside a picture it would lie on white
+    assert label_area(tmp_path / "edges.png") > 0.97 * label_area(tmp_path / "one.png")  # outside its picture a label would lie on white

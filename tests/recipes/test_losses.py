@@ -1,4 +1,4 @@
-"""The losses that a config can choose, against their formulas in float64, and in a training that is cut in pieces."""
+"""The losses that a config can choose, against their formulas in float64, and in training with micro-batches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CASES = {
 
 @pytest.mark.parametrize("several", [False, True], ids=["classes", "several labels"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_loss_is_its_formula_for_each_image_and_so_is_its_gradient(name: str, several: bool) -> None:
+def test_a_loss_and_its_gradient_equal_the_formula_for_each_image(name: str, several: bool) -> None:
     criterion, formula = CASES[name]
     generator = torch.Generator().manual_seed(3)
     logits, classes = 2 * torch.randn(9, 4, generator=generator), torch.randint(4, (9,), generator=generator)
@@ -86,7 +86,7 @@ def test_a_loss_is_its_formula_for_each_image_and_so_is_its_gradient(name: str, 
     assert measured.loss.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_labels_are_smoothed_in_training_alone_and_alike_for_every_loss() -> None:
+def test_labels_are_smoothed_only_in_training_and_alike_for_every_loss() -> None:
     logits, batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), {"image": torch.zeros(6, 3, 4, 4), "label": torch.tensor([0, 1, 2, 3, 0, 1])}
     smooth = 0.8 * nn.functional.one_hot(batch["label"], 4) + 0.05
     for criterion in (CrossEntropy(), Focal(), BinaryCrossEntropy(), MeanSquared(), MeanAbsolute()):
@@ -97,7 +97,7 @@ def test_labels_are_smoothed_in_training_alone_and_alike_for_every_loss() -> Non
     torch.testing.assert_close(chosen, plain)
 
 
-def test_the_likeliest_class_is_right_where_it_is_one_of_several_labels() -> None:
+def test_the_likeliest_class_is_right_if_it_is_one_of_several_labels() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [3.0, 0.0, 1.0], [0.0, 3.0, 0.0]])
     label = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     recipe = Classification(num_classes=3, loss=BinaryCrossEntropy())
@@ -113,7 +113,7 @@ WEIGHED = ["loss=cross_entropy", "recipe.loss.weight=[1,2,3,4,5,6,7,8,9,10]"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [["loss=focal"], WEIGHED, ["loss=bce"]])
-def test_a_training_with_a_loss_gives_the_same_bits_in_pieces_and_again(samewise, tmp_path, chosen: list[str]) -> None:
+def test_training_with_a_loss_and_micro_batches_repeats_bit_for_bit(samewise, tmp_path, chosen: list[str]) -> None:
     made = []
     for times in range(2):
         told = samewise("train", *TINY, *chosen, "replicas=2", "accumulate=2", f"run_root={tmp_path / str(times)}", "--json")
@@ -134,13 +134,13 @@ def test_a_training_with_a_loss_gives_the_same_bits_in_pieces_and_again(samewise
         (["recipe=detection", "loss=focal"], "Detection has no such argument"),
     ],
 )
-def test_a_loss_that_cannot_be_is_refused_with_its_place(samewise, overrides: list[str], said: str) -> None:
+def test_an_impossible_loss_is_refused_with_its_place(samewise, overrides: list[str], said: str) -> None:
     done = samewise("check", *TINY, *overrides)
     assert done.returncode == 2
     assert said in done.stderr + done.stdout
 
 
-def test_torchs_own_loss_fits_where_it_gives_one_value_for_each_image() -> None:
+def test_torchs_own_loss_is_accepted_if_it_gives_one_value_for_each_image() -> None:
     own = Classification(loss=nn.CrossEntropyLoss(reduction="none"))
     batch = {"image": torch.zeros(2, 3, 4, 4), "label": torch.tensor([0, 1])}
     model = Fixed(torch.eye(2))

@@ -1,4 +1,4 @@
-"""Airbench's network: its size, its operations, and how it begins."""
+"""Airbench's network: its size, its number of operations, and its initial weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samewise.recipes.models.airbench import Airbench
 
 @pytest.mark.parametrize(
     ("settings", "published"),
-    # of a whole training in PFLOPs, forwards and backwards, and the images that it takes: the source's tables
+    # the source's tables: operations of a whole training, forwards and backwards, over the number of images in it
     [({}, 0.29e15 / (8 * 50_000)), ({"widths": [128, 384, 384]}, 1.4e15 / (15 * 50_000))],
 )
 def test_it_takes_the_published_number_of_operations(settings: dict[str, list[int]], published: float):
@@ -24,7 +24,7 @@ def test_it_takes_the_published_number_of_operations(settings: dict[str, list[in
     assert counter.get_total_flops() == pytest.approx(published, rel=0.05)
 
 
-def test_it_has_the_parameters_that_its_config_tells_of():
+def test_it_has_the_documented_number_of_parameters():
     assert sum(parameter.numel() for parameter in Airbench().parameters()) == 1_972_792
 
 
@@ -39,7 +39,7 @@ def test_neither_the_whitening_weight_nor_a_scale_is_trained(convolutions: int):
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_convolution_begins_by_passing_on_its_inputs_and_the_head_with_a_deviation_of_one():
+def test_convolutions_initially_pass_on_inputs_and_the_head_has_deviation_one():
     torch.manual_seed(0)
     model = Airbench()
     image = torch.randn(1, 24, 5, 5)

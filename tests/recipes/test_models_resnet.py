@@ -38,7 +38,7 @@ def test_the_cifar_networks_have_the_papers_parameters_and_layers(depth: int, co
         ("wide_resnet101_2", 126886696),
     ],
 )
-def test_torchvisions_networks_have_the_parameters_that_the_configs_tell_of(name: str, count: int):
+def test_torchvisions_networks_have_the_documented_number_of_parameters(name: str, count: int):
     with torch.device("meta"):
         assert parameters(getattr(torchvision.models, name)(weights=None)) == count
 
@@ -66,20 +66,20 @@ def test_the_padded_shortcut_subsamples_and_adds_zeros_on_either_side():
     assert not output[:, 4:].any()
 
 
-def test_a_depth_that_the_paper_does_not_know_is_refused():
+def test_a_depth_that_is_not_in_the_paper_is_refused():
     with pytest.raises(ConfigError, match="6 n \\+ 2"):
         resnet_cifar(depth=18)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(resnet18_small, torchvision.models.resnet18), (resnet34_small, torchvision.models.resnet34)])
-def test_but_for_the_stem_it_is_torchvisions_network(ours, theirs):
+def test_except_for_the_stem_the_network_equals_torchvisions(ours, theirs):
     small, big = ours(num_classes=10), small_image_stem(theirs(weights=None, num_classes=10))
     small.load_state_dict(big.state_dict())
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(small.eval()(images), big.eval()(images))
 
 
-def test_convolutions_start_with_the_deviation_of_kaiming_by_outputs():
+def test_convolutions_start_with_kaiming_deviation_by_fan_out():
 
     torch.manual_seed(0)
     ours = resnet18_small(width=64, num_classes=10)
@@ -89,7 +89,7 @@ def test_convolutions_start_with_the_deviation_of_kaiming_by_outputs():
             assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
 
 
-def test_a_stem_for_small_images_takes_grey_ones_and_keeps_every_pixel():
+def test_a_stem_for_small_grey_images_keeps_every_pixel():
     model = small_image_stem(torchvision.models.resnet50(weights=None, num_classes=10), in_channels=1)
     assert model.maxpool(model.conv1(torch.zeros(1, 1, 8, 8))).shape == (1, 64, 8, 8)
     assert model.eval()(torch.zeros(1, 1, 8, 8)).shape == (1, 10)

@@ -50,7 +50,7 @@ def test_trainable_layers_are_counted_from_the_last(layers: int, trained: set[st
     assert {name.partition(".")[0] for name, parameter in body.named_parameters() if parameter.requires_grad} == trained
 
 
-def test_a_frozen_backbone_without_pretrained_weights_is_refused_in_the_first_step():
+def test_a_frozen_backbone_without_pretrained_weights_is_refused_at_step_one():
     model = retinanet(backbone="resnet18", norm="frozen_batch", trainable_layers=3, min_size=64, max_size=80).train()
     with pytest.raises(ConfigError, match=r"no pretrained weights(.|\n)*model\.norm=batch model\.trainable_layers=5"):
         model(IMAGES, TARGETS)
@@ -59,7 +59,7 @@ def test_a_frozen_backbone_without_pretrained_weights_is_refused_in_the_first_st
         model(IMAGES, TARGETS)
 
 
-def test_a_frozen_backbone_with_weights_of_a_classifier_trains_and_keeps_its_statistics():
+def test_a_frozen_backbone_with_classifier_weights_keeps_its_statistics():
     torch.manual_seed(0)
     classifier = resnet18().train()
     classifier(torch.rand(8, 3, 64, 64))  # its batch norms have seen images
@@ -75,13 +75,13 @@ def test_a_frozen_backbone_with_weights_of_a_classifier_trains_and_keeps_its_sta
 
 
 @pytest.mark.parametrize("depth", ["resnet18", "resnet34", "resnext50_32x4d"])
-def test_any_resnet_is_a_backbone_of_both_versions(depth: str):
+def test_any_resnet_can_be_the_backbone_of_both_versions(depth: str):
     for version in (1, 2):
         model = retinanet(backbone=depth, version=version, num_classes=3, channels=32, min_size=64, max_size=80).train()
         assert set(model(IMAGES, TARGETS)) == {"classification", "bbox_regression"}
 
 
-def test_group_norm_and_fewer_levels():
+def test_group_norm_and_fewer_levels_can_be_chosen():
     model = retinanet(backbone="resnet18", norm="group", num_classes=3, channels=32, stages=[2, 3], extra_levels=False, anchor_sizes=[[16], [32]], head_convs=1)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     assert "layer4" not in dict(model.backbone.body.named_children())
@@ -101,13 +101,13 @@ def test_group_norm_and_fewer_levels():
         ({"backbone": "resnet18", "anchor_sizes": [[16], [32]]}, "5 lists of equal length"),
     ],
 )
-def test_choices_that_cannot_be_are_told(options: dict[str, object], message: str):
+def test_impossible_choices_are_refused(options: dict[str, object], message: str):
     with pytest.raises(ConfigError, match=message):
         retinanet(**options)
 
 
 @pytest.mark.parametrize("options", [{"box_loss": kind} for kind in ("l1", "smooth_l1", "giou", "diou", "ciou")] + [{"resize_in_training": True}])
-def test_the_losses_that_wait_for_no_device_are_torchvisions(options: dict[str, object]):
+def test_the_losses_without_device_waits_equal_torchvisions(options: dict[str, object]):
     torch.manual_seed(0)
     given = {"resize_in_training": False, "min_size": 48, "max_size": 80, "channels": 32, "num_classes": 4, "stages": (3, 4), **options}
     model = retinanet(backbone="resnet18", anchor_sizes=[(16, 24)] * 4, **given).double().train()

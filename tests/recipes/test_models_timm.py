@@ -1,4 +1,4 @@
-"""timm's models as this project makes them: timm's own, by name, with weights that timm saved, and nothing that timm would fetch."""
+"""timm's models as this project makes them: timm's own, by name, with weights that timm saved, and without any download by timm."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ def test_a_model_is_timms_own_with_the_weights_that_timm_saved(tmp_path: Path) -
         initialise(timm_model("test_vit2", num_classes=3, image_size=64), {"weights": str(tmp_path)})
 
 
-def test_the_size_of_images_is_read_where_the_model_is_made_for_one() -> None:
+def test_the_image_size_is_used_if_the_model_needs_one() -> None:
     assert timm_model("test_vit", num_classes=3, image_size=64)(torch.rand(1, 3, 64, 64)).shape == (1, 3)
     assert timm_model("test_resnet", num_classes=3, in_chans=1, image_size=64).eval()(torch.rand(1, 1, 32, 32)).shape == (1, 3)
 
 
-def test_names_and_arguments_that_are_wrong_are_told_with_what_is_right() -> None:
+def test_wrong_names_and_arguments_are_reported_with_a_hint() -> None:
     assert problem("resnet18d_").hint == "did you mean 'resnet18d'?"
     assert problem("resnet18.a1_in1k").hint == "model.name=resnet18 initialise.weights=hf:timm/resnet18.a1_in1k"
     assert problem("resnet18", settings={"golbal_pool": "max"}).path == "settings.golbal_pool"
 
 
 @pytest.mark.parametrize("name", ["hf-hub:timm/resnet18.a1_in1k", "hf_hub:timm/resnet18", "local-dir:/tmp", "timm/resnet18", "/tmp/resnet18"])
-def test_a_name_that_has_timm_fetch_or_read_something_is_no_name(name: str) -> None:
+def test_a_name_that_would_make_timm_fetch_or_read_is_refused(name: str) -> None:
     assert problem(name).message == "timm has no such model"
 
 
 @pytest.mark.parametrize("argument", ["pretrained", "checkpoint_path", "cache_dir", "pretrained_cfg", "pretrained_cfg_overlay", "features_only", "scriptable"])
-def test_an_argument_that_has_timm_load_something_is_refused(argument: str) -> None:
+def test_an_argument_that_would_make_timm_load_something_is_refused(argument: str) -> None:
     assert problem("resnet18", settings={argument: "x"}).path == f"settings.{argument}"
 
 
-def test_the_choices_for_fine_tuning_fit_a_transformer_of_timms() -> None:
+def test_the_choices_for_fine_tuning_fit_models_from_timm() -> None:
     def choice(group: str, name: str) -> Any:
         return yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text())
 
@@ -81,7 +81,7 @@ def test_the_choices_for_fine_tuning_fit_a_transformer_of_timms() -> None:
     assert [name for name, _ in group["params"]] == ["classifier.weight", "classifier.bias"]
 
 
-def test_a_training_repeats_and_its_environment_names_timm(samewise, tmp_path: Path) -> None:
+def test_training_repeats_and_its_environment_names_timm(samewise, tmp_path: Path) -> None:
     given = [
         "model=timm",
         "model.name=test_vit",

@@ -44,13 +44,13 @@ FAMILIES = {
     "vgg11_bn": 32,
     "vit_b_16": 32,
 }
-"""One of each family, and the smallest image that it takes, or one that is small enough."""
+"""One model of each family, with the smallest image size that it accepts, or one that is small enough."""
 QUICK = ("mobilenet_v3_small", "squeezenet1_1")
 AUXILIARY = {"inception_v3": 3_326_696, "googlenet": 0}
-"""Parameters that the published number counts, and that are made only with auxiliary outputs."""
+"""Parameters in the published number that exist only with auxiliary outputs."""
 
 
-def made(name: str, size: int) -> torch.nn.Module:
+def make(name: str, size: int) -> torch.nn.Module:
     cfg = compose([f"model={name}", "dataset=generated_classification", f"dataset.image_size={size}"], project=project.Project(CONFIGS)).cfg
     return instantiate(cfg.model, "model", allowed=())
 
@@ -61,23 +61,23 @@ def theirs(name: str, size: int) -> torch.nn.Module:
     return function(num_classes=10, **arguments)
 
 
-def test_every_classification_model_of_torchvision_is_a_choice_that_tells_its_published_number_of_parameters() -> None:
+def test_every_torchvision_model_is_a_choice_with_its_number_of_parameters() -> None:
     told, published = {}, {}
     for name in list_models(module=torchvision.models):
         text = (CONFIGS / f"{name}.yaml").read_text()
         assert yaml.safe_load(text)["_target_"] == f"torchvision.models.{name}"
         number = re.search(r"([\d,]+) parameters with 1,000 classes", text.splitlines()[0])
         told[name] = int(number[1].replace(",", "")) if number else 0
-        published[name] = {weights.meta["num_params"] - AUXILIARY.get(name, 0) for weights in get_model_weights(name)}  # larger images, larger embeddings
+        published[name] = {weights.meta["num_params"] - AUXILIARY.get(name, 0) for weights in get_model_weights(name)}  # larger images have larger embeddings
     assert {name: count for name, count in told.items() if count not in published[name]} == {}
     assert len(told) > 75
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
-def test_a_choice_makes_torchvisions_model_whose_step_repeats_to_the_bit(name: str) -> None:
-    """The whole model has gradients, from deterministic operators alone."""
+def test_a_choice_makes_torchvisions_model_and_its_step_repeats_exactly(name: str) -> None:
+    """The whole model has gradients, and only from deterministic operators."""
     size = FAMILIES[name]
-    model, images = made(name, size), torch.rand(2, 3, size, size)
+    model, images = make(name, size), torch.rand(2, 3, size, size)
     own = theirs(name, size)
     own.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(images), own.eval()(images))
@@ -85,7 +85,7 @@ def test_a_choice_makes_torchvisions_model_whose_step_repeats_to_the_bit(name: s
     try:
         gradients: list[list[torch.Tensor | None]] = []
         for _ in range(2):
-            torch.manual_seed(0)  # of dropout and stochastic depth
+            torch.manual_seed(0)  # for dropout and stochastic depth
             model.train().zero_grad()
             model(images).square().sum().backward()
             gradients.append([parameter.grad for parameter in model.parameters()])
@@ -94,13 +94,13 @@ def test_a_choice_makes_torchvisions_model_whose_step_repeats_to_the_bit(name: s
     assert all(one is not None and other is not None and torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_every_family_of_torchvision_is_tried() -> None:
+def test_every_torchvision_family_is_tested() -> None:
     files = {name: inspect.getfile(inspect.unwrap(getattr(torchvision.models, name))) for name in list_models(module=torchvision.models)}
     assert len(set(files.values())) > 10
     assert {files[name] for name in FAMILIES} == set(files.values())
 
 
-def test_auxiliary_outputs_are_refused_with_what_leaves_them_out() -> None:
+def test_auxiliary_outputs_are_refused_with_the_setting_to_use() -> None:
     class WithAuxiliary(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> Any:
             return torchvision.models.GoogLeNetOutputs(images.flatten(1), None, None)

@@ -1,4 +1,4 @@
-"""transformers' wav2vec 2.0 and HuBERT as the speech recipe calls them, against transformers itself; its checkpoints, saved by itself."""
+"""transformers' wav2vec 2.0 and HuBERT as the speech recipe calls them, compared with transformers itself, which also saves the checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 ENCODERS = ("wav2vec2", "hubert")
 
 
-def made(encoder: Any = "wav2vec2", classes: int = 5, **settings: Any) -> TransformersCTC:
+def make(encoder: Any = "wav2vec2", classes: int = 5, **settings: Any) -> TransformersCTC:
     torch.manual_seed(0)
     return TransformersCTC(encoder=encoder, num_classes=classes, settings={**SMALL, **settings})
 
@@ -42,7 +42,7 @@ def theirs(encoder: str, classes: int = 5, **settings: Any) -> Any:
     return getattr(transformers, f"{kind}ForCTC")(getattr(transformers, f"{kind}Config")(vocab_size=classes, **SMALL, **settings)).eval()
 
 
-def told(model: TransformersCTC, weights: Path, **more: Any) -> list[Problem]:
+def problems(model: TransformersCTC, weights: Path, **more: Any) -> list[Problem]:
     with pytest.raises(ConfigError) as caught:
         initialise(model, {"weights": str(weights), **more})
     return [problem for problem in caught.value.problems if isinstance(problem, Problem)]
@@ -50,78 +50,78 @@ def told(model: TransformersCTC, weights: Path, **more: Any) -> list[Problem]:
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("norm", ["group", "layer"])
-def test_a_checkpoint_of_transformers_gives_the_same_here(tmp_path: Path, encoder: str, norm: str) -> None:
+def test_a_checkpoint_of_transformers_gives_the_same_outputs_here(tmp_path: Path, encoder: str, norm: str) -> None:
     own = theirs(encoder, feat_extract_norm=norm)
     own.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").is_file()
-    model = made(encoder, feat_extract_norm=norm)
+    model = make(encoder, feat_extract_norm=norm)
     initialise(model, {"weights": str(tmp_path)})
     waveforms, lengths = torch.randn(2, 900), torch.tensor([900, 500])
-    inside = (torch.arange(900) < lengths[:, None]).long() if norm == "layer" else None  # as its processors say by return_attention_mask
+    inside = (torch.arange(900) < lengths[:, None]).long() if norm == "layer" else None  # as the processors' return_attention_mask requires
     expected = own(waveforms, attention_mask=inside).logits
     assert torch.equal(model.eval()(waveforms[:, None], lengths), expected.transpose(1, 2))
     assert torch.equal(model.output_lengths(lengths), own._get_feat_extract_output_lengths(lengths))
     assert [int(model.output_lengths(torch.tensor(model.shortest() + more))) for more in (-1, 0)] == [0, 1]
 
 
-def test_a_checkpoint_without_the_head_in_several_files_keeps_a_new_one(tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_without_a_head_keeps_the_new_head(tmp_path: Path) -> None:
     own = theirs("hubert").hubert
     own.save_pretrained(tmp_path, max_shard_size="4KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    model, before = made("hubert"), made("hubert")
+    model, before = make("hubert"), make("hubert")
     initialise(model, {"weights": str(tmp_path), "into": "hubert"})
     assert all(torch.equal(value, own.state_dict()[name]) for name, value in model.hubert.state_dict().items())
     assert torch.equal(model.lm_head.weight, before.lm_head.weight)
 
 
-def test_a_head_of_other_letters_is_left_out(tmp_path: Path) -> None:
+def test_a_head_with_other_letters_can_be_left_out(tmp_path: Path) -> None:
     own = theirs("wav2vec2", classes=9)
     own.save_pretrained(tmp_path)
     hint = "leave it out, and keep it as initialised: initialise.exclude=[lm_head.*]"
-    assert {problem.hint for problem in told(made(), tmp_path)} == {hint}
-    model = made()
+    assert {problem.hint for problem in problems(make(), tmp_path)} == {hint}
+    model = make()
     initialise(model, {"weights": str(tmp_path), "exclude": ["lm_head.*"]})
     assert torch.equal(model.wav2vec2.encoder.layers[1].feed_forward.output_dense.weight, own.wav2vec2.encoder.layers[1].feed_forward.output_dense.weight)
 
 
-def test_a_checkpoint_that_computes_otherwise_with_the_same_weights_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_settings_compute_something_else_is_refused(tmp_path: Path) -> None:
     own = theirs("wav2vec2")
     own.config.num_attention_heads, own.config.do_stable_layer_norm = 4, True
     own.save_pretrained(tmp_path)
-    found = {problem.path: problem.hint for problem in told(made(), tmp_path)}
+    found = {problem.path: problem.hint for problem in problems(make(), tmp_path)}
     assert found == {
         "model.settings.num_attention_heads": "++model.settings.num_attention_heads=4",
         "model.settings.do_stable_layer_norm": "++model.settings.do_stable_layer_norm=True",
     }
-    assert [problem.path for problem in told(made("hubert"), tmp_path)] == ["model.encoder"]
+    assert [problem.path for problem in problems(make("hubert"), tmp_path)] == ["model.encoder"]
 
 
 @pytest.mark.parametrize(
     "setting", ["hiden_size", "attn_implementation", "vocab_size", "name_or_path", "_attn_implementation", "auto_map", "quantization_config"]
 )
-def test_only_settings_of_the_network_are_taken(setting: str) -> None:
-    """Others have transformers fetch kernels or code."""
+def test_only_settings_of_the_network_are_accepted(setting: str) -> None:
+    """Other settings would make transformers fetch kernels or code."""
     with pytest.raises(ConfigError, match=rf"settings\.{setting}: is not a setting of Wav2Vec2Config"):
-        made(**{setting: "someone/kernel"})
+        make(**{setting: "someone/kernel"})
 
 
-def test_masks_longer_than_the_recordings_are_told_before_transformers_fails() -> None:
+def test_masks_longer_than_the_recordings_are_reported_clearly() -> None:
     waveforms, lengths = torch.randn(2, 1, 900), torch.tensor([900, 900])
     with pytest.raises(ConfigError, match="mask_time_prob=0"):
-        made().train()(waveforms, lengths)
-    assert made().eval()(waveforms, lengths).shape == made(mask_time_prob=0.0).train()(waveforms, lengths).shape == (2, 5, 10)
+        make().train()(waveforms, lengths)
+    assert make().eval()(waveforms, lengths).shape == make(mask_time_prob=0.0).train()(waveforms, lengths).shape == (2, 5, 10)
 
 
 def test_lora_finds_the_matrices_of_its_layers() -> None:
     import yaml
 
     configs = Path(__file__).parents[2] / "configs"
-    model = made()
+    model = make()
     initialise(model, yaml.safe_load((configs / "initialise" / "lora.yaml").read_text()) | {"weights": None})
     assert sum("lora_up" in name for name in model.state_dict()) == 2 * 6  # q, k, v, out, and two of the feed-forward part
 
 
-def test_a_training_repeats_and_two_processes_give_its_bits(samewise, tmp_path: Path) -> None:
+def test_training_repeats_and_two_processes_give_the_same_bits(samewise, tmp_path: Path) -> None:
     settings = json.dumps({**SMALL, "mask_time_length": 2, "layerdrop": 0.5}).replace('"', "").replace(" ", "")
     given = ["recipe=speech_recognition", "debug=tiny", "model=wav2vec2_transformers", f"model.settings={settings}", "transforms=waveform", "replicas=2"]
     given += ["tracking=none", "evaluate.pictures=false", "callbacks=none", "max_steps=3", "batch_size=4", "optimizer=adamw"]

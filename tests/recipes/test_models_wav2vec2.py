@@ -1,4 +1,4 @@
-"""torchaudio's wav2vec 2.0 and HuBERT as the speech recipe calls them: each choice is torchaudio's own network, layer by layer and number by number."""
+"""torchaudio's wav2vec 2.0 and HuBERT as the speech recipe calls them: each choice is torchaudio's own network, in its settings and in its outputs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ SMALL: dict[str, Any] = {
 }
 
 
-def made(**more: Any) -> Wav2Vec2:
+def make(**more: Any) -> Wav2Vec2:
     torch.manual_seed(0)
     return Wav2Vec2(num_classes=5, **SMALL, **more)
 
 
-def test_there_is_a_choice_for_each_of_torchaudios_encoders() -> None:
+def test_each_encoder_of_torchaudio_is_a_choice() -> None:
     builders = {name for name in vars(torchaudio.models) if re.fullmatch(r"(wav2vec2|hubert)_(?!model|pretrain).*", name)}
     assert set(CHOICES) == builders
     assert len(CHOICES) == 9
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_is_torchaudios_network(name: str) -> None:
+def test_a_choice_has_the_settings_of_torchaudios_network(name: str) -> None:
     with mock.patch.object(theirs, "wav2vec2_model", side_effect=lambda **arguments: arguments) as built:
         getattr(theirs, name)(aux_num_out=29)
     ours = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
@@ -59,7 +59,7 @@ def test_a_choice_is_torchaudios_network(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_tells_its_number_of_parameters(name: str) -> None:
+def test_a_choice_states_its_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         model = getattr(torchaudio.models, name)(aux_num_out=29)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -67,10 +67,10 @@ def test_a_choice_tells_its_number_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["group_norm", "layer_norm"])
-def test_it_gives_what_torchaudios_gives_with_the_same_weights(mode: Any) -> None:
+def test_outputs_equal_torchaudios_with_the_same_weights(mode: Any) -> None:
     arguments = {key: value for key, value in yaml.safe_load((CONFIGS / "wav2vec2_base.yaml").read_text()).items() if key not in ("_target_", "num_classes")}
     own = torchaudio.models.wav2vec2_model(**{**arguments, **SMALL, "extractor_mode": mode, "aux_num_out": 5}).eval()
-    model = made(extractor_mode=mode).eval()
+    model = make(extractor_mode=mode).eval()
     own.load_state_dict(model.state_dict())
     waveforms, lengths = torch.randn(2, 900), torch.tensor([900, 500])
     logits, frames = own(waveforms, lengths)
@@ -78,8 +78,8 @@ def test_it_gives_what_torchaudios_gives_with_the_same_weights(mode: Any) -> Non
     assert torch.equal(model.output_lengths(lengths), frames)
 
 
-def test_the_recipe_trains_all_of_it_and_its_lengths_are_the_outputs() -> None:
-    model = made(encoder_layer_drop=0.0)
+def test_the_recipe_trains_every_parameter_and_output_lengths_are_right() -> None:
+    model = make(encoder_layer_drop=0.0)
     shortest = model.shortest()
     assert [int(model.output_lengths(torch.tensor(shortest + more))) for more in (-1, 0)] == [0, 1]
     batch = {
@@ -94,23 +94,23 @@ def test_the_recipe_trains_all_of_it_and_its_lengths_are_the_outputs() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_what_it_cannot_read_is_told() -> None:
+def test_unsuitable_inputs_are_reported() -> None:
     with pytest.raises(ConfigError, match="transforms=waveform"):
-        made()(torch.randn(2, 13, 900), torch.tensor([900, 900]))
+        make()(torch.randn(2, 13, 900), torch.tensor([900, 900]))
     with pytest.raises(DataError, match=r"too short for the model.*\n?.*100 samples"):
-        made()(torch.randn(2, 1, 100), torch.tensor([100, 100]))
+        make()(torch.randn(2, 1, 100), torch.tensor([100, 100]))
 
 
-def test_a_recording_however_loud_reads_alike_after_group_norm() -> None:
-    """So that `transforms=waveform`, which scales each utterance, suits weights that have learned from recordings as they are."""
-    model, waveforms = made().eval(), torch.randn(1, 1, 4000)
+def test_outputs_with_group_norm_do_not_depend_on_loudness() -> None:
+    """So `transforms=waveform`, which scales each utterance, suits weights that were trained on unscaled recordings."""
+    model, waveforms = make().eval(), torch.randn(1, 1, 4000)
     assert torch.allclose(model(waveforms, torch.tensor([4000])), model(0.3 * waveforms + 0.1, torch.tensor([4000])), atol=1e-2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("bundle", "classes", "exclude"), [("WAV2VEC2_BASE", 5, ["aux.*"]), ("WAV2VEC2_ASR_BASE_960H", 29, [])])
 def test_published_weights_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: str, classes: int, exclude: list[str]) -> None:
-    """A file as torchaudio publishes it, of random weights, in torch's cache; that for recognition has outputs that torchaudio takes out."""
+    """A file as torchaudio publishes it, with random weights, in torch's cache; the one for recognition has outputs that torchaudio removes."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     own = torchaudio.models.wav2vec2_base(aux_num_out=None if exclude else 32)
     cached = tmp_path / "hub" / "checkpoints" / getattr(torchaudio.pipelines, bundle)._path.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Metrics by name against scikit-learn, however the split is cut into batches; and what does not fit is said."""
+"""Metrics by name compared with scikit-learn's, whatever the batch size, and messages about metrics that do not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Given(torch.nn.Module):
         return image.flatten(1)
 
 
-def computed(recipe: Classification, logits: torch.Tensor, label: torch.Tensor, size: int) -> dict[str, float]:
+def compute(recipe: Classification, logits: torch.Tensor, label: torch.Tensor, size: int) -> dict[str, float]:
     scores = recipe.scores(None)
     for begin in range(0, len(label), size):
         batch = {"image": logits[begin : begin + size, :, None, None], "label": label[begin : begin + size]}
@@ -41,12 +41,12 @@ def computed(recipe: Classification, logits: torch.Tensor, label: torch.Tensor, 
     return scores.compute()
 
 
-def test_they_are_scikit_learns_in_batches_of_any_size(recipe: Classification) -> None:
+def test_metrics_equal_scikit_learns_for_any_batch_size(recipe: Classification) -> None:
     generator = torch.Generator().manual_seed(3)
     label = torch.randint(CLASSES, (203,), generator=generator)
     logits = torch.randn(203, CLASSES, generator=generator) + torch.nn.functional.one_hot(label, CLASSES)
-    found = computed(recipe, logits, label, 64)
-    assert found == computed(recipe, logits, label, 7)
+    found = compute(recipe, logits, label, 64)
+    assert found == compute(recipe, logits, label, 7)
 
     probabilities, true = logits.double().softmax(1).numpy(), label.numpy()
     predicted, confidence = probabilities.argmax(1), probabilities.max(1)
@@ -66,12 +66,12 @@ def test_they_are_scikit_learns_in_batches_of_any_size(recipe: Classification) -
     assert {name: found[name] for name in CHOICES} == pytest.approx(expected, rel=1e-5)
 
 
-def test_each_evaluation_begins_anew(recipe: Classification) -> None:
+def test_each_evaluation_starts_from_zero(recipe: Classification) -> None:
     label = torch.arange(8) % CLASSES
     right, wrong = torch.eye(CLASSES)[label], torch.eye(CLASSES)[(label + 1) % CLASSES]
-    assert computed(recipe, right, label, 8)["f1"] == 1.0
-    assert computed(recipe, wrong, label, 8)["f1"] == 0.0
-    assert computed(recipe, right, label, 8)["f1"] == 1.0
+    assert compute(recipe, right, label, 8)["f1"] == 1.0
+    assert compute(recipe, wrong, label, 8)["f1"] == 0.0
+    assert compute(recipe, right, label, 8)["f1"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_each_evaluation_begins_anew(recipe: Classification) -> None:
         (["+recipe.metrics.clip._target_=torchmetrics.multimodal.CLIPScore"], "recipe.metrics.clip"),
     ],
 )
-def test_what_does_not_fit_is_said_before_training(
+def test_metrics_that_do_not_fit_are_reported_before_training(
     overrides: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_said_before_training(
     assert said in capsys.readouterr().err
 
 
-def test_what_torchmetrics_warns_of_is_kept_once_and_not_printed(recipe: Classification, recwarn: pytest.WarningsRecorder) -> None:
+def test_warnings_of_torchmetrics_are_kept_once_and_not_printed(recipe: Classification, recwarn: pytest.WarningsRecorder) -> None:
     scores = recipe.scores(None)
     batch = {"image": torch.randn(6, CLASSES, 1, 1), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
     scores.add(recipe.measure(Given(), batch))

@@ -1,4 +1,4 @@
-"""Speech separation: its loss against independent formulas, exact evaluation, what is left to listen to, and what is refused."""
+"""Speech separation: its loss against independent formulas, exact evaluation, the audio files that it saves, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE = 8000
 
 
 class Given(nn.Module):
-    """Gives the same estimates whatever it hears, padded or cut to the mixture's length."""
+    """Returns the same estimates for any input, cut to the mixture's length."""
 
     def __init__(self, estimates: torch.Tensor) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_the_published_network_has_the_published_number_of_parameters():
 
 
 @pytest.mark.parametrize("speakers", [2, 3])
-def test_the_loss_is_minus_the_naive_si_sdr_of_the_best_permutation(speakers):
+def test_the_loss_is_the_negative_si_sdr_of_the_best_permutation(speakers):
     batch = Separation().collate(samples([400, 250, 399], speakers))
     estimates = batch["sources"].roll(1, dims=1) + 0.05 * signals(3, speakers, 400, seed=9) + 0.3  # permuted, noisy, not centred
     expected = 0.0
@@ -78,7 +78,7 @@ def test_the_loss_agrees_with_torchmetrics():
     assert Separation().loss(Given(estimates), batch, Phase()).total.item() == pytest.approx(-best.sum().item(), rel=1e-4)
 
 
-def test_padding_is_no_part_of_the_loss():
+def test_padding_does_not_affect_the_loss():
     recipe, rest = Separation(), samples([300, 500])
     estimates = signals(2, 2, 500, seed=3)
     whole = recipe.loss(Given(estimates), recipe.collate(rest), Phase()).total
@@ -90,7 +90,7 @@ def test_padding_is_no_part_of_the_loss():
     assert model.estimates.grad[0, :, :300].any()
 
 
-def test_the_loss_is_smooth_down_to_silence():
+def test_loss_and_gradient_are_finite_for_silence_and_perfect_estimates():
     batch = Separation().collate(samples([200]))
     for estimates in (torch.zeros(1, 2, 200), batch["sources"].clone()):
         model = Given(estimates)
@@ -113,7 +113,7 @@ def small_network() -> ConvTasNet:
 
 
 @torch.no_grad()
-def measured(model: nn.Module, given: list[dict], batch_size: int, **settings):
+def evaluate(model: nn.Module, given: list[dict], batch_size: int, **settings):
     recipe = Separation(**settings)
     scores = recipe.scores(None)
     for start in range(0, len(given), batch_size):
@@ -121,38 +121,38 @@ def measured(model: nn.Module, given: list[dict], batch_size: int, **settings):
     return scores
 
 
-def test_evaluation_does_not_depend_on_how_the_split_is_cut_into_batches():
+def test_evaluation_does_not_depend_on_the_batch_size():
     model, given = small_network(), samples([900, 1200, 1000, 1200, 1200])
-    one_by_one = measured(model, given, 1).compute()
+    one_by_one = evaluate(model, given, 1).compute()
     for batch_size in (2, 3, 5):
-        assert measured(model, given, batch_size).compute() == pytest.approx(one_by_one, rel=1e-4)
+        assert evaluate(model, given, batch_size).compute() == pytest.approx(one_by_one, rel=1e-4)
 
 
 def test_metrics_are_improvements_on_the_mixture():
     given = samples([2000, 2000])
     sources = torch.stack([sample["sources"] for sample in given])
     mixture = sources.sum(1, keepdim=True).expand_as(sources)
-    found = measured(Given(mixture.clone()), given, 2).compute()
+    found = evaluate(Given(mixture.clone()), given, 2).compute()
     assert found["si_sdri"] == pytest.approx(0.0, abs=1e-3)
     assert found["sdri"] == pytest.approx(0.0, abs=1e-3)
     assert found["loss"] == -found["si_sdr"]
-    better = measured(Given(sources + 0.3 * (mixture - sources)), given, 2).compute()
+    better = evaluate(Given(sources + 0.3 * (mixture - sources)), given, 2).compute()
     assert better["si_sdri"] > 8
     expected = (
         signal_distortion_ratio((sources + 0.3 * (mixture - sources)).double(), sources.double()).mean()
         - signal_distortion_ratio(mixture.double(), sources.double()).mean()
     )
     assert better["sdri"] == pytest.approx(expected.item(), abs=1e-3)
-    assert "sdri" not in measured(Given(sources), given, 2, sdr=False).compute()
+    assert "sdri" not in evaluate(Given(sources), given, 2, sdr=False).compute()
 
 
-def test_evaluation_with_two_threads_gives_what_one_gives():
+def test_evaluation_with_two_threads_gives_the_same_as_with_one():
     """MKL's solver, behind the SDR of BSS eval, fails on two threads for some sizes."""
     given = samples([2000, 2000])
-    one = measured(small_network(), given, 2).compute()
+    one = evaluate(small_network(), given, 2).compute()
     torch.set_num_threads(2)
     try:
-        two = measured(small_network(), given, 2).compute()
+        two = evaluate(small_network(), given, 2).compute()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -160,9 +160,9 @@ def test_evaluation_with_two_threads_gives_what_one_gives():
 
 
 @pytest.mark.slow
-def test_separated_audio_is_left_to_listen_to(tmp_path):
+def test_separated_audio_is_saved_for_listening(tmp_path):
     given = samples([1600] * 9)
-    scores = measured(small_network(), given, 3, sdr=False)
+    scores = evaluate(small_network(), given, 3, sdr=False)
     scores.save_pictures(tmp_path)
     rows = list(csv.DictReader((tmp_path / "mixtures.csv").read_text().splitlines()))
     assert [row["mixture"] for row in rows] == [sample["name"] for sample in given]
@@ -175,7 +175,7 @@ def test_separated_audio_is_left_to_listen_to(tmp_path):
     assert len(list(tmp_path.glob("best_*_mixture.wav"))) == 3
 
 
-def test_estimates_are_as_loud_as_they_are_in_the_mixture():
+def test_estimates_are_scaled_to_their_loudness_in_the_mixture():
     sources = signals(2, 5000).double()
     scales = torch.tensor([[7.0], [-0.01]], dtype=torch.float64)
     assert torch.allclose(at_natural_loudness(sources.sum(0), scales * sources), sources, rtol=0.02, atol=0.02)
@@ -193,7 +193,7 @@ def test_a_recording_is_separated_into_its_speakers(tmp_path):
     assert all(file.is_file() for file in files)
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_unsuitable_samples_models_and_settings_are_refused():
     recipe = Separation()
     with pytest.raises(DataError, match="not a mixture with its sources"):
         recipe.collate([{"waveform": torch.zeros(5)}])

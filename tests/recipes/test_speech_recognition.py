@@ -24,8 +24,8 @@ from samewise.runner.interfaces import Phase
 WORDS = ["three", "see all", "a", "it's eleven"]
 
 
-def heard(frames: list[int], texts: list[str] = WORDS) -> dict:
-    """A batch as the transforms leave it, with so many frames an utterance."""
+def make_batch(frames: list[int], texts: list[str] = WORDS) -> dict:
+    """A batch as it is after the transforms, with the given number of frames for each utterance."""
     batch = SpeechRecognition(letters=LETTERS).collate([utterance(text, 160 * count) for text, count in zip(texts, frames, strict=True)])
     return {**batch, "features": torch.zeros(len(texts), 13, max(frames)), "feature_length": torch.tensor(frames)}
 
@@ -43,19 +43,19 @@ def test_wav2letter_has_the_published_number_of_weights():
         for mine, theirs in zip(ours.parameters(), published.parameters(), strict=True):
             mine.copy_(theirs)
         features = torch.randn(2, 13, 60)
-        scores = published.acoustic_model[:-1](features)  # without the rectifier that torchaudio has after the last layer
+        scores = published.acoustic_model[:-1](features)  # without the ReLU that torchaudio has after the last layer
         torch.testing.assert_close(ours(features, torch.tensor([60, 60])), scores.log_softmax(1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("frames", [2, 31, 100, 101])
-def test_the_output_is_half_as_long_and_one_longer(frames):
-    recipe, batch = SpeechRecognition(letters=LETTERS), heard([frames], ["a"])
+def test_the_output_has_half_the_frames_plus_one(frames):
+    recipe, batch = SpeechRecognition(letters=LETTERS), make_batch([frames], ["a"])
     for model in (torchaudio.models.Wav2Letter(29, "mfcc", 13), Wav2Letter(num_classes=29, num_features=13, width=8, top_width=8)):
         log_probs, lengths = recipe._read(model, batch)
         assert log_probs.shape[-1] == lengths.item() == frames // 2 + 1
 
 
-def test_the_waveform_network_is_measured_too():
+def test_the_output_lengths_of_the_waveform_network_are_right_too():
     recipe, model = SpeechRecognition(letters=LETTERS), torchaudio.models.Wav2Letter(29, "waveform", 1)
     batch = {"features": torch.randn(1, 1, 8000), "feature_length": torch.tensor([8000])}
     log_probs, lengths = recipe._read(model, batch)
@@ -63,7 +63,7 @@ def test_the_waveform_network_is_measured_too():
 
 
 @pytest.mark.parametrize("norm", ["none", "layer"])
-def test_the_small_network_gives_an_utterance_the_same_alone_and_in_a_batch(norm):
+def test_the_small_network_gives_the_same_output_alone_and_in_a_batch(norm):
     torch.manual_seed(0)
     model = Wav2Letter(num_classes=5, num_features=4, width=8, top_width=16, norm=norm).eval()
     lengths = torch.tensor([40, 7, 23])
@@ -74,10 +74,10 @@ def test_the_small_network_gives_an_utterance_the_same_alone_and_in_a_batch(norm
         torch.testing.assert_close(together[row, :, : int(frames[row])], single[0])
 
 
-def test_the_loss_is_torchs_mean_over_the_batch():
+def test_the_loss_over_its_count_equals_torchs_mean():
     torch.manual_seed(0)
     frames, scores = [40, 33, 12, 30], torch.randn(4, 29, 40)
-    batch, recipe = heard(frames), SpeechRecognition(letters=LETTERS)
+    batch, recipe = make_batch(frames), SpeechRecognition(letters=LETTERS)
     model = Told(scores)
     loss = recipe.loss(model, batch, Phase())
     (loss.total / loss.count).backward()
@@ -89,18 +89,18 @@ def test_the_loss_is_torchs_mean_over_the_batch():
 
 
 @pytest.mark.gpu
-def test_on_the_gpu_the_loss_is_the_cpus_and_its_gradient_the_same_each_time():
+def test_on_the_gpu_the_loss_equals_the_cpus_and_its_gradient_repeats():
     torch.manual_seed(0)
     frames, scores, recipe = [40, 33, 12, 30], torch.randn(4, 29, 40), SpeechRecognition(letters=LETTERS)
     model = Told(scores)
-    expected = recipe.loss(model, heard(frames), Phase()).total
+    expected = recipe.loss(model, make_batch(frames), Phase()).total
     expected.backward()
     gradients = []
     torch.use_deterministic_algorithms(True)
     try:
         for _ in range(2):
             other = Told(scores).cuda()
-            batch = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in heard(frames).items()}
+            batch = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in make_batch(frames).items()}
             total = recipe.loss(other, batch, Phase()).total
             total.backward()
             torch.testing.assert_close(total.cpu(), expected)
@@ -123,25 +123,25 @@ def test_the_likelihood_is_the_sum_over_all_paths():
     assert nats.item() == pytest.approx(-torch.tensor(total).log().item(), rel=1e-5)
 
 
-def test_sums_of_parts_of_a_batch_are_the_whole():
+def test_losses_of_parts_of_a_batch_add_up_to_the_whole():
     torch.manual_seed(0)
     frames, scores = [40, 33, 12, 30], torch.randn(4, 29, 40)
     recipe = SpeechRecognition(letters=LETTERS)
-    whole = recipe.loss(Told(scores), heard(frames), Phase())
-    parts = [recipe.loss(Told(scores[row : row + 1, :, : frames[row]]), heard([frames[row]], [WORDS[row]]), Phase()) for row in range(4)]
+    whole = recipe.loss(Told(scores), make_batch(frames), Phase())
+    parts = [recipe.loss(Told(scores[row : row + 1, :, : frames[row]]), make_batch([frames[row]], [WORDS[row]]), Phase()) for row in range(4)]
     torch.testing.assert_close(sum(part.total for part in parts), whole.total)
     assert sum(part.count for part in parts) == whole.count == 4
 
 
-def test_what_repeats_is_merged_unless_a_blank_parts_it():
+def test_repeated_labels_are_merged_unless_a_blank_separates_them():
     recipe = SpeechRecognition(letters=LETTERS)
     paths = ["tthre*ee", "se*e  al*l", "*a**", "it's e*l*even"]
-    measured = recipe.measure(Told(saying(paths, 20)), heard([20] * 4))
+    measured = recipe.measure(Told(saying(paths, 20)), make_batch([20] * 4))
     assert [line.hypothesis for line in measured.lines] == WORDS
     assert not any(line.edits for line in measured.lines)
 
 
-def test_a_recording_of_ones_own_is_read_and_written_down(tmp_path):
+def test_your_own_recording_is_read_and_transcribed(tmp_path):
     soundfile.write(tmp_path / "mine.wav", torch.rand(8000).sub(0.5).numpy(), 8000)
     recipe, front = SpeechRecognition(letters=LETTERS, sample_rate=16000), LogMel(n_mels=40)
     batch = front(recipe.collate([recipe.read(tmp_path / "mine.wav")]))
@@ -154,34 +154,34 @@ def test_a_recording_of_ones_own_is_read_and_written_down(tmp_path):
         recipe.read(tmp_path / "letter.txt")
 
 
-def test_frames_beyond_an_utterance_are_not_read():
+def test_frames_beyond_an_utterance_are_ignored():
     recipe = SpeechRecognition(letters=LETTERS)
     assert understood(recipe, Told(saying(["abcdefgh", "abcdefgh"], 8)), [3, 8]) == ["abc", "abcdefgh"]
 
 
-def test_a_doubled_letter_that_was_missed_is_an_error():
+def test_a_missed_doubled_letter_counts_as_an_error():
     recipe = SpeechRecognition(letters=LETTERS)
     scores = recipe.scores(None)
-    scores.add(recipe.measure(Told(saying(["threee", "seee all"], 20)), heard([20, 20], WORDS[:2])))
+    scores.add(recipe.measure(Told(saying(["threee", "seee all"], 20)), make_batch([20, 20], WORDS[:2])))
     reported = scores.compute()
     assert reported["cer"] == 3 / 12  # "thre" lacks one of 5 letters, "se al" two of 7
     assert reported["wer"] == 3 / 3
 
 
-def test_rates_and_losses_do_not_depend_on_how_the_split_is_cut():
+def test_rates_and_losses_do_not_depend_on_the_batch_size():
     torch.manual_seed(0)
     recipe, scores = SpeechRecognition(letters=LETTERS), torch.randn(4, 29, 20)
     reported = []
     for cuts in ([(0, 4)], [(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]):
         counted = recipe.scores(None)
         for start, stop in cuts:
-            counted.add(recipe.measure(Told(scores[start:stop]), heard([20] * (stop - start), WORDS[start:stop])))
+            counted.add(recipe.measure(Told(scores[start:stop]), make_batch([20] * (stop - start), WORDS[start:stop])))
         reported.append(counted.compute())
     assert reported[0] == reported[1] == reported[2]
     assert reported[0]["cer"] != reported[0]["wer"]
 
 
-def test_edit_distances_are_torchaudios():
+def test_edit_distances_equal_torchaudios():
     chance = random.Random(0)
     for _ in range(200):
         left, right = ("".join(chance.choices("abc ", k=chance.randint(0, 12))) for _ in range(2))
@@ -189,7 +189,7 @@ def test_edit_distances_are_torchaudios():
         assert edit_distance(left.split(), right.split()) == torchaudio.functional.edit_distance(left.split(), right.split())
 
 
-def test_a_batch_is_padded_and_spelled():
+def test_a_batch_is_padded_and_its_transcripts_are_encoded():
     batch = SpeechRecognition(letters=LETTERS).collate([utterance("see", 100), utterance("a b", 60)])
     assert (tuple(batch["waveform"].shape), batch["length"].tolist()) == ((2, 100), [100, 60])
     assert not batch["waveform"][1, 60:].any()
@@ -207,7 +207,7 @@ def test_a_batch_is_padded_and_spelled():
         ({"waveform": torch.zeros(2, 10), "transcript": "a"}, "not an utterance"),
     ],
 )
-def test_a_sample_that_is_no_utterance_is_named(sample, message):
+def test_a_sample_that_is_not_an_utterance_is_refused(sample, message):
     with pytest.raises(DataError, match=message):
         SpeechRecognition(letters=LETTERS).collate([sample])
 
@@ -215,15 +215,15 @@ def test_a_sample_that_is_no_utterance_is_named(sample, message):
 def test_a_transcript_that_does_not_fit_into_its_frames_is_named():
     recipe, scores = SpeechRecognition(letters=LETTERS), torch.randn(1, 29, 5)
     with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, but the model gives only 5"):
-        recipe.loss(Told(scores), heard([5], ["three"]), Phase())
+        recipe.loss(Told(scores), make_batch([5], ["three"]), Phase())
     with pytest.raises(DataError, match=r"three\.wav"):
-        recipe.measure(Told(scores), heard([5], ["three"]))
+        recipe.measure(Told(scores), make_batch([5], ["three"]))
 
 
-def test_or_it_is_skipped_and_counted():
+def test_a_transcript_that_does_not_fit_can_be_skipped_and_counted():
     torch.manual_seed(0)
     recipe, scores = SpeechRecognition(letters=LETTERS, impossible="skip"), torch.randn(2, 29, 5)
-    model, batch = Told(scores), heard([5, 5], ["three", "a"])
+    model, batch = Told(scores), make_batch([5, 5], ["three", "a"])
     loss = recipe.loss(model, batch, Phase())
     loss.total.backward()
     assert loss.total.item() == pytest.approx(nn.CTCLoss(reduction="none")(scores[1:].log_softmax(1).permute(2, 0, 1), batch["target"][1:], [5], [1]).item())
@@ -240,21 +240,21 @@ def test_or_it_is_skipped_and_counted():
         (nn.Flatten(), "does not return a score for every letter"),
     ],
 )
-def test_a_model_that_does_not_fit_is_named(model, message):
+def test_an_unsuitable_model_is_reported(model, message):
     with pytest.raises(ConfigError, match=message):
-        SpeechRecognition(letters=LETTERS).loss(model, heard([20], ["a"]), Phase())
+        SpeechRecognition(letters=LETTERS).loss(model, make_batch([20], ["a"]), Phase())
 
 
-def test_transforms_without_a_front_end_are_named():
+def test_missing_features_are_reported_with_the_transforms_to_use():
     batch = SpeechRecognition(letters=LETTERS).collate([utterance("a")])
     with pytest.raises(ConfigError, match="transforms=mfcc"):
         SpeechRecognition(letters=LETTERS).loss(nn.Identity(), batch, Phase())
 
 
-def test_tables_and_spectrograms_can_be_looked_at(tmp_path):
+def test_tables_and_spectrograms_are_saved(tmp_path):
     recipe = SpeechRecognition(letters=LETTERS, sample_rate=16000)
     scores = recipe.scores(None)
-    scores.add(recipe.measure(Told(saying(["threee", "se*e al*l"], 20)), heard([20, 20], WORDS[:2])))
+    scores.add(recipe.measure(Told(saying(["threee", "se*e al*l"], 20)), make_batch([20, 20], WORDS[:2])))
     scores.save_pictures(tmp_path)
     rows = list(csv.DictReader((tmp_path / "transcripts.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["reference"], row["hypothesis"], row["edits"]) for row in rows] == [("three", "thre", "1"), ("see all", "see all", "0")]

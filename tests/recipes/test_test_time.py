@@ -23,8 +23,8 @@ class Places(nn.Module):
         return self.head(image.flatten(1)).tanh()
 
 
-def shifted(image: Tensor, by: int) -> Tensor:
-    """Each pixel is the one `by` rows and columns on, mirrored at the edges."""
+def shift(image: Tensor, by: int) -> Tensor:
+    """Shift the image: each pixel comes from `by` rows and columns further on, mirrored at the edges."""
     height, width = image.shape[-2:]
     made = torch.empty_like(image)
     for y in range(height):
@@ -35,10 +35,10 @@ def shifted(image: Tensor, by: int) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 5), (2, 3, 2, 6, 5)])
-def test_the_versions_are_the_image_flipped_and_shifted(shape: tuple[int, ...]):
+def test_the_views_are_the_image_flipped_and_shifted(shape: tuple[int, ...]):
     images = torch.randn(shape)
     expected = [(0.25, images), (0.25, images.flip(-1))]
-    expected += [(0.125, one) for by in (-1, 1) for one in (shifted(images, by), shifted(images, by).flip(-1))]
+    expected += [(0.125, one) for by in (-1, 1) for one in (shift(images, by), shift(images, by).flip(-1))]
     made = views(images, "flip_and_translate")
     assert sum(weight for weight, _ in made) == 1.0
     assert [weight for weight, _ in made] == [weight for weight, _ in expected]
@@ -46,7 +46,7 @@ def test_the_versions_are_the_image_flipped_and_shifted(shape: tuple[int, ...]):
 
 
 @pytest.mark.parametrize("kind", ["none", "flip", "flip_and_translate"])
-def test_evaluation_and_prediction_take_the_mean_of_the_logits_and_training_does_not(kind: str):
+def test_evaluation_and_prediction_average_the_logits_but_training_does_not(kind: str):
     torch.manual_seed(0)
     model, batch = Places(), {"image": torch.randn(5, 3, 6, 6), "label": torch.arange(5) % 4, "file": [""] * 5}
     recipe, plain = Classification(num_classes=4, test_time_augmentation=kind), Classification(num_classes=4)

@@ -1,4 +1,4 @@
-"""The vocoder: what it predicts from what, its two ways of writing samples down, sampling, and what it reports."""
+"""The vocoder: its inputs and targets, its two encodings of samples, sampling, and what it reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch_of(recipe: Vocoder, count: int = 3, samples: int = 60) -> dict:
 
 
 class Uniform(nn.Module):
-    """The same outputs whatever it reads; remembers what that was."""
+    """Returns the same outputs for any input, and remembers the input."""
 
     def __init__(self, outputs: torch.Tensor) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Uniform(nn.Module):
         return self.outputs.expand(len(waveform), 1, waveform.shape[-1], -1)
 
 
-def test_the_published_network_has_the_parameters_and_the_output_length_that_are_published():
+def test_the_published_network_has_the_published_parameters_and_output_length():
     model = WaveRNN(**PUBLISHED)
     assert sum(p.numel() for p in model.parameters()) == 4_349_613
     frames = 9
@@ -64,13 +64,13 @@ def test_the_published_network_has_the_parameters_and_the_output_length_that_are
     assert model(waveform, mel).shape == (1, 1, 1375, 256)
 
 
-def test_a_published_clip_is_nine_frames_and_the_samples_between_them():
+def test_a_clip_with_the_published_settings_has_nine_frames():
     made = VocoderMel()({"waveform": torch.zeros(2, 1375 + 2 * 1574)})
     assert made["mel"].shape == (2, 80, 9)
     assert made["waveform"].shape == (2, 1376)
 
 
-def test_the_spectrogram_is_torchaudios():
+def test_the_spectrogram_equals_torchaudios():
     torch.manual_seed(0)
     waveform = 0.1 * torch.randn(2, 22050)
     settings = {"n_fft": 2048, "win_length": 1100, "hop_length": 275, "f_min": 40.0, "n_mels": 80, "power": 1.0, "mel_scale": "slaney", "norm": "slaney"}
@@ -99,7 +99,7 @@ def test_frames_are_centred_at_multiples_of_the_hop_around_the_first_sample():
         ({"hop_length": 0}, "hop_length: must be at least 1"),
     ],
 )
-def test_a_front_end_that_makes_no_sense_is_refused(settings, message):
+def test_impossible_settings_of_the_front_end_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         VocoderMel(**{**SIZES, **settings})
 
@@ -123,7 +123,7 @@ def test_the_target_is_the_mu_law_step_of_the_next_sample():
     assert loss.total.item() == pytest.approx(-sum(logits.log_softmax(0)[step].item() for step in steps[1:]), rel=1e-5)
 
 
-def test_the_loss_is_the_cross_entropy_of_the_reference():
+def test_the_loss_equals_the_cross_entropy_of_the_reference():
     recipe, model = Vocoder(front_end=front_end()), network()
     batch = batch_of(recipe)
     labels = AF.mu_law_encoding(batch["waveform"], 256)
@@ -132,7 +132,7 @@ def test_the_loss_is_the_cross_entropy_of_the_reference():
     assert recipe.loss(model, batch, Phase()).total.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_what_infer_gives_are_labels_to_be_decoded():
+def test_infer_returns_labels_that_must_be_decoded():
     torch.manual_seed(0)
     with torch.no_grad():
         spoken, _ = network().infer(torch.rand(1, 6, 4))
@@ -145,7 +145,7 @@ def test_what_infer_gives_are_labels_to_be_decoded():
 
 
 @pytest.mark.parametrize("output", [MuLaw(), LogisticMixture()])
-def test_speaking_step_by_step_is_the_model_reading_what_it_spoke(output):
+def test_speaking_step_by_step_equals_reading_the_spoken_samples_at_once(output):
     model, mel, seen = network(output.n_classes), torch.rand(2, 6, 9), []
 
     def drawn(outputs):
@@ -163,7 +163,7 @@ def test_speaking_step_by_step_is_the_model_reading_what_it_spoke(output):
     assert torch.equal(speak(model, mel, output.drawn), spoken)
 
 
-def test_speaking_is_torchaudios_infer():
+def test_speaking_equals_torchaudios_infer():
     model, mel = network(), torch.rand(2, 6, 9)
     torch.manual_seed(4)
     with torch.no_grad():
@@ -173,38 +173,38 @@ def test_speaking_is_torchaudios_infer():
 
 
 @torch.no_grad()
-def evaluated(recipe: Vocoder, model: nn.Module, batches: list[dict]):
+def evaluate(recipe: Vocoder, model: nn.Module, batches: list[dict]):
     scores = recipe.scores(None)
     for batch in batches:
         scores.add(recipe.measure(model, batch))
     return scores
 
 
-def test_a_model_that_knows_only_how_often_each_step_occurs_is_not_below_the_entropy():
+def test_a_model_of_step_frequencies_alone_is_not_below_the_entropy():
     recipe = Vocoder(front_end=front_end())
     batch = batch_of(recipe, 8)
     labels = recipe.amplitudes.labels(batch["waveform"][:, 1:])
     counts = torch.bincount(labels.flatten(), minlength=256)
-    found = evaluated(recipe, Uniform((counts / counts.sum()).log().clamp(min=-30)), [batch]).compute()
+    found = evaluate(recipe, Uniform((counts / counts.sum()).log().clamp(min=-30)), [batch]).compute()
     assert found["label_entropy"] == pytest.approx(entropy(counts))
     assert found["below_entropy"] == pytest.approx(0.0, abs=1e-5)
     assert found["bits_per_sample"] == pytest.approx(found["loss"] / math.log(2))
     assert entropy(torch.tensor([5, 5, 0, 10])) == pytest.approx(1.5 * math.log(2))
-    assert "label_entropy" not in evaluated(Vocoder(front_end=front_end(), output="logistics", n_classes=30), network(30), [batch]).compute()
+    assert "label_entropy" not in evaluate(Vocoder(front_end=front_end(), output="logistics", n_classes=30), network(30), [batch]).compute()
 
 
-def test_metrics_do_not_depend_on_how_the_split_is_cut_into_batches():
+def test_metrics_do_not_depend_on_the_batch_size():
     recipe, model = Vocoder(front_end=front_end()), network()
     whole = batch_of(recipe, 6)
     parts = [{name: value[start : start + 2] for name, value in whole.items()} for start in (0, 2, 4)]
-    assert evaluated(recipe, model, parts).compute() == pytest.approx(evaluated(recipe, model, [whole]).compute(), rel=1e-6)
+    assert evaluate(recipe, model, parts).compute() == pytest.approx(evaluate(recipe, model, [whole]).compute(), rel=1e-6)
 
 
-def test_the_first_clips_are_resynthesised_where_that_is_asked_for(tmp_path):
+def test_the_first_clips_are_resynthesised_if_requested(tmp_path):
     recipe, model = Vocoder(front_end=front_end(), resynthesise=2), network()
     batch = batch_of(recipe, 4, samples=1000)
     torch.manual_seed(0)
-    scores = evaluated(recipe, model, [batch])
+    scores = evaluate(recipe, model, [batch])
     assert scores.compute()["log_mel_distance"] > 1.0
     scores.save_pictures(tmp_path)
     for number in range(2):
@@ -214,10 +214,10 @@ def test_the_first_clips_are_resynthesised_where_that_is_asked_for(tmp_path):
         assert len(soundfile.read(tmp_path / f"clip_{number}_resynthesised.wav")[0]) == 1000
     assert not (tmp_path / "clip_2_true.wav").exists()
     assert (tmp_path / "spectrograms.png").is_file()
-    assert "log_mel_distance" not in evaluated(Vocoder(front_end=front_end()), model, [batch]).compute()
+    assert "log_mel_distance" not in evaluate(Vocoder(front_end=front_end()), model, [batch]).compute()
 
 
-def test_the_log_mel_distance_is_zero_for_the_same_and_twenty_for_a_tenth():
+def test_the_log_mel_distance_is_0_for_the_same_and_20_for_a_tenth():
     recipe = Vocoder(front_end=front_end())
     waveform = 0.5 * torch.randn(2, 2000, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
     assert recipe.log_mel_distance(waveform, waveform).tolist() == [0.0, 0.0]
@@ -225,14 +225,14 @@ def test_the_log_mel_distance_is_zero_for_the_same_and_twenty_for_a_tenth():
     assert recipe.log_mel_distance(soft, soft / 10).tolist() == pytest.approx([20.0, 20.0], abs=0.1)
 
 
-def test_the_log_mel_distance_follows_the_clips_to_their_device():
-    signals = torch.zeros(2, 2000, device="meta")  # which no tensor on the CPU goes with, as on CUDA
+def test_the_log_mel_distance_is_computed_on_the_device_of_the_clips():
+    signals = torch.zeros(2, 2000, device="meta")  # as on CUDA, tensors on the CPU cannot be combined with it
     found = Vocoder(front_end=front_end()).log_mel_distance(signals, signals)
     assert (found.device.type, list(found.shape)) == ("meta", [2])
 
 
 @pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
-def test_a_recording_is_spoken_again(tmp_path, output, n_classes):
+def test_a_recording_is_resynthesised(tmp_path, output, n_classes):
     soundfile.write(tmp_path / "a.wav", (0.2 * torch.randn(2 * 777)).numpy(), 16000)
     recipe = Vocoder(front_end=front_end(), output=output, n_classes=n_classes)
     with torch.no_grad():
@@ -259,7 +259,7 @@ def test_a_network_learns_a_tone(output, n_classes):
     assert sum(losses[-20:]) / 20 < losses[0] - 1.0
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_unsuitable_clips_models_and_settings_are_refused():
     recipe = Vocoder(front_end=front_end())
     with pytest.raises(DataError, match="not a clip"):
         recipe.collate([{"image": torch.zeros(3)}])
