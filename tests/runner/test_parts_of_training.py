@@ -1,4 +1,4 @@
-"""The small parts of training, tested alone on a run that is built but not trained: due dates, progress, the recorder, gradients, saved state."""
+"""The small parts of training, tested alone on a run that is built but not trained: what is due, progress, the recorder, gradients, saved state."""
 
 from __future__ import annotations
 
