@@ -34,7 +34,7 @@ def add_project(parser: argparse.ArgumentParser) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add the option to use what someone else has made."""
-    parser.add_argument("--trust", action="store_true", help="use what someone else made, if you trust it; for a folder, this is remembered until its config changes")
+    parser.add_argument("--trust", action="store_true", help="use what someone else made and you trust; for a folder, remembered until its config changes")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
 
 RANGES = {
-    "data": "waiting for a batch, or making it where there are no workers",
+    "data": "waiting for a batch, or making it if there are no workers",
     "transfer": "the transfer of the batch to the device",
     "transforms": "sample transforms made in this process, and batch transforms",
     "forward": "the model and its loss",
