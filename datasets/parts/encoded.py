@@ -107,7 +107,7 @@ class EncodedImages:
             raise
         except RuntimeError as error:
             self._decode_on_cpu(encoded, name)
-            hint = "save it anew as a JPEG, or set dataset.decode=worker"
+            hint = "save it again as a JPEG, or set dataset.decode=worker"
             raise DataError(Problem(name, f"nvJPEG cannot decode this image: {first_line(error)}", hint=hint)) from None
 
 

@@ -108,7 +108,7 @@ def require_waveforms(features: Tensor, shortest: int) -> None:
         DataError: the longest is shorter than `shortest` samples.
     """
     if features.dim() != 3 or features.shape[1] != 1:
-        words = "give features, where the model reads waveforms"
+        words = "give features, but the model reads waveforms"
         raise ConfigError(Problem("transforms", words, list(features.shape), "[batch, 1, samples]", "transforms=waveform"))
     if features.shape[2] < shortest:
         raise DataError(Problem("dataset", "the recordings of a batch are too short for the model", f"{features.shape[2]} samples", f"at least {shortest}"))

@@ -36,7 +36,7 @@ _MEANT = {
     "precision=32": "precision=fp32",
     "mixed_precision": "precision=bf16 or precision=fp16",
     "device=0": "device=cuda",
-    "device=mps": "device=auto, which is cuda where there is one, else cpu",
+    "device=mps": "device=auto, which chooses cuda if available, otherwise cpu",
     "bs": "batch_size",
     "debug=True": "debug=tiny",
     "scheduler=none": "scheduler=constant",
@@ -74,7 +74,7 @@ _MEANT = {
     "class_weights": "loss=cross_entropy recipe.loss.weight=[NUMBER,NUMBER,...]",
     "param_groups=freeze": "param_groups=head_only",
     "freeze": "initialise.frozen",
-    "pretrained": "initialise.weights=torchvision:IMAGENET1K_V1, where the model is torchvision's",
+    "pretrained": "initialise.weights=torchvision:IMAGENET1K_V1, for a model of torchvision",
 }
 """What other tools call what has another name here: a key, or a key with its value."""
 

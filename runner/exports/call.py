@@ -125,7 +125,7 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
     called = model.get_submodule(part)
     inputs = dict(zip(_names(called, args, kwargs), (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), strict=True))
     if not inputs:
-        words = "is not called with a tensor where the recipe evaluates a batch, so there is nothing to export"
+        words = "is not called with a tensor when the recipe evaluates a batch, so there is nothing to export"
         raise ConfigError(Problem("--module" if module else "model", words, module or type(model).__name__))
     with torch.no_grad():
         returned = called(*pytree.tree_map_only(Tensor, torch.clone, args), **pytree.tree_map_only(Tensor, torch.clone, kwargs))

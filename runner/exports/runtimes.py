@@ -65,7 +65,7 @@ def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float
     others, why, unread = _weights(form, path, truth.weights)
     try:
         if len(results) != len(truth.outputs):
-            raise ValueError(f"gives {len(results)} tensors where the model gives {len(truth.outputs)}")
+            raise ValueError(f"gives {len(results)} tensors, but the model gives {len(truth.outputs)}")
         apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
     except ValueError as error:  # different boxes have different shapes
         first, where = _first(form, path, truth, tolerance)

@@ -103,10 +103,10 @@ class DDP(OneReplicaEach):
 
     def coming(self, plan: Plan, step: int) -> None:
         if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
-            message = "PowerSGD cannot exchange gradients where a process has no samples, as in an epoch's last batch here"
+            message = "PowerSGD cannot exchange gradients if a process has no samples, as in an epoch's last batch here"
             raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or another strategy.hook"))
         if self.sync_batch_norm and self._network is not None and not plan.fills_all:
-            message = "batch norms cannot be synchronised where a process has no samples, as in an epoch's last batch here"
+            message = "batch norms cannot be synchronised if a process has no samples, as in an epoch's last batch here"
             raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or strategy.sync_batch_norm=false"))
         self._uneven, self._last = False, self.micro_batches[-1]
         if not plan.fills_all:

@@ -59,8 +59,8 @@ def prepare_sweep(asked: Sequence[str], project: Project, *, run_root: Path, tru
     if shared.code.files and not folder.made_by.exists():
         _report_code_changes(space, folder, shared, composer, named)
     if named is not None and named.path.resolve() != folder.path.resolve():
-        words = f"is a copy, or was begun in a folder other than the current one: its command would act on {folder.path}"
-        raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
+        words = f"is a copy, or was started in a folder other than the current one: its command would act on {folder.path}"
+        raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was started, or name the sweep by its id"))
     if folder.facts:
         trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
     if found := commands.problems(shared, project):

@@ -100,7 +100,7 @@ class Predictor:
                     raise DataError(Problem("dataset", "a sample is not a dict or a pair", f"a {type(one).__name__}", "a sample as the data set has it"))
             collated = self.recipe.collate([transformed[number] for number in range(len(read))])
         except DataError as error:  # errors of a data set concern the user's files here
-            hint = "give the name of a file, or a sample as the data set has it; where no label is known, any will do: transforms((image, 0))"
+            hint = "give the name of a file, or a sample as the data set has it; if you do not know the label, give any: transforms((image, 0))"
             raise DataError(*(replace(one, path="transforms", hint=one.hint or hint) if one.path == "dataset" else one for one in error.problems)) from None
         return self.transform(self.to_device(collated))
 
@@ -112,7 +112,7 @@ class Predictor:
             if not file.exists():
                 raise
             takes = f"the model takes {self.recipe.takes}"
-            damaged = f"the file cannot be decoded: save it anew, or download it again; {takes}"
+            damaged = f"the file cannot be decoded: save it again, or download it again; {takes}"
             raise DataError(*(replace(one, hint=damaged if "remove" in one.hint else one.hint or takes) for one in error.problems)) from None
 
     def _try_predict(self, files: Sequence[Path]) -> Iterator[Prediction | SamewiseError]:

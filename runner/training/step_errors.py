@@ -30,7 +30,7 @@ def killed_worker(error: BaseException) -> Problem | None:
     found = re.match(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [\w ]+|exited unexpectedly)", str(error))
     if not isinstance(error, RuntimeError) or not found:
         return None
-    hint = "where memory ran out, fewer workers take less; run the same command again to resume"
+    hint = "if memory ran out, use fewer workers; run the same command again to resume"
     return Problem("loader.num_workers", f"worker process {found[1]} {found[2].strip()}: the kernel, or somebody, has ended it", hint=hint)
 
 

@@ -77,7 +77,7 @@ def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, 
 def test_powersgd_is_refused_if_a_process_would_have_no_samples(tmp_path):
     job = Job(tmp_path, 4, *MILD, *LAST_BATCH_OF_TWO, "strategy.hook=powersgd")
     assert set(job.wait()) <= {1, 2}
-    assert "PowerSGD cannot exchange gradients where a process has no samples" in job.errors
+    assert "PowerSGD cannot exchange gradients if a process has no samples" in job.errors
     assert job.errors.count("error:") == 1
 
 

@@ -68,7 +68,7 @@ def test_a_copy_of_a_sweep_cannot_be_continued(samewise, home, sweep) -> None:
     for given in (("sweep", "copy"), ("sweep", "copy", "--retry-failed"), ("sweep", "copy", "--list")):
         done = samewise(*given)
         assert done.returncode == 2, done.stdout
-        assert "copy: is a copy, or was begun in a folder other than the current one" in done.stderr
+        assert "copy: is a copy, or was started in a folder other than the current one" in done.stderr
     assert {file: file.stat().st_mtime_ns for file in sweep.rglob("*")} == mine
 
 
