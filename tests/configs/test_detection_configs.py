@@ -1,4 +1,4 @@
-"""The choices for detection: composed as published, built, and a step trained and evaluated on data of each layout."""
+"""The choices for detection: composed as published, built, and trained and evaluated for a step on data of each layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def project() -> Project:
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten training and two validation images in COCO 2017's layout, lying and standing."""
+    """Ten training and two validation images in COCO 2017's layout, in landscape and portrait format."""
     root = tmp_path_factory.mktemp("coco")
     (root / "annotations").mkdir()
     for split, count in (("train2017", 10), ("val2017", 2)):
@@ -68,17 +68,17 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["model.weights_backbone=null", f"initialise.weights={path}", "initialise.into=backbone.body", "initialise.exclude=[fc.*]"]
 
 
-def composed(project: Project, *overrides: str) -> Composed:
+def compose_quiet(project: Project, *overrides: str) -> Composed:
     return compose([*overrides, *QUIET], project=project)
 
 
-def built(project: Project, folder: Path, *overrides: str) -> Any:
-    return build(composed(project, *overrides), project, RunFolder(folder))
+def build_run(project: Project, folder: Path, *overrides: str) -> Any:
+    return build(compose_quiet(project, *overrides), project, RunFolder(folder))
 
 
 @pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
-def test_what_both_published_recipes_share(project: Project, experiment: str):
-    cfg = composed(project, f"experiment={experiment}").cfg
+def test_both_published_recipes_have_their_common_settings(project: Project, experiment: str):
+    cfg = compose_quiet(project, f"experiment={experiment}").cfg
     assert (cfg.batch_size, cfg.accumulate, cfg.max_epochs, cfg.clip_norm) == (16, 1, 26, None)
     schedules = cfg.scheduler.schedules
     assert (schedules.warmup.duration, schedules.warmup.start_factor, schedules.warmup.within_first_epoch, schedules.warmup.unit) == (1000, 0.001, True, "step")
@@ -90,43 +90,44 @@ def test_what_both_published_recipes_share(project: Project, experiment: str):
     assert "training" not in cfg.dataset.valid
 
 
-def test_what_they_do_not_share(project: Project):
-    first, second = (composed(project, f"experiment=retinanet_coco{suffix}").cfg for suffix in ("", "_v2"))
+def test_each_published_recipe_has_its_own_settings(project: Project):
+    first, second = (compose_quiet(project, f"experiment=retinanet_coco{suffix}").cfg for suffix in ("", "_v2"))
     assert (first.model.norm, first.model.weights_backbone, first.model.trainable_layers) == ("frozen_batch", "IMAGENET1K_V1", 3)
     assert (second.model.norm, second.model.weights_backbone, second.model.trainable_layers) == ("batch", "IMAGENET1K_V2", 3)
     assert (first.optimizer["_target_"], first.optimizer.lr, first.optimizer.momentum, first.optimizer.weight_decay) == ("torch.optim.SGD", 0.01, 0.9, 1e-4)
     assert (second.optimizer["_target_"], second.optimizer.lr, second.optimizer.weight_decay) == ("torch.optim.AdamW", 1e-4, 0.05)
     assert second.param_groups.norms.weight_decay == 0
     assert (first.model.resize_in_training, second.model.resize_in_training) == (True, False)
-    assert (first.replicas, second.replicas) == (8, 1)  # batch norm of the second is over 16 images, as the source's, which is synchronised
+    assert (first.replicas, second.replicas) == (8, 1)  # batch norm of the second is over 16 images, like the source's, which is synchronised
     assert list(second.transforms.shortest) == list(range(480, 801, 32))
     assert second.transforms.longest == 1333
 
 
-def test_the_second_can_be_synchronised_over_processes_as_the_source_is(project: Project):
+def test_the_second_recipe_can_synchronise_batch_norm_over_processes(project: Project):
     given = ["experiment=retinanet_coco_v2", "strategy=ddp", "replicas=8", "strategy.sync_batch_norm=true"]
-    assert problems(composed(project, *given), project) == []
-    assert composed(project, *given).cfg.loader.order.replicas == 8  # pairs of images of like shape
+    assert problems(compose_quiet(project, *given), project) == []
+    assert compose_quiet(project, *given).cfg.loader.order.replicas == 8  # pairs of images of similar shape
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
-def test_the_published_recipes_are_built_and_train_on_data_of_cocos_layout(project: Project, coco: Path, backbone: list[str], experiment: str, tmp_path: Path):
+def test_the_published_recipes_train_on_data_in_cocos_layout(project: Project, coco: Path, backbone: list[str], experiment: str, tmp_path: Path):
     few = ["transforms.shortest=[64,80]", "transforms.longest=96"] if experiment.endswith("v2") else []
     overrides = [f"experiment={experiment}", f"dataset.root={coco}", *SMALL, *few, *backbone]
-    run = built(project, tmp_path, *overrides)
+    run = build_run(project, tmp_path, *overrides)
     published = 34_014_999 if experiment == "retinanet_coco" else 38_198_935
     assert sum(parameter.numel() for parameter in run.model.parameters()) == published
     assert any(isinstance(module, FrozenBatchNorm2d) for module in run.model.modules()) == (experiment == "retinanet_coco")
     assert run.model.backbone.body.bn1.running_var.unique().tolist() == [4.0]
     assert (len(run.splits["train"].dataset), len(run.splits["valid"].dataset)) == (10, 2)
-    dry_run(composed(project, *overrides), project)
+    dry_run(compose_quiet(project, *overrides), project)
 
 
-def test_a_published_recipe_without_its_weights_says_so_before_the_first_step(project: Project, coco: Path):
+def test_a_published_recipe_without_its_weights_is_refused(project: Project, coco: Path):
     with pytest.raises(ConfigError, match="no pretrained weights"):
         dry_run(
-            composed(project, "experiment=retinanet_coco", f"dataset.root={coco}", *SMALL, "model.backbone=resnet18", "model.weights_backbone=null"), project
+            compose_quiet(project, "experiment=retinanet_coco", f"dataset.root={coco}", *SMALL, "model.backbone=resnet18", "model.weights_backbone=null"),
+            project,
         )
 
 
@@ -135,11 +136,11 @@ def test_every_choice_of_transforms_trains_on_digits_on_canvases(project: Projec
     data = ["recipe=detection", "model=retinanet_resnet18", "dataset=digits_on_canvas", "dataset.samples=4", "dataset.valid_samples=2", "dataset.turned=true"]
     small = ["model.channels=32", "model.min_size=64", "model.max_size=96", "batch_size=4", "evaluate.batch_size=2"]
     sizes = ["transforms.shortest=[64]", "transforms.longest=96"] if transforms == "detection_multiscale" else []
-    dry_run(composed(project, *data, *small, f"transforms={transforms}", *sizes), project)
+    dry_run(compose_quiet(project, *data, *small, f"transforms={transforms}", *sizes), project)
 
 
 def voc(root: Path, *, box: str = "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>") -> Path:
-    """Eight images of three classes in Pascal VOC's layout, all in every list; `box` is the last one's."""
+    """Eight images of three classes in Pascal VOC's layout, all in every list; `box` is the box of the last image."""
     for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (root / folder).mkdir(parents=True)
     for number in range(8):
@@ -154,20 +155,20 @@ def voc(root: Path, *, box: str = "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><y
 
 
 @pytest.mark.slow
-def test_the_blood_cells_recipe_trains_on_data_of_its_layout(project: Project, tmp_path: Path):
+def test_the_blood_cells_recipe_trains_on_data_in_its_layout(project: Project, tmp_path: Path):
     overrides = ["experiment=retinanet_bccd", f"dataset.root={voc(tmp_path / 'cells')}", "dataset.size=[48,64]", "model.channels=32"]
-    run = built(project, tmp_path / "run", *overrides)
+    run = build_run(project, tmp_path / "run", *overrides)
     assert set(run.splits) == {"train", "valid", "test"}
-    dry_run(composed(project, *overrides), project)
+    dry_run(compose_quiet(project, *overrides), project)
 
 
-def test_a_negative_box_is_told_before_training_with_its_file(project: Project, tmp_path: Path):
+def test_a_negative_box_is_reported_with_its_file_before_training(project: Project, tmp_path: Path):
     root = voc(tmp_path / "cells", box="<xmin>-4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>")
     with pytest.raises(DataError, match=r"7\.xml: a box has a negative corner"):
-        built(project, tmp_path / "run", "experiment=retinanet_bccd", f"dataset.root={root}")
+        build_run(project, tmp_path / "run", "experiment=retinanet_bccd", f"dataset.root={root}")
 
 
-def test_pascal_voc_itself_counts_pixels_from_one(project: Project, tmp_path: Path):
+def test_boxes_of_pascal_voc_count_pixels_from_one(project: Project, tmp_path: Path):
     more = [
         "recipe=detection",
         "model=retinanet_resnet18",
@@ -177,16 +178,16 @@ def test_pascal_voc_itself_counts_pixels_from_one(project: Project, tmp_path: Pa
         "model.channels=32",
         "batch_size=4",
     ]
-    run = built(project, tmp_path / "run", *more, f"dataset.root={voc(tmp_path / 'voc')}")
+    run = build_run(project, tmp_path / "run", *more, f"dataset.root={voc(tmp_path / 'voc')}")
     assert run.splits["train"].dataset[0]["boxes"].tolist() == [[3, 2, 30, 25]]
 
 
 def test_own_images_without_lists_are_split_by_their_names(project: Project, coco: Path, tmp_path: Path):
     more = ["recipe=detection", "model=retinanet_resnet18", "transforms=detection", "model.channels=32", "batch_size=4", "dataset.shares.valid=0.4"]
     own = ["dataset=coco_folder", f"dataset.root={coco}", "dataset.images=train2017", "dataset.annotations=annotations/instances_train2017.json"]
-    run = built(project, tmp_path / "run", *more, *own, "dataset.num_classes=91")
+    run = build_run(project, tmp_path / "run", *more, *own, "dataset.num_classes=91")
     sizes = {name: len(split.dataset) for name, split in run.splits.items()}
     assert sum(sizes.values()) == 10
     assert min(sizes["train"], sizes["valid"]) > 0
     with pytest.raises(DataError, match=r"set dataset\.num_classes=91"):
-        built(project, tmp_path / "run", *more, *own)
+        build_run(project, tmp_path / "run", *more, *own)

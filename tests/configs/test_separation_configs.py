@@ -1,4 +1,4 @@
-"""The choices for separation: composed and built as an experiment would, and a few steps trained on data of each layout."""
+"""The choices for separation: composed and built as in an experiment, and trained for a few steps on data in each layout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def digits(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shown(samewise, *overrides: str) -> dict:
+def show(samewise, *overrides: str) -> dict:
     done = samewise("show", *overrides, "--json")
     assert done.returncode == 0, done.stderr
     config = json.loads(done.stdout)
@@ -53,7 +53,7 @@ def test_the_published_recipes_are_composed_as_published(samewise, mixtures):
         ("conv_tasnet_libri2mix", 12, 200, 3.0, 5, "relu"),
         ("conv_tasnet_wsj0_2mix", 16, 100, 4.0, 3, "sigmoid"),
     ):
-        config = shown(samewise, f"experiment={experiment}", f"dataset.root={mixtures}")
+        config = show(samewise, f"experiment={experiment}", f"dataset.root={mixtures}")
         assert config["model"].items() >= {**network, "num_sources": 2, "msk_num_layers": 8, "msk_num_stacks": 3, "msk_activate": activation}.items()
         assert (config["batch_size"], config["max_epochs"], config["clip_norm"], config["optimizer"]["lr"]) == (batch_size, epochs, 5.0, 1e-3)
         assert (config["scheduler"]["factor"], config["scheduler"]["patience"]) == (0.5, patience)
@@ -64,14 +64,14 @@ def test_the_published_recipes_are_composed_as_published(samewise, mixtures):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["conv_tasnet_libri2mix", "conv_tasnet_wsj0_2mix"])
-def test_the_published_recipes_train_on_data_of_their_layout(samewise, mixtures, tmp_path, experiment):
+def test_the_published_recipes_train_on_data_in_their_layout(samewise, mixtures, tmp_path, experiment):
     done = samewise("train", f"experiment={experiment}", f"dataset.root={mixtures}", f"run_root={tmp_path}/runs", *SMALL, *NARROW, *FEW, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
 
 
 @pytest.mark.slow
-def test_mixtures_of_spoken_digits_train_on_some_takes_and_are_validated_on_others(samewise, digits, tmp_path):
+def test_mixtures_of_spoken_digits_train_and_validate_on_different_takes(samewise, digits, tmp_path):
     small = ["dataset.samples=4", "dataset.valid_samples=2", "dataset.seconds=0.2"]
     overrides = ["experiment=conv_tasnet_spoken_digits", f"dataset.root={digits}", f"run_root={tmp_path}/runs", *small]
     done = samewise("train", *overrides, *SMALL, *NARROW, *FEW, "recipe.sdr=false", "--json")

@@ -1,4 +1,4 @@
-"""The choices for speech recognition: composed and built as an experiment would, and a few steps trained on data of each layout."""
+"""The choices for speech recognition: composed and built as in an experiment, and train for a few steps on data in each layout."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import soundfile
 import torch
 
 PUBLISHED = ["experiment=wav2letter_librispeech", "tracking=none", "evaluate.pictures=false", "callbacks=none", "loader.num_workers=0"]
-# As published but for the size: the same layers, narrower.
+# As published except for the size: the same layers, but narrower.
 NARROW = ["model=wav2letter_small", "model.norm=none", "model.width=8", "model.top_width=16", "batch_size=2", "max_steps=2"]
 
 
 @pytest.fixture
-def trained(samewise, tmp_path):
-    """Trains to the end; the run's summary."""
+def train(samewise, tmp_path):
+    """Trains to the end and returns the run's summary."""
 
-    def train(*overrides: str) -> dict:
+    def train_to_end(*overrides: str) -> dict:
         done = samewise("train", f"run_root={tmp_path}/runs", "tracking=none", "evaluate.pictures=false", "callbacks=none", *overrides, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    return train
+    return train_to_end
 
 
 def record(path: Path, seconds: float, rate: int) -> None:
@@ -55,32 +55,32 @@ def test_the_published_recipe_is_composed_as_published(samewise, librispeech):
 
 
 @pytest.mark.slow
-def test_the_published_recipe_is_built(samewise, librispeech):
+def test_the_published_recipe_passes_the_check(samewise, librispeech):
     checked = samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("transforms", ["mfcc_augmented", "waveform"])
-def test_a_few_steps_on_data_of_librispeechs_layout(trained, librispeech, transforms):
-    summary = trained(*PUBLISHED, *NARROW, f"transforms={transforms}", f"dataset.root={librispeech}")
+def test_a_few_steps_train_on_data_in_librispeechs_layout(train, librispeech, transforms):
+    summary = train(*PUBLISHED, *NARROW, f"transforms={transforms}", f"dataset.root={librispeech}")
     assert summary["steps"] == 2
 
 
-def test_a_few_steps_on_spoken_digits_one_after_the_other(trained, tmp_path):
+def test_a_few_steps_train_on_sequences_of_spoken_digits(train, tmp_path):
     for digit in range(4):
         for take in (0, 5, 6):
             record(tmp_path / "recordings" / f"{digit}_ann_{take}.wav", 0.3, 8000)
     overrides = ["experiment=wav2letter_spoken_digits", f"dataset.root={tmp_path}", "dataset.digits=[1,3]", "reproducibility.threads=1"]
-    summary = trained(*overrides, "batch_size=4", "max_steps=2", "model.width=8", "model.top_width=16")
+    summary = train(*overrides, "batch_size=4", "max_steps=2", "model.width=8", "model.top_width=16")
     assert summary["steps"] == 2
 
 
-def test_a_few_steps_on_a_manifest(trained, tmp_path):
+def test_a_few_steps_train_on_a_manifest(train, tmp_path):
     for name in ("a", "b", "c"):
         record(tmp_path / f"{name}.wav", 0.4, 44100)
     (tmp_path / "list.csv").write_text("audio,text\na.wav,An apple.\nb.wav,Bees!\nc.wav,sea\n")
     lists = [f"dataset.train_file={tmp_path}/list.csv", f"dataset.valid_file={tmp_path}/list.csv", "dataset.ignore='.!'"]
-    summary = trained(*PUBLISHED, *NARROW, "dataset=manifest", *lists)
+    summary = train(*PUBLISHED, *NARROW, "dataset=manifest", *lists)
     assert summary["steps"] == 2
 
 

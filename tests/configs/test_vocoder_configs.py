@@ -1,4 +1,4 @@
-"""The choices for vocoders: composed and built as an experiment would, and a few steps trained on data of each layout."""
+"""The choices for vocoders: composed as published, and trained for a few steps on data in each layout."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_the_published_recipes_are_composed_as_published(samewise, recordings):
 @pytest.mark.slow
 @pytest.mark.parametrize("output", [["recipe.output=mu_law"], ["recipe.output=logistics", "recipe.n_classes=30"]])
 @pytest.mark.parametrize("experiment", SOME)
-def test_each_experiment_trains_on_data_of_its_layout(samewise, recordings, tmp_path, experiment, output):
+def test_each_experiment_trains_on_data_in_its_layout(samewise, recordings, tmp_path, experiment, output):
     root = f"dataset.root={recordings}"
     done = samewise("train", f"experiment={experiment}", root, f"run_root={tmp_path}/runs", *SMALL, *NARROW, *FEW, *output, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
 
 
-def test_upsampling_that_does_not_reach_the_hop_is_named_before_training(samewise, tmp_path):
+def test_upsampling_that_does_not_match_the_hop_is_named_before_training(samewise, tmp_path):
     done = samewise("check", "experiment=wavernn_ljspeech", "debug=tiny", "model.upsample_scales=[5,2]")
     assert done.returncode == 2
     assert "model: WaveRNN failed: Expected: total_scale == hop_length, but found 10 != 20" in done.stdout + done.stderr

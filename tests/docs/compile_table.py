@@ -52,11 +52,11 @@ def cell(recipe: str, options: Sequence[str]) -> str:
     def by_values(value: Any) -> int | str:
         return value_digest(value.contiguous() if isinstance(value, torch.Tensor) else value)
 
-    step_inspection.value_digest = by_values  # else a tensor that lies otherwise in memory is another
+    step_inspection.value_digest = by_values  # otherwise a tensor with another memory layout counts as different
     with tempfile.TemporaryDirectory() as folder:
         plain = _built([*RECIPES[recipe], "memory_format=contiguous"], Path(folder) / "plain")
         other = _built([*RECIPES[recipe], "memory_format=contiguous", *options], Path(folder) / "other")
-        before = copy.deepcopy(state_of(plain))  # a step changes the weights where they are
+        before = copy.deepcopy(state_of(plain))  # a step changes the weights in place
         without, found = (step_inspection.inspect_step(run, copy.deepcopy(before))[0] for run in (plain, other))
         first = _first(without, found)
         where = ""
@@ -81,7 +81,7 @@ def _built(overrides: Sequence[str], folder: Path) -> Any:
 
 
 def _first(without: Sequence[Any], found: Sequence[Any]) -> str | None:
-    """The first thing in which a step differs, of those that both looks have seen: into a compiled model nobody can look."""
+    """The first difference of a step among the values that both inspections show: the inside of a compiled model cannot be inspected."""
     said: dict[str, Any] = {}
     for one in without:
         said.setdefault(_name(one), []).append(one.value)
@@ -97,7 +97,7 @@ def _name(noted: Any) -> str:
 
 
 def _module(run: Any, compiled: Any) -> str:
-    """The first of the model's modules that, compiled alone, gives other bits or other gradients; those that hold others after what they hold."""
+    """The first of the model's modules that gives other bits or gradients when compiled alone; submodules come before their parents."""
     import torch
     from torch import Tensor
 
@@ -139,7 +139,7 @@ def _module(run: Any, compiled: Any) -> str:
 
 
 def _ratio(plain: Any, other: Any) -> float:
-    """The median time of a step with, over that without, taken in turns."""
+    """The median time of a step with the options, divided by that without them, measured alternately."""
     from samewise.runner.training.batches import training_batches
     from samewise.runner.training.loop import train_step
 
@@ -154,7 +154,7 @@ def _ratio(plain: Any, other: Any) -> float:
 
 
 def table(recipes: Sequence[str]) -> str:
-    """The lines of these recipes, each cell in a process of its own."""
+    """The lines of these recipes, each cell computed in a separate process."""
     lines = ["| recipe | " + " | ".join(f"`{one}`" for one in COLUMNS) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
     for recipe in recipes:
         cells = [_in_a_process(recipe, options) for options in COLUMNS.values()]

@@ -86,8 +86,8 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
 
 
 def _selective(out: Path, sources: list[str]) -> dict[str, Any]:
-    """What docs/examples/executorch says, built for this export, and its size."""
-    build = out.parent / "selective"  # one for all, where kernels that more than one needs stay
+    """The result and the size of docs/examples/executorch, built for this export."""
+    build = out.parent / "selective"  # one folder for all exports, so that shared kernels are built once
     folders = [f"-DEXPORT={out}", f"-DEXECUTORCH={sources[0]}", f"-DFLATBUFFERS={sources[1]}", f"-DPYTHON={sys.executable}"]
     for command in (["cmake", "-S", str(PAGE.parent / "examples" / "executorch"), "-B", str(build), *folders], ["cmake", "--build", str(build)]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -99,7 +99,7 @@ def _selective(out: Path, sources: list[str]) -> dict[str, Any]:
 
 
 def _milliseconds(call: Callable[[], object]) -> float:
-    """The median of some calls after the first."""
+    """The median time of several calls after the first."""
     call()
     taken = list[float]()
     for _ in range(15):
@@ -120,7 +120,7 @@ def in_words(found: dict[str, Any]) -> str:
 
 
 def _refused(one: Any) -> str:
-    """Why a runtime does not run a file, of which another gives results."""
+    """Why one runtime does not run a file that another runs."""
     return "refused: " + one.words.removeprefix(f"{one.language} cannot run it: ").rstrip(".")
 
 
@@ -128,8 +128,8 @@ def _short(number: float) -> str:
     return f"{number:.2g}" if number < 100 else f"{number:.0f}"
 
 
-def made(models: list[str], kinds: list[str], sources: list[str], keep: Callable[[str, str, str], None]) -> None:
-    """Each cell of these models and formats, each in a process of its own, handed on as soon as it is there."""
+def compute_cells(models: list[str], kinds: list[str], sources: list[str], keep: Callable[[str, str, str], None]) -> None:
+    """Compute each cell of these models and formats in a separate process, and pass it on at once."""
     with tempfile.TemporaryDirectory(prefix="samewise-exports-") as temporary:
         root, runs = Path(temporary), dict[str, Path]()
         for number, name in enumerate(models):
@@ -151,7 +151,7 @@ def read() -> dict[str, dict[str, str]]:
 
 
 def write(cells: dict[str, dict[str, str]]) -> None:
-    """Put them into the page."""
+    """Write the cells into the page."""
     lines = ["| model | " + " | ".join(f"`{one}`" for one in FORMATS) + " |", "|---" * (1 + len(FORMATS)) + "|"]
     lines += [f"| {name} | " + " | ".join(cells.get(name, {}).get(kind, "") for kind in FORMATS) + " |" for name in MODELS]
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
@@ -198,7 +198,7 @@ def main() -> int:
             write(cells)
 
     sources = [str(args.executorch.resolve()), str(args.flatbuffers.resolve())] if args.executorch and args.flatbuffers else []
-    made(args.models or list(MODELS), args.formats.split(",") if args.formats else list(FORMATS), sources, keep)
+    compute_cells(args.models or list(MODELS), args.formats.split(",") if args.formats else list(FORMATS), sources, keep)
     return 0
 
 

@@ -22,7 +22,7 @@ _EXIT_CODE = re.compile(r"#\s*exit code: (\d+)\s*$")
 
 @dataclass
 class Command:
-    """A command of a page, and the lines that it is said to print."""
+    """A command in a page, and the lines that the page shows as its output."""
 
     text: str
     shown: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Command:
 
 @dataclass
 class Block:
-    """A fenced block: its language and text, why it is not run, and the file that it is."""
+    """A fenced block: its language and text, the reason why it is not run, and the name of the file that it shows."""
 
     language: str
     text: str
@@ -55,7 +55,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The page's fenced blocks in their order."""
+    """The page's fenced blocks, in order."""
     found: list[Block] = []
     for fence in _FENCE.finditer(text):
         before = text[: fence.start()]
@@ -71,7 +71,7 @@ def links(text: str) -> list[str]:
 
 
 def make_files(text: str, folder: Path) -> list[str]:
-    """Write the files that the page has its reader make; their names."""
+    """Write the files that the page tells its reader to create; return their names."""
     made = [block for block in blocks(text) if block.file]
     for block in made:
         assert block.file is not None
@@ -82,12 +82,12 @@ def make_files(text: str, folder: Path) -> list[str]:
 
 
 def alike(line: str) -> str:
-    """A line of output without what differs from machine to machine: numbers, digests, and which evaluation was the best."""
+    """A line of output without the parts that differ between machines: numbers, digests, and which evaluation was the best."""
     line = re.sub(r"\b(?=[a-f]*\d)[0-9a-f]{8,}\b", "#", line.replace("(best)", ""))
     return " ".join(re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", line).split())
 
 
 def first_not_printed(shown: list[str], printed: str) -> str | None:
-    """The first line of `shown` that `printed` does not have, in the order shown; None where all are there."""
+    """The first line of `shown` that is missing from `printed`, in the order shown; None if all are present."""
     lines = iter(alike(line) for line in printed.splitlines())
     return next((line for line in shown if line.strip() and line.strip() != "..." and alike(line) not in lines), None)

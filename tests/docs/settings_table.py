@@ -20,7 +20,7 @@ BEGIN, END = "<!-- settings: python tests/docs/settings_table.py --write -->\n",
 
 
 def table() -> str:
-    """Markdown: a row for each key, settings of a group by their path."""
+    """The table in Markdown: a row for each key, with the settings of a group by their path."""
     rows = [f"| `{path}` | {kind} | {default} | {about} |" for path, kind, default, about in _rows(schema.Experiment, "")]
     return "\n".join(["| key | type | default | what it is |", "|---|---|---|---|", *rows, ""])
 

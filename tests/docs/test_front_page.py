@@ -1,4 +1,4 @@
-"""What `samewise ui` opens over thirty runs of three experiments, twelve of them a sweep, as docs/pictures/draw.py draws it for README.md."""
+"""The page that `samewise ui` opens for thirty runs of three experiments, twelve of them a sweep, as docs/pictures/draw.py draws it for README.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(3000)
 @pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("google-chrome")), reason="there is no Chromium: apt-get install chromium")
 @pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
-def test_the_best_of_thirty_runs_and_what_set_it_apart_are_read_off_without_a_click(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_run_and_its_settings_are_visible_without_a_click(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("draw", ROOT / "docs" / "pictures" / "draw.py")
     assert spec is not None
     assert spec.loader is not None

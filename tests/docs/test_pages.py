@@ -1,4 +1,4 @@
-"""The documents: every command is known and composes, runs or says why it cannot, and prints what it is shown to print; every link leads somewhere."""
+"""The documents: every command exists and composes, runs or says why it cannot, and prints the output shown; every link has a target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from samewise.runner.errors import Problem
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
 OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md")
-"""Pages whose commands are run wherever the slow tests are; the others', which take minutes a page, with the long ones."""
+"""Pages whose commands are run with the slow tests; those of the others, which take minutes per page, are run with the long ones."""
 OF_OVERRIDES = ("train", "check", "show")
 
 
@@ -39,7 +39,7 @@ def _shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _follow(page: str, folder: Path, *, only: tuple[str, ...] = ()) -> int:
-    """Do what a page says, from top to bottom; the number of commands that were run."""
+    """Run the commands of a page from top to bottom; return how many were run."""
     text = PAGES[page].read_text()
     make_files(text, folder)
     count = 0
@@ -56,13 +56,13 @@ def _follow(page: str, folder: Path, *, only: tuple[str, ...] = ()) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_relative_links_and_pictures_lead_somewhere(page: str) -> None:
+def test_relative_links_and_pictures_have_existing_targets(page: str) -> None:
     lost = [target for target in links(PAGES[page].read_text()) if not (PAGES[page].parent / target.partition("#")[0]).exists()]
     assert lost == []
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_a_block_that_is_not_run_gives_a_reason_and_one_that_is_run_has_commands(page: str) -> None:
+def test_every_shell_block_has_commands_and_a_skipped_one_a_reason(page: str) -> None:
     shells = [block for block in blocks(PAGES[page].read_text()) if block.language in ("console", "bash", "sh", "shell")]
     assert {block.language for block in shells} <= {"console", "bash"}, "these would not be run"
     assert all(block.commands for block in shells)
@@ -70,7 +70,7 @@ def test_a_block_that_is_not_run_gives_a_reason_and_one_that_is_run_has_commands
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_that_is_named_exists(page: str) -> None:
+def test_every_named_command_exists(page: str) -> None:
     named = re.findall(r"(?:`|^\$ )samewise ([a-z]+)", PAGES[page].read_text(), re.M)
     assert set(named) <= set(commands())
 
@@ -97,12 +97,12 @@ def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytes
                 if found and all(
                     problem.message.startswith(("no such run", "is not in Hugging Face's cache")) for problem in found if isinstance(problem, Problem)
                 ):
-                    continue  # it takes the weights of a run that the page trains first, or that the page says to download
+                    continue  # it needs the weights of a run that the page trains first, or that the page says to download
                 assert bool(found) == bool(command.exit_code), (command.text, found)
 
 
 @pytest.mark.slow
-def test_every_config_that_is_shown_is_fit_by_the_schema_that_editors_check_it_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_config_shown_is_valid_by_the_schema_for_editors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for page in WITH_COMMANDS:
         make_files(PAGES[page].read_text(), tmp_path)
     shown = [(file.parent.name, file.read_text()) for file in sorted((tmp_path / "configs").rglob("*.yaml"))]
@@ -116,17 +116,17 @@ def test_every_config_that_is_shown_is_fit_by_the_schema_that_editors_check_it_b
     assert {text: wrong for text, wrong in found.items() if wrong} == {}
 
 
-def test_the_table_of_settings_is_that_of_the_schema() -> None:
+def test_the_table_of_settings_matches_the_schema() -> None:
     page = PAGE.read_text()
     assert page == written(page), "python tests/docs/settings_table.py --write"
 
 
 @pytest.mark.slow
-def test_the_page_of_warnings_has_what_each_command_prints() -> None:
+def test_the_page_of_warnings_matches_what_the_commands_print() -> None:
     assert samewise_docs_warnings_page.PAGE.read_text() == samewise_docs_warnings_page.page(), "python tests/docs/warnings_page.py --write"
 
 
-def test_a_block_shown_in_the_wrong_order_is_noticed() -> None:
+def test_output_shown_in_the_wrong_order_is_noticed() -> None:
     printed = "epoch 1  valid/loss 0.5\nfinished\n  folder  runs/a/43a567606895\n"
     assert first_not_printed(["finished", "  folder  runs/a/1b0695d7f7bc"], printed) is None
     assert first_not_printed(["finished", "epoch 1  valid/loss 0.7"], printed) == "epoch 1  valid/loss 0.7"

@@ -1,4 +1,4 @@
-"""The notebook and the Python of docs/python.md run as they are, in a folder of their own."""
+"""The notebook and the Python code in docs/python.md run unchanged, in an empty folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_page_names_every_function() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_the_code_on_the_page_runs_as_described(tmp_path: Path) -> None:
     (code,) = [block.text for block in blocks(PAGE) if block.language == "python"]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_with_a_bar_that_is_updated_in_place(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_and_updates_its_progress_bar_in_place(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
 

@@ -1,4 +1,4 @@
-"""docs/warnings.md: what `check` and `train` warn of, each with settings that bring the warning about and with what it says.
+"""docs/warnings.md: the warnings of `check` and `train`, each with settings that cause it and with its text.
 
 python tests/docs/warnings_page.py            print it
 python tests/docs/warnings_page.py --write    write the page
@@ -58,7 +58,7 @@ def warnings_of(overrides: str) -> list[str]:
 
 
 def page() -> str:
-    """The whole page, every command run."""
+    """The whole page, for which every command is run."""
     table = "".join(f"| {what} | {why} |\n" for what, (why, _) in WARNINGS.items())
     table += "| `resume_from` with epochs of another length | the position in training is a number of steps, so training continues in a different epoch |\n"
     table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"

@@ -1,4 +1,4 @@
-"""A SLURM cluster of two nodes on this machine, started for the tests of a file and stopped after them; a project whose runs wait for the test."""
+"""A SLURM cluster of two nodes on this machine, which runs for the tests of one file, and a project whose runs wait for the test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=1 RealMemo
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
-"""Nodes of one CPU: two jobs run at a time, whatever this machine has."""
+"""Nodes with one CPU each, so that two jobs run at a time, however many cores this machine has."""
 
 
 HOLD = '''
@@ -75,7 +75,7 @@ class Cluster:
     """Two nodes, `n1` and `n2`, in two partitions: `main`, and `high`, which preempts it.
 
     Args:
-        folder: Everything of it; its path is short, because sockets have short names.
+        folder: Holds all its files; the path is short, because names of sockets must be short.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,7 +100,7 @@ class Cluster:
         self.wait_for("two idle nodes", lambda: self.call("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle", "idle"])
 
     def clear(self) -> None:
-        """End all jobs: a test that fails leaves none to the next one."""
+        """End all jobs, so that a failed test leaves none to the next one."""
         self.call("scancel", "--partition=main")
         self.call("scancel", "--partition=high")
         until = time.monotonic() + 60
@@ -118,7 +118,7 @@ class Cluster:
                 daemon.kill()
 
     def call(self, *command: str) -> str:
-        """A command of SLURM's; what it printed."""
+        """Run one of SLURM's commands; return its output."""
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "SLURM_CONF": str(self.conf)}, timeout=60, check=False)
         return (done.stdout + done.stderr).strip()
 
@@ -198,7 +198,7 @@ def running_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(running_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """The cluster, as the one whose commands this process calls."""
+    """The cluster, set as the one that commands in this process use."""
     monkeypatch.setenv("SLURM_CONF", str(running_cluster.conf))
     yield running_cluster
     running_cluster.clear()

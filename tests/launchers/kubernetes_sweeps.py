@@ -1,4 +1,4 @@
-"""A small sweep for Kubernetes, and what its manifest says. Tests import this as `samewise_launchers_kubernetes_sweeps`."""
+"""A small sweep for Kubernetes, and the contents of its manifest. Tests import this as `samewise_launchers_kubernetes_sweeps`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def manifest(folder: Path, number: int = 1) -> dict[str, Any]:
 
 
 def follows(job: dict[str, Any], code: int) -> str:
-    """What Kubernetes does at an exit code: the action of the first rule that fits, or Count, which is one of the index's retries."""
+    """What Kubernetes does after an exit code: the action of the first matching rule, or Count, which uses one of the index's retries."""
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
         codes = rule.get("onExitCodes", {})
         assert codes.get("operator", "In") == "In"

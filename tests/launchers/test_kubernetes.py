@@ -1,4 +1,4 @@
-"""`launcher=kubernetes` without a cluster: its manifest against the published schema, and its pods' command, run for real as the manifest has it.
+"""`launcher=kubernetes` without a cluster: its manifest, checked against the published schema, and the refusals and status that need no cluster.
 
 `job-batch-v1.json` is Kubernetes' own schema, strict; its first lines say where it is from.
 """
@@ -23,12 +23,12 @@ SCHEMA = json.loads(Path(__file__).with_name("job-batch-v1.json").read_text())
 
 @pytest.fixture
 def lab(make_lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a callback that holds runs, the current folder: it returns the folder of the files that hold."""
+    """A project with a callback that holds runs, as the current folder; returns the folder with the files that hold them."""
     monkeypatch.chdir(tmp_path)
     return make_lab(tmp_path).holds
 
 
-def test_the_manifest_keeps_the_published_schema_and_says_what_a_run_needs(samewise, lab) -> None:
+def test_the_manifest_follows_the_published_schema_and_the_settings(samewise, lab) -> None:
     more = ["launcher.memory=16Gi", "launcher.gpus=2", "launcher.cpus=3", "launcher.jobs=2", "+launcher.env.NCCL_DEBUG=1", "launcher.namespace=lab"]
     more += ["+launcher.pod.nodeSelector={pool: gpu}", "seed=range(3)"]
     done = samewise("sweep", *command(lab.parent, *more, volumes="{{{folder}: work/me, /data: /srv/data}}"))
@@ -60,7 +60,7 @@ def test_the_manifest_keeps_the_published_schema_and_says_what_a_run_needs(samew
     assert volumes[mounts["/dev/shm"][1]]["emptyDir"] == {"medium": "Memory"}
 
     assert [point["state"] for point in points(samewise, sweep)] == ["waiting"] * 3
-    assert "3 points, 0 to run" in samewise("sweep", sweep).stderr  # in the hands of Kubernetes: not a second time
+    assert "3 points, 0 to run" in samewise("sweep", sweep).stderr  # Kubernetes has them already: not submitted twice
     assert "kubectl delete -f " in samewise("sweep", sweep, "--cancel").stderr
     assert [point["reason"] for point in points(samewise, sweep)] == ["cancelled"] * 3
     assert "3 points, 3 to run" in samewise("sweep", sweep).stderr
@@ -113,14 +113,14 @@ def test_the_schema_refuses_a_misspelt_field(job: dict[str, Any], field: str) ->
         jsonschema.Draft202012Validator(SCHEMA).validate(bad)
 
 
-def test_the_schema_refuses_a_number_where_a_word_belongs(job: dict[str, Any]) -> None:
+def test_the_schema_refuses_a_number_instead_of_a_string(job: dict[str, Any]) -> None:
     bad = copy.deepcopy(job)
     bad["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"] = 1
     with pytest.raises(jsonschema.ValidationError, match="1 is not of type"):
         jsonschema.Draft202012Validator(SCHEMA).validate(bad)
 
 
-def test_names_are_labels_short_enough_for_a_host_name_and_keep_what_tells_sweeps_apart() -> None:
+def test_job_names_are_valid_host_names_and_keep_the_end_that_is_unique() -> None:
     name = kubernetes_manifest.job_name("An_Experiment.of_" + "many_" * 20 + "words-1a2b3c4d", "0001-abcde", 1000)
     assert kubernetes_manifest.is_name(f"{name}-999")
     assert name.endswith("words-1a2b3c4d-0001-abcde")
@@ -144,7 +144,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused_before_anything_is_written(samewise, lab, what: str) -> None:
+def test_impossible_settings_are_refused_before_anything_is_written(samewise, lab, what: str) -> None:
     given, said = REFUSED[what]
     sweep = command(lab.parent, volumes=given) if isinstance(given, str) else command(lab.parent, *given)
     done = samewise("sweep", *sweep, "seed=0,1")
@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(samewise, lab, wha
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed here")
-def test_where_kubectl_reaches_no_cluster_nothing_counts_as_submitted(samewise, lab, monkeypatch) -> None:
+def test_if_kubectl_reaches_no_cluster_the_sweep_is_refused(samewise, lab, monkeypatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(lab / "none"))
     done = samewise("sweep", *command(lab.parent, "launcher.apply=true", "seed=0,1"))
     assert done.returncode == 2
@@ -164,7 +164,7 @@ def test_where_kubectl_reaches_no_cluster_nothing_counts_as_submitted(samewise, 
     assert str(left) in done.stderr, "the manifest, to be looked at"
 
 
-def test_what_a_cluster_says_of_a_job_is_read_for_each_index(job: dict[str, Any]) -> None:
+def test_the_status_of_a_job_is_read_for_each_index(job: dict[str, Any]) -> None:
     label = "batch.kubernetes.io/job-completion-index"
 
     def pod(index: int, made: int, **status: Any) -> dict[str, Any]:

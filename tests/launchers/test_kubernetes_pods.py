@@ -1,4 +1,4 @@
-"""What a pod of a sweep on Kubernetes does: it trains its point, saves when it is told to end, and leaves word."""
+"""What a pod of a sweep on Kubernetes does: it trains its point, saves when it is asked to end, and records its state."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from samewise_launchers_kubernetes_sweeps import TINY, command, follows, manifes
 
 @pytest.fixture
 def lab(make_lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a callback that holds runs, the current folder: it returns the folder of the files that hold."""
+    """A project with a callback that holds runs, as the current folder; returns the folder with the files that hold them."""
     monkeypatch.chdir(tmp_path)
     return make_lab(tmp_path).holds
 
 
 def start(job: dict[str, Any], index: int) -> subprocess.Popen[str]:
-    """The container of a pod, as the manifest has it: its command, its arguments, its folder, and its variables alone."""
+    """Start the container of a pod as the manifest describes it: its command, arguments and folder, and only its variables."""
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     given = {one["name"]: one["value"] for one in container["env"]}
@@ -51,14 +51,14 @@ def wait_for(file: Path) -> None:
 
 
 def alone(samewise: Any, folder: Path, seed: int) -> str:
-    """The weights of a run that nothing disturbs, in this process."""
+    """The digest of the weights of an undisturbed run, trained in this process."""
     done = samewise("train", *TINY, f"run_root={folder / 'alone'}", f"seed={seed}", f"callbacks.hold.folder={folder / 'none'}", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["weights_sha256"]
 
 
 @pytest.mark.slow
-def test_a_pod_trains_its_point_and_one_told_to_end_saves_and_the_next_goes_on_to_the_bits_of_runs_alone(samewise, lab) -> None:
+def test_a_stopped_pod_saves_and_the_next_resumes_to_the_bits_of_a_run_alone(samewise, lab) -> None:
     (lab / "1").touch()
     done = samewise("sweep", *command(lab.parent, "seed=0,1"))
     assert done.returncode == 0, done.stderr
@@ -89,7 +89,7 @@ def test_a_pod_trains_its_point_and_one_told_to_end_saves_and_the_next_goes_on_t
 
 
 @pytest.mark.slow
-def test_a_pod_told_to_end_before_its_run_can_hear_is_started_again(samewise, lab) -> None:
+def test_a_pod_stopped_before_its_run_starts_is_started_again(samewise, lab) -> None:
     samewise("sweep", *command(lab.parent, "seed=0,1"))
     pod = start(manifest(lab.parent), 0)
     assert pod.stdout is not None
@@ -99,7 +99,7 @@ def test_a_pod_told_to_end_before_its_run_can_hear_is_started_again(samewise, la
 
 
 @pytest.mark.slow
-def test_a_failed_run_fails_its_index_and_what_is_cancelled_saves_and_is_left_alone(samewise, lab) -> None:
+def test_a_failed_run_fails_its_index_and_cancelled_runs_save_and_stay_stopped(samewise, lab) -> None:
     (lab / "1").touch()
     samewise("sweep", *command(lab.parent, "optimizer.lr=1e30,0.05", "seed=0,1"))
     job = manifest(lab.parent)
@@ -110,7 +110,7 @@ def test_a_failed_run_fails_its_index_and_what_is_cancelled_saves_and_is_left_al
     wait_for(lab / "1.held")
     samewise("sweep", sweep, "--cancel")
     assert end(held) == 0
-    assert end(start(job, 2)) == 0  # Kubernetes starts it all the same
+    assert end(start(job, 2)) == 0  # Kubernetes starts it nevertheless
     failed, _, waited, stopped = points(samewise, sweep)
     assert failed["state"] == "failed"
     assert "not finite" in failed["reason"]
@@ -120,7 +120,7 @@ def test_a_failed_run_fails_its_index_and_what_is_cancelled_saves_and_is_left_al
     assert manifest(lab.parent, 2)["spec"]["completions"] == 3
 
 
-def test_a_pod_without_the_sweeps_volume_says_so(tmp_path: Path) -> None:
+def test_a_pod_without_the_sweeps_volume_reports_it(tmp_path: Path) -> None:
     missing = tmp_path / "kubernetes" / "0001.json"
     done = subprocess.run(
         [sys.executable, "-m", "samewise.runner.launchers.kubernetes_job", str(missing)],

@@ -1,4 +1,4 @@
-"""`launcher=local` divides this machine's devices among its jobs. The jobs here are real processes that say which devices they were given."""
+"""`launcher=local` divides this machine's devices among its jobs. The jobs here are real processes that print which devices they were given."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from samewise.runner.launchers.local import Local
 from samewise.runner.records.sweep_folder import SweepFolder
 
 
-class Telling(Job):
-    """Says which devices it sees, and stays."""
+class PrintsDevices(Job):
+    """Prints which devices it sees, and keeps running."""
 
     @property
     def command(self) -> list[str]:
@@ -30,8 +30,8 @@ class Started:
         self.running = dict[int, Job]()
 
     def start(self, processes: int = 1) -> str:
-        """The devices of one more job."""
-        job = Telling(len(list(self.folder.glob("logs/*"))), "", self.folder, processes=processes, wants_gpu=True)
+        """Start one more job; return its devices."""
+        job = PrintsDevices(len(list(self.folder.glob("logs/*"))), "", self.folder, processes=processes, wants_gpu=True)
         assert self.launcher.room(list(self.running.values())) == 1
         self.launcher.submit([job])
         self.running[job.number] = job
@@ -72,7 +72,7 @@ def test_a_later_job_takes_the_device_with_the_fewest_running_jobs(started: Star
 
 
 @pytest.mark.parametrize("started", [8], indirect=True)
-def test_a_job_of_several_processes_has_as_many_devices_however_busy_they_are(started: Started) -> None:
+def test_a_job_of_several_processes_has_as_many_devices_even_if_busy(started: Started) -> None:
     assert [started.start(3), started.start(2), started.start(4)] == ["0,1,2", "3,0", "1,2,3,0"]
 
 

@@ -25,19 +25,19 @@ from samewise_tiny import DIGITS
 
 TINY = [*DIGITS, "model.width=8", "launcher=ray", "launcher.poll_s=0.5"]
 ADDRESS = "192.0.2.1"
-"""Of those reserved for documentation (RFC 5737): it exists in the namespace alone. Ray takes no 127.0.0.1."""
+"""An address reserved for documentation (RFC 5737), which exists only in the namespace. Ray does not accept 127.0.0.1."""
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_JOB_HEADERS")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray of one node with two CPUs, which takes jobs from who has the token. It is reached from its namespace only.
+    """A Ray cluster of one node with two CPUs, which accepts jobs with the token. It can be reached only from its namespace.
 
     Args:
         namespace: The name of its network namespace.
-        token: What it asks for.
+        token: The token that it requires.
         ray: Its command.
-        folder: Its files; the path is short, because sockets have short names.
+        folder: Its files; the path is short, because names of sockets must be short.
     """
 
     namespace: str
@@ -65,7 +65,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread in the namespace, as `ip netns exec` has a new process."""
+        """Move this thread into the namespace, as `ip netns exec` does with a new process."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open("/proc/thread-self/ns/net") as home, open(f"/var/run/netns/{self.namespace}") as there:
             assert libc.setns(there.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
@@ -81,7 +81,7 @@ def run(*command: str, env: dict[str, str] | None = None) -> None:
 
 
 def ray_command(folder: Path, environment: dict[str, str]) -> str:
-    """Ray's command: one that is on the path, or of an environment made for these tests."""
+    """Ray's command: the one on the path, or one from an environment made for these tests."""
     if (found := shutil.which("ray")) is not None:
         return found
     run(sys.executable, "-m", "venv", str(folder), env=environment)
@@ -121,7 +121,7 @@ def nothing_set(monkeypatch, tmp_path) -> None:
 
 @pytest.fixture
 def cluster(running_cluster: Cluster, nothing_set, monkeypatch) -> Iterator[Cluster]:
-    """The cluster, as the one that this process is told of."""
+    """The cluster, set in the variables of this process."""
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265")
     monkeypatch.setenv("RAY_AUTH_TOKEN", running_cluster.token)
     with running_cluster.inside():
@@ -149,7 +149,7 @@ def test_three_jobs_give_the_bits_of_runs_alone(samewise, cluster, tmp_path, mon
     assert refused.returncode == 2
     assert "Ray refused the request: Unauthorized" in refused.stderr
     assert "3 jobs submitted" in samewise("sweep", *sweep).stderr
-    assert "3 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not a second time
+    assert "3 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not submitted twice
     done = samewise("sweep", *sweep, "--wait", "--json")
     assert done.returncode == 0
     found = json.loads(done.stdout)["points"]
@@ -161,7 +161,7 @@ def test_three_jobs_give_the_bits_of_runs_alone(samewise, cluster, tmp_path, mon
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_is_cancelled_has_saved_and_goes_on_when_submitted_again(samewise, cluster, tmp_path):
+def test_cancelled_jobs_save_and_resume_when_submitted_again(samewise, cluster, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=0,1", "max_steps=null", "max_epochs=1000000", "evaluate.every_epochs=null", "launcher.cpus=2"]
     samewise("sweep", *sweep)
     wait_for("the first step", lambda: points(samewise, *sweep)[0]["steps"])
@@ -179,12 +179,12 @@ def test_what_is_cancelled_has_saved_and_goes_on_when_submitted_again(samewise, 
     wait_for("further steps", lambda: points(samewise, *sweep)[0]["tries"] == 2 and points(samewise, *sweep)[0]["steps"] > first["steps"])
     samewise("sweep", *sweep, "--cancel")
     wait_for("the end of both", lambda: {point["state"] for point in points(samewise, *sweep)} == {"interrupted"})
-    assert journal.read_bytes().startswith(before)  # with the times of the first try: no step was taken anew
+    assert journal.read_bytes().startswith(before)  # with the times of the first try: no step was repeated
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_failing_job_is_told_with_its_reason_and_run_again_when_asked(samewise, cluster, tmp_path):
+def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samewise, cluster, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1"]
     samewise("sweep", *sweep, "launcher.python=/nowhere/python")
     wait_for("the end of both", lambda: [point["state"] for point in points(samewise, *sweep)] == ["failed"] * 2)
@@ -208,7 +208,7 @@ def test_a_failing_job_is_told_with_its_reason_and_run_again_when_asked(samewise
         ({}, ["launcher.mem=lots", "launcher.cpus=0"], "launcher.mem: is not a valid amount of memory"),
     ],
 )
-def test_without_a_cluster_the_reason_is_told(samewise, nothing_set, monkeypatch, tmp_path, variables, settings, said):
+def test_an_unusable_cluster_is_reported_with_the_reason(samewise, nothing_set, monkeypatch, tmp_path, variables, settings, said):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     done = samewise("sweep", *TINY, f"run_root={tmp_path}", "seed=0,1", *settings)

@@ -27,7 +27,7 @@ def lab(project, monkeypatch):
 
 
 def points(samewise, *arguments: object) -> list[dict]:
-    """What `--status` knows of each point."""
+    """What `--status` reports for each point."""
     return json.loads(samewise("sweep", *arguments, "--status", "--json").stdout)["points"]
 
 
@@ -36,18 +36,18 @@ def states(samewise, *arguments: object) -> list[str]:
 
 
 def alone(samewise, tmp_path, seed: int, *overrides: str) -> str:
-    """The weights of a run that nothing disturbs, in this process."""
+    """The digest of the weights of an undisturbed run, trained in this process."""
     unheld = f"callbacks.hold.folder={tmp_path / 'none'}"
     done = samewise("train", *TINY, f"run_root={tmp_path / 'alone'}", f"seed={seed}", unheld, *overrides, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["weights_sha256"]
 
 
-def test_eight_jobs_two_preempted_one_requeued_and_one_out_of_time_give_the_bits_of_runs_alone(samewise, cluster, lab, tmp_path):
+def test_preempted_requeued_and_timed_out_jobs_give_the_bits_of_runs_alone(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=range(8)", "launcher=slurm", "launcher.poll_s=0.5"]
     lab.hold(0, 1, 2, 7)
     assert "8 jobs submitted" in samewise("sweep", *sweep).stderr
-    assert "8 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not a second time
+    assert "8 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not submitted twice
     assert len(cluster.jobs()) == 8
 
     cluster.wait_for("two held runs", lambda: lab.held(0, 1))
@@ -93,7 +93,7 @@ def test_several_nodes_for_one_process_are_refused(samewise, cluster, lab, tmp_p
     assert "the strategy has one process" in done.stderr
 
 
-def test_a_failing_job_is_told_with_its_reason_and_run_again_when_asked(samewise, cluster, lab, tmp_path):
+def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1", "launcher=slurm", "launcher.poll_s=0.5"]
     samewise("sweep", *sweep, "launcher.setup=['exit 7']")
     cluster.wait_for("the end of both", lambda: states(samewise, *sweep) == ["failed"] * 2)
@@ -107,7 +107,7 @@ def test_a_failing_job_is_told_with_its_reason_and_run_again_when_asked(samewise
     assert good["state"] == "finished"
 
 
-def test_what_is_cancelled_says_so_has_saved_and_goes_on_when_submitted_again(samewise, cluster, lab, tmp_path):
+def test_cancelled_jobs_save_say_so_and_resume_when_submitted_again(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=range(4)", "launcher=slurm", "launcher.poll_s=0.5"]
     lab.hold(0, 1, 2)
     samewise("sweep", *sweep)
@@ -127,7 +127,7 @@ def test_what_is_cancelled_says_so_has_saved_and_goes_on_when_submitted_again(sa
     assert [point["steps"] for point in json.loads(done.stdout)["points"]] == [20] * 4
 
 
-def test_a_run_whose_node_goes_down_ends_on_another_with_the_code_that_was_submitted(samewise, cluster, lab, tmp_path):
+def test_a_run_whose_node_fails_ends_on_another_with_the_submitted_code(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=5", "launcher=slurm", "launcher.poll_s=0.5"]
     lab.hold(5)
     cluster.call("scontrol", "update", "PartitionName=main", "State=DOWN")

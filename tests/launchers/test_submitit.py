@@ -1,4 +1,4 @@
-"""Hydra's submitit launcher runs samewise's experiments, by the program of docs/sweeps.md; samewise beside the plugin is as without it."""
+"""Hydra's submitit launcher runs samewise's experiments, with the program in docs/sweeps.md; the plugin does not change samewise itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ defaults:
 def plugin(tmp_path_factory, clean_environment) -> dict[str, str]:
     """The environment in which Hydra finds the plugin."""
     folder = tmp_path_factory.mktemp("plugin")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]  # what these need, samewise needs too
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]  # samewise has all their requirements already
     done = subprocess.run([*pip, "hydra-submitit-launcher==1.2.0", "submitit>=1.5"], capture_output=True, text=True, check=False, env=clean_environment)
     if done.returncode:
         pytest.skip(f"hydra-submitit-launcher cannot be installed here: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
@@ -36,7 +36,7 @@ def plugin(tmp_path_factory, clean_environment) -> dict[str, str]:
 
 @pytest.fixture
 def lab(repository, tmp_path, monkeypatch) -> Path:
-    """A project with an experiment of its own, and the program of the page; as the current folder."""
+    """A project with its own experiment and the program from the page, as the current folder."""
     page = (repository / "docs" / "sweeps.md").read_text()
     program = re.search(r"^\*\*`submitit_app.py`\*\*\n\n```python\n(.*?)^```$", page, re.M | re.S)
     assert program
@@ -52,7 +52,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment, timeout=240)
 
 
-def test_two_seeds_under_submitit_local_have_the_bits_of_samewise_train(plugin, lab, samewise):
+def test_two_seeds_with_submitit_local_have_the_bits_of_samewise_train(plugin, lab, samewise):
     program = ["submitit_app.py", "-m", "hydra/launcher=submitit_local", "hydra.searchpath=[file://configs]"]
     done = run(plugin, *program, *TINY, "seed=0,1")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`make test-changed` runs what a change can touch."""
+"""`make test-changed` runs the tests that a change can affect."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ import samewise_changed as changed
         ("docs/design.md", {"tests/docs/test_pages.py"}, {"tests/runner/test_cli.py"}),
     ],
 )
-def test_what_depends_on_a_file_is_run_and_what_does_not_is_left_out(file: str, run: set[str], left_out: set[str]) -> None:
+def test_tests_that_depend_on_a_file_are_run_and_others_are_left_out(file: str, run: set[str], left_out: set[str]) -> None:
     found = set(changed.affected_tests([file]))
     assert run <= found
     assert not left_out & found
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "tests/conftest.py", "requirements.lock", "of_a_new_kind.txt"])
-def test_all_are_run_where_in_doubt(file: str) -> None:
+def test_all_tests_are_run_in_case_of_doubt(file: str) -> None:
     assert changed.affected_tests([file, "docs/design.md"]) == ["tests"]
 
 
-def test_every_test_is_run_that_imports_the_changed_module(repository: Path) -> None:
-    """As Python's own parser sees it, for some modules."""
+def test_every_test_that_imports_a_changed_module_is_run(repository: Path) -> None:
+    """Compared with what Python's own parser finds, for some modules."""
     imports: dict[str, set[str]] = {}
     for path in (repository / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -15,20 +15,20 @@ def tree(repository: Path) -> str:
     return text[text.index("## The tree") : text.index("### One direction")]
 
 
-def test_every_room_is_there_and_no_other(repository: Path, tree: str) -> None:
+def test_every_folder_of_the_runner_is_shown_and_no_other(repository: Path, tree: str) -> None:
     drawn = set(re.findall(r"^    ([a-z]+)/\s", tree[tree.index("The top of `runner/`") :], flags=re.MULTILINE))
     rooms = {path.name for path in (repository / "runner").iterdir() if path.is_dir() and not path.name.startswith("__")}
     assert drawn == rooms
 
 
-def test_every_file_that_is_named_is_there(repository: Path, tree: str) -> None:
+def test_every_named_file_exists(repository: Path, tree: str) -> None:
     named = set(re.findall(r"\b(\w+\.py)\b", tree)) - {"NAME.py"}
     files = {path.name for folder in ("runner", "recipes", "datasets", "tests") for path in (repository / folder).rglob("*.py")}
     assert len(named) > 40
     assert named <= files, named - files
 
 
-def test_the_order_of_the_rooms_is_that_of_the_contracts(repository: Path) -> None:
+def test_the_order_of_the_layers_matches_the_import_contracts(repository: Path) -> None:
     text = (repository / "docs" / "design.md").read_text()
     shown = next(line.strip() for line in text.splitlines() if line.startswith("    cli > "))
     contracts = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

@@ -1,4 +1,4 @@
-"""Imports run one way, without a circle, and `make lint` finds one that does not."""
+"""Imports go in one direction, without cycles, and `make lint` finds one that does not."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def checkout(repository: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def linted(checkout: Path) -> subprocess.CompletedProcess[str]:
+def lint(checkout: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "BIN": str(Path(sys.executable).parent)}
     return subprocess.run(["tests/packaging/lint_imports.sh"], cwd=checkout, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_contracts_are_kept_also_where_python_has_left_its_bytecode(checkout: Path) -> None:
+def test_the_contracts_are_kept_even_with_bytecode_folders(checkout: Path) -> None:
     (checkout / "runner" / "__pycache__").mkdir()
-    done = linted(checkout)
+    done = lint(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-PLANTED = {  # in a file, with what is said of it
+PLANTED = {  # in a file, with the message about it
     "runner/records/trace.py": ("from samewise.runner.training.loop import fit", "samewise.runner.records.trace -> samewise.runner.training.loop"),
     "runner/data/order.py": ("from samewise.runner.data import loading", "No cycles are allowed in samewise.runner.data"),
     "runner/optim/build.py": ("from samewise.recipes import classification", "samewise.runner.optim.build -> samewise.recipes.classification"),
@@ -49,14 +49,14 @@ def test_a_planted_import_of_each_kind_is_found(checkout: Path, head: str) -> No
     for file, (line, _) in PLANTED.items():
         with (checkout / file).open("a") as handle:
             handle.write(f"\n\n{head}\n    {line}\n")
-    done = linted(checkout)
+    done = lint(checkout)
     assert done.returncode != 0
     for file, (_, said) in PLANTED.items():
         assert said in done.stdout, f"{file}: {done.stdout}"
 
 
-def test_a_room_without_a_place_in_the_order_is_found(checkout: Path) -> None:
+def test_a_module_without_a_place_in_the_order_is_found(checkout: Path) -> None:
     (checkout / "runner" / "attic.py").write_text('"""A room of its own."""\n')
-    done = linted(checkout)
+    done = lint(checkout)
     assert done.returncode != 0
     assert "attic" in done.stdout

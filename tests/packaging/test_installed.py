@@ -39,7 +39,7 @@ class Installed:
     variables: dict[str, str]
 
     def __call__(self, command: str, *arguments: str, cwd: Path) -> str:
-        """Run one of the environment's commands in `cwd`; what it prints."""
+        """Run one of the environment's commands in `cwd`; return its output."""
         line = [str(self.folder / "bin" / command), *arguments]
         result = subprocess.run(line, cwd=cwd, env=self.variables, capture_output=True, text=True, timeout=240, check=False)
         assert result.returncode == 0, f"{line} in {cwd}\n{result.stdout}\n{result.stderr}"
@@ -94,7 +94,7 @@ def test_datasets_is_hugging_faces_and_samewise_datasets_is_ours(installed: Inst
     assert loads == "True"
 
 
-def test_the_command_and_the_module_answer(installed: Installed, cwd: Path) -> None:
+def test_the_command_and_the_module_run(installed: Installed, cwd: Path) -> None:
     answer = installed("samewise", "--help", cwd=cwd)
     assert "train" in answer
     assert installed("python", "-m", "samewise", "--help", cwd=cwd) == answer
@@ -109,5 +109,5 @@ def test_pytest_as_a_module_sees_both_packages_pickles_and_spawns(installed: Ins
     assert "skipped" not in answer
 
 
-def test_all_tests_are_collected_beside_hugging_faces_package(installed: Installed, repository: Path) -> None:
+def test_all_tests_are_collected_next_to_hugging_faces_package(installed: Installed, repository: Path) -> None:
     installed("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", cwd=repository)

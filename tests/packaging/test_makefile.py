@@ -36,7 +36,7 @@ def make(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=repository, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def explained(text: str) -> dict[str, str]:
+def explanations(text: str) -> dict[str, str]:
     return dict(re.findall(r"^  make (\S+) +(\S.*)$", text, flags=re.MULTILINE))
 
 
@@ -46,30 +46,30 @@ def test_help_explains_every_target(repository: Path) -> None:
     assert phony is not None
     result = make(repository, "help")
     assert result.returncode == 0, result.stderr
-    assert set(explained(result.stdout)) == set(phony[1].split()) == TARGETS
+    assert set(explanations(result.stdout)) == set(phony[1].split()) == TARGETS
 
 
-def test_make_alone_gives_the_help(repository: Path) -> None:
+def test_make_without_a_target_prints_the_help(repository: Path) -> None:
     assert make(repository).stdout == make(repository, "help").stdout
 
 
 @pytest.fixture
 def old_python(tmp_path: Path) -> Path:
-    """An interpreter that says it is Python 3.10."""
+    """An interpreter that claims to be Python 3.10."""
     script = tmp_path / "python3.10"
     script.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10, 12); $1"\n')
     script.chmod(0o755)
     return script
 
 
-def test_an_old_python_is_refused_in_words_before_anything_is_made(repository: Path, old_python: Path, tmp_path: Path) -> None:
+def test_an_old_python_is_refused_before_anything_is_created(repository: Path, old_python: Path, tmp_path: Path) -> None:
     result = make(repository, "install", f"PYTHON={old_python}", f"VENV={tmp_path}/venv")
     assert result.returncode != 0
     assert f"samewise needs Python 3.11 or newer; '{old_python}' is not" in result.stdout
     assert not (tmp_path / "venv").exists()
 
 
-def test_the_continuous_integration_runs_the_tests_and_can_be_executed(repository: Path) -> None:
+def test_the_ci_script_is_executable_and_runs_the_expected_targets(repository: Path) -> None:
     script = repository / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert {"install", "test", "lint", "types", "test-slow"} == set(re.findall(r"^within \w+ (\S+)$", script.read_text(), flags=re.MULTILINE))
@@ -82,7 +82,7 @@ def test_a_selection_without_tests_is_a_failure(repository: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_type_check_looks_at_every_file_of_the_runner(repository: Path) -> None:
+def test_the_type_check_covers_every_file_of_the_runner(repository: Path) -> None:
     command = [sys.executable, "-m", "pyright", "--project", ".package", "--outputjson"]
     result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=400, check=False)
     assert json.loads(result.stdout)["summary"]["filesAnalyzed"] == len(list((repository / "runner").rglob("*.py")))

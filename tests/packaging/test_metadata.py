@@ -1,4 +1,4 @@
-"""The lock file, the versions and the licence say what they should."""
+"""The lock file, the versions, the licence and the package folders are consistent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lock(repository: Path) -> list[str]:
     return (repository / "requirements.lock").read_text().splitlines()
 
 
-def test_the_lock_names_no_address(lock: list[str]) -> None:
+def test_the_lock_contains_no_address(lock: list[str]) -> None:
     assert [line for line in lock if "://" in line or " @ " in line or line.startswith("-")] == []
 
 
@@ -56,7 +56,7 @@ def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(proje
     assert unmet == []
 
 
-def test_the_version_is_the_same_wherever_it_is_written(project: dict[str, Any]) -> None:
+def test_the_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
     assert samewise.__version__ == project["project"]["version"] == importlib.metadata.version("samewise")
 
 
@@ -66,7 +66,7 @@ def test_the_licence_is_the_full_text_of_apache_2(repository: Path, project: dic
     assert project["project"]["license"] == "Apache-2.0"
 
 
-def test_no_package_can_shadow_a_package_called_datasets(repository: Path) -> None:
+def test_no_package_can_shadow_a_package_named_datasets(repository: Path) -> None:
     folders = [repository / "datasets", repository / "tests", *(path for path in (repository / "tests").rglob("datasets") if path.is_dir())]
     assert [path for path in folders if (path / "__init__.py").exists()] == []
 

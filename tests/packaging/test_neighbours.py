@@ -22,7 +22,7 @@ NAMES = ("configs", "recipes", "runner", "datasets")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_folders_are_imported_from_the_place_where_samewise_is(name: str) -> None:
+def test_the_folders_are_imported_from_where_samewise_is(name: str) -> None:
     module = importlib.import_module(f"samewise.{name}")
     home = Path(str(samewise.__file__)).parent
     assert [Path(entry) for entry in module.__path__] == [home / name]
@@ -69,7 +69,7 @@ def test_hydra_finds_every_choice_of_every_group_in_the_package() -> None:
 
 
 @pytest.mark.parametrize("word", ["one", "another"])
-def test_two_tests_may_give_their_packages_one_name(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_tests_may_use_the_same_package_name(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab_of_neighbours.py").write_text(f"WORD = {word!r}\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert word == importlib.import_module("lab_of_neighbours").WORD

@@ -21,7 +21,7 @@ def names(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_every_python_and_yaml_file_of_the_four_folders_and_the_whole_starter_is_in_the_wheel_once(repository: Path, names: set[str]) -> None:
+def test_the_wheel_holds_the_four_folders_and_the_starter_and_nothing_more(repository: Path, names: set[str]) -> None:
     files = {path for folder in FOLDERS for ending in ("py", "yaml") for path in (repository / folder).rglob(f"*.{ending}")}
     files |= {path for path in (repository / "runner" / "commands" / "starter").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     expected = {f"samewise/{path.relative_to(repository)}" for path in files}
@@ -29,7 +29,7 @@ def test_every_python_and_yaml_file_of_the_four_folders_and_the_whole_starter_is
     assert packaged == expected | {"samewise/__init__.py", "samewise/__main__.py"}
 
 
-def test_nothing_is_installed_beside_the_package_but_its_metadata(names: set[str]) -> None:
+def test_only_the_package_and_its_metadata_are_installed(names: set[str]) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"samewise"}
 
 

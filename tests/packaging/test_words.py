@@ -1,4 +1,4 @@
-"""One word, one thing: the glossary of docs/design.md, held against the code."""
+"""One word for one thing: the glossary in docs/design.md, compared with the code."""
 
 import ast
 import functools
@@ -11,11 +11,11 @@ EXCEPTIONS = {
     "Loader": "a section of the config, and what it sets up",
     "Trace": "a section of the config, and what it sets up",
 }
-"""Public classes that may share their name with one other, and why."""
+"""Public classes that may share their name with another one, and why."""
 
 
 @functools.cache
-def defined() -> dict[str, list[str]]:
+def class_definitions() -> dict[str, list[str]]:
     """The files that define each public top-level class."""
     found = defaultdict(list)
     for folder in ("runner", "recipes", "datasets"):
@@ -33,16 +33,16 @@ def glossary() -> list[tuple[str, str]]:
     return [(name, file.strip(" `")) for names, _, file in rows for name in re.findall(r"`(\w+)`", names)]
 
 
-def test_each_name_of_the_glossary_is_defined_where_it_says_and_nowhere_else() -> None:
-    found = defined()
+def test_each_name_in_the_glossary_is_defined_only_in_the_stated_file() -> None:
+    found = class_definitions()
     assert {name: found[name] for name, _ in glossary()} == {name: [file] for name, file in glossary()}
 
 
-def test_the_glossary_has_no_name_twice() -> None:
+def test_no_name_appears_twice_in_the_glossary() -> None:
     names = [name for name, _ in glossary()]
     assert len(names) > 50
     assert sorted(names) == sorted(set(names))
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    assert {name for name, files in defined().items() if len(files) > 1} == set(EXCEPTIONS)
+    assert {name for name, files in class_definitions().items() if len(files) > 1} == set(EXCEPTIONS)

@@ -1,4 +1,4 @@
-"""Optuna's sweeper, asked and told: it learns, and loses no trial however it ends."""
+"""Optuna's sweeper through ask and tell: it learns, and loses no trial however it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIXED = ("batch_size=int(interval(16,64))", "optimizer=sgd,adamw", "+optimizer.e
 COMPLETE, PRUNED, FAIL, RUNNING = (getattr(optuna.trial.TrialState, name) for name in ("COMPLETE", "PRUNED", "FAIL", "RUNNING"))
 
 
-def opened(folder: Path, *given: str, **arguments: Any) -> Optuna:
+def open_sweeper(folder: Path, *given: str, **arguments: Any) -> Optuna:
     sweeper = Optuna(**arguments)
     folder.mkdir(exist_ok=True)
     sweeper.open(read_space(given or SPACE, project=BARE), folder, monitor="valid/loss", mode="min")
@@ -35,7 +35,7 @@ def opened(folder: Path, *given: str, **arguments: Any) -> Optuna:
 
 
 def bowl(values: dict[str, str]) -> float:
-    """Least, 0, at lr=0.01 and momentum=0.9."""
+    """A function whose minimum, 0, is at lr=0.01 and momentum=0.9."""
     return (math.log10(float(values["optimizer.lr"])) + 2) ** 2 + 10 * (float(values["optimizer.momentum"]) - 0.9) ** 2
 
 
@@ -44,7 +44,7 @@ def trials(folder: Path) -> list[Any]:
 
 
 def write_down(folder: Path, *settings: Setting) -> None:
-    """As the engine does before it starts a job."""
+    """Record the points, as the engine does before it starts a job."""
     blank = {"name": "", "fingerprint": "", "folder": "", "monitor": "valid/loss", "mode": "min", "needs": {}, "overrides": [], "seed": None}
     SweepFolder(folder).add_points([Point(number=one.number, setting=one.number, values=one.values, **blank) for one in settings])
 
@@ -58,11 +58,11 @@ def finish(sweeper: Optuna, objective: Callable[[Any], float] = bowl) -> list[Se
 
 
 @pytest.mark.slow  # ten studies
-def test_it_is_better_than_random_search_by_the_median_of_ten_seeds(tmp_path: Path) -> None:
+def test_tpe_beats_random_search_by_the_median_of_ten_seeds(tmp_path: Path) -> None:
     space = read_space(SPACE, project=BARE)
     learned, drawn = list[float](), list[float]()
     for seed in range(10):
-        learned.append(min(bowl(one.values) for one in finish(opened(tmp_path / str(seed), trials=30, seed=seed))))
+        learned.append(min(bowl(one.values) for one in finish(open_sweeper(tmp_path / str(seed), trials=30, seed=seed))))
         blind = Random(trials=30, seed=seed)
         blind.open(space, tmp_path, monitor="valid/loss", mode="min")
         drawn.append(min(bowl(one.values) for one in blind.settings()))
@@ -79,26 +79,26 @@ def test_it_is_better_than_random_search_by_the_median_of_ten_seeds(tmp_path: Pa
         ("random", {}),
     ],
 )
-def test_each_sampler_suggests_what_overrides_can_write(tmp_path: Path, sampler: str, options: dict[str, Any]) -> None:
-    for one in finish(opened(tmp_path, *MIXED, sampler=sampler, sampler_options=options, trials=6), lambda values: float(values["batch_size"])):
+def test_each_sampler_suggests_values_that_overrides_can_express(tmp_path: Path, sampler: str, options: dict[str, Any]) -> None:
+    for one in finish(open_sweeper(tmp_path, *MIXED, sampler=sampler, sampler_options=options, trials=6), lambda values: float(values["batch_size"])):
         assert list(one.values) == ["batch_size", "optimizer", "+optimizer.eps"]
         assert 16 <= int(one.values["batch_size"]) <= 64
         assert one.values["optimizer"] in ("sgd", "adamw")
         assert 1e-8 <= float(one.values["+optimizer.eps"]) <= 1e-4
 
 
-def test_the_same_seed_suggests_the_same_also_when_it_is_left_in_between(tmp_path: Path) -> None:
-    whole = finish(opened(tmp_path / "whole", trials=14, seed=3))
+def test_the_same_seed_suggests_the_same_even_if_interrupted(tmp_path: Path) -> None:
+    whole = finish(open_sweeper(tmp_path / "whole", trials=14, seed=3))
     parts = list[Setting]()
     for number in (2, 11, 14):
-        parts += finish(opened(tmp_path / "parts", trials=number, seed=3))
+        parts += finish(open_sweeper(tmp_path / "parts", trials=number, seed=3))
     assert parts == whole
     assert len({tuple(one.values.values()) for one in whole}) == 14
-    assert finish(opened(tmp_path / "other", trials=14, seed=4)) != whole
+    assert finish(open_sweeper(tmp_path / "other", trials=14, seed=4)) != whole
 
 
-def test_it_is_asked_before_others_have_ended(tmp_path: Path) -> None:
-    sweeper = opened(tmp_path, trials=12)
+def test_new_trials_are_suggested_while_others_are_running(tmp_path: Path) -> None:
+    sweeper = open_sweeper(tmp_path, trials=12)
     running = [sweeper.ask() for _ in range(3)]
     for _ in range(9):
         sweeper.tell(running.pop(1), Result("finished", {"valid/loss": 1.0}))
@@ -109,7 +109,7 @@ def test_it_is_asked_before_others_have_ended(tmp_path: Path) -> None:
 
 def test_several_objectives_give_a_front(tmp_path: Path) -> None:
     objectives = {"valid/loss": "min", "final/valid/accuracy": "max"}
-    sweeper = opened(tmp_path, sampler="nsgaii", objectives=objectives, trials=8)
+    sweeper = open_sweeper(tmp_path, sampler="nsgaii", objectives=objectives, trials=8)
     while (setting := sweeper.ask()) is not None:
         momentum = float(setting.values["optimizer.momentum"])
         sweeper.tell(setting, Result("finished", {"valid/loss": momentum, "final/valid/accuracy": momentum**2, "valid/other": 0.0}))
@@ -121,24 +121,24 @@ def test_several_objectives_give_a_front(tmp_path: Path) -> None:
 # -- what it remembers
 
 
-def test_a_trial_that_was_asked_for_and_not_written_down_is_given_out_again(tmp_path: Path) -> None:
-    first = opened(tmp_path, trials=5)
+def test_a_trial_that_was_suggested_but_not_recorded_is_suggested_again(tmp_path: Path) -> None:
+    first = open_sweeper(tmp_path, trials=5)
     asked = [first.ask(), first.ask()]
     write_down(tmp_path, asked[0])
-    second = opened(tmp_path, trials=5)  # the first was killed between asking and writing
+    second = open_sweeper(tmp_path, trials=5)  # the first was killed between asking and writing
     again = second.ask()
     assert again == asked[1]
     assert [one.number for one in finish(second)] == [2, 3, 4]
     assert [one.state for one in trials(tmp_path)] == [RUNNING, RUNNING, COMPLETE, COMPLETE, COMPLETE]
 
 
-def test_a_trial_that_was_made_and_not_yet_given_all_its_values_gets_the_rest(tmp_path: Path) -> None:
-    opened(tmp_path, trials=5).ask()
+def test_a_trial_that_was_created_without_all_its_values_gets_the_rest(tmp_path: Path) -> None:
+    open_sweeper(tmp_path, trials=5).ask()
     lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
     last = max(number for number, line in enumerate(lines) if b"optimizer.momentum" in line)
     kept = json.loads(next(line for line in lines if b"optimizer.lr" in line))["param_value_internal"]
     (tmp_path / FILE).write_bytes(b"".join(lines[:last]) + lines[last][:20])  # killed in the middle of writing a line
-    again = opened(tmp_path, trials=5).ask()
+    again = open_sweeper(tmp_path, trials=5).ask()
     assert again is not None
     assert again.number == 0
     assert float(again.values["optimizer.lr"]) == kept
@@ -146,15 +146,15 @@ def test_a_trial_that_was_made_and_not_yet_given_all_its_values_gets_the_rest(tm
     assert len(trials(tmp_path)) == 1
 
 
-def test_what_has_ended_is_told_once_and_a_failure_that_was_mended_counts(tmp_path: Path) -> None:
-    sweeper = opened(tmp_path, trials=3)
+def test_a_result_is_stored_once_and_a_retried_failure_counts(tmp_path: Path) -> None:
+    sweeper = open_sweeper(tmp_path, trials=3)
     asked = [sweeper.ask() for _ in range(3)]
     write_down(tmp_path, *asked)
     for setting, state in zip(asked, ("finished", "failed", "pruned"), strict=True):
         sweeper.tell(setting, Result(state, {"valid/loss": 1.0} if state == "finished" else {}))
     assert [one.state for one in trials(tmp_path)] == [COMPLETE, FAIL, PRUNED]
     for _ in range(2):
-        later = opened(tmp_path, trials=4)  # --retry-failed
+        later = open_sweeper(tmp_path, trials=4)  # --retry-failed
         for setting in asked:
             later.tell(setting, Result("finished", {"valid/loss": 2.0}))
     states = [(one.state, one.value) for one in trials(tmp_path)]
@@ -164,8 +164,8 @@ def test_what_has_ended_is_told_once_and_a_failure_that_was_mended_counts(tmp_pa
     assert later.ask() is None
 
 
-def test_a_value_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
-    sweeper = opened(tmp_path, trials=1)
+def test_a_nan_value_is_a_failure(tmp_path: Path) -> None:
+    sweeper = open_sweeper(tmp_path, trials=1)
     sweeper.tell(sweeper.ask(), Result("finished", {"valid/loss": math.nan}))
     assert trials(tmp_path)[0].state is FAIL
 
@@ -186,7 +186,7 @@ def test_a_value_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
         ({"objectives": {"a": "min", "b": "max"}, "sampler": "cmaes"}, "sampler", "one objective"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(arguments: dict[str, Any], path: str, said: str) -> None:
+def test_impossible_settings_are_refused_before_anything_starts(arguments: dict[str, Any], path: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Optuna(**arguments)
     (problem,) = caught.value.problems
@@ -194,21 +194,21 @@ def test_what_cannot_be_is_refused_before_anything_starts(arguments: dict[str, A
     assert said in str(problem)
 
 
-def test_a_space_that_it_cannot_search_is_refused(tmp_path: Path) -> None:
+def test_a_space_that_optuna_cannot_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only the seed varies"):
-        opened(tmp_path, "seed=range(3)")
+        open_sweeper(tmp_path, "seed=range(3)")
     with pytest.raises(ConfigError, match="two intervals"):
-        opened(tmp_path, "optimizer.lr=interval(0.1,1.0)", "optimizer.momentum=0.0,0.9", sampler="cmaes")
+        open_sweeper(tmp_path, "optimizer.lr=interval(0.1,1.0)", "optimizer.momentum=0.0,0.9", sampler="cmaes")
 
 
 def test_an_objective_that_the_runs_do_not_have_is_named(tmp_path: Path) -> None:
-    sweeper = opened(tmp_path, objectives={"valid/los": "min"})
+    sweeper = open_sweeper(tmp_path, objectives={"valid/los": "min"})
     with pytest.raises(ConfigError, match="did you mean 'valid/loss'"):
         sweeper.tell(sweeper.ask(), Result("finished", {"valid/loss": 1.0}))
 
 
-def test_only_the_first_seed_reports_and_only_where_trials_are_pruned(tmp_path: Path) -> None:
-    assert opened(tmp_path).variables(Setting(0, {}), 0) == {}
-    pruning = opened(tmp_path, pruner="median")
+def test_only_the_first_seed_reports_and_only_if_trials_are_pruned(tmp_path: Path) -> None:
+    assert open_sweeper(tmp_path).variables(Setting(0, {}), 0) == {}
+    pruning = open_sweeper(tmp_path, pruner="median")
     assert set(pruning.variables(Setting(0, {}), 0)) == {REPORTER}
     assert pruning.variables(Setting(0, {}), 1) == {}

@@ -1,4 +1,4 @@
-"""Whole sweeps by Optuna, of a project whose training takes milliseconds: killed, pruned from inside training, and with several seeds."""
+"""Whole sweeps with Optuna, in a project whose training takes milliseconds: killed, pruned from inside training, and with several seeds."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def sweep(project: Path, *overrides: str, code: int = 0) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def killed_at(project: Path, points: int, *overrides: str) -> None:
-    """Run the sweep, and kill the process that runs it as soon as so many points are written down."""
+def kill_at(project: Path, points: int, *overrides: str) -> None:
+    """Run the sweep, and kill its process as soon as this many points are recorded."""
     process = subprocess.Popen(command(*overrides), cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 500
     while process.poll() is None and _points(project) < points:
@@ -131,7 +131,7 @@ PRUNING = ("sweeper=tpe", "sweeper.pruner=median", "sweeper.pruner_options={n_st
 
 @pytest.mark.slow  # a sweep of four trainings, each a process
 @pytest.mark.timeout(300)
-def test_a_pruned_run_has_saved_is_marked_and_can_be_trained_to_its_end(project: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(project: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     said = sweep(project, *PRUNING, "sweeper.seed=1", "sweeper.trials=4", "launcher.jobs=1")
     folder = only_sweep(project)
     by_state = {state: [one for one in said["points"] if one["state"] == state] for state in ("finished", "pruned")}
@@ -162,10 +162,10 @@ def test_a_pruned_run_has_saved_is_marked_and_can_be_trained_to_its_end(project:
 
 @pytest.mark.slow  # 40 trainings, and three processes that run them
 @pytest.mark.timeout(900)
-def test_forty_trials_on_three_workers_whose_controller_is_killed_twice(project: Path) -> None:
+def test_forty_trials_survive_two_kills_of_the_controller(project: Path) -> None:
     asked = (*PRUNING, "sweeper.trials=40", "launcher.jobs=3")
-    killed_at(project, 9, *asked)
-    killed_at(project, 24, *asked)
+    kill_at(project, 9, *asked)
+    kill_at(project, 24, *asked)
     said = sweep(project, *asked)
     folder, points = only_sweep(project), only_sweep(project).points()
     study = trials(folder.path)
@@ -186,7 +186,7 @@ def test_forty_trials_on_three_workers_whose_controller_is_killed_twice(project:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_trial_has_all_its_seeds_and_a_setting_that_cannot_be_is_a_failed_trial(project: Path) -> None:
+def test_a_trial_has_all_its_seeds_and_an_impossible_setting_fails(project: Path) -> None:
     given = (*PRUNING, "sweeper.seed=2", "sweeper.trials=5", "batch_size=8,0", "seed=range(2)", "launcher.jobs=1")
     said = sweep(project, *given)
     folder = only_sweep(project)

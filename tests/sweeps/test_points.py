@@ -1,4 +1,4 @@
-"""The points of a sweep: composed as `train` composes them, checked all before any starts, and named so that they can be told apart."""
+"""The points of a sweep: composed as `train` composes them, all checked before any starts, and named so that they can be distinguished."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MONITORED = ("evaluate.monitor=[valid/accuracy,valid/loss]", "optimizer=sgd,adam
 
 
 @pytest.mark.parametrize("given", [VARIED, MONITORED, ("optimizer=sgd,adam", "seed=range(2)")])
-def test_a_point_is_the_experiment_that_its_overrides_give(tmp_path: Path, given: tuple[str, ...]) -> None:
+def test_a_point_equals_the_experiment_of_its_overrides(tmp_path: Path, given: tuple[str, ...]) -> None:
     for made in points(tmp_path, *given)[::3]:
         alone = compose(made.point.overrides, project=BARE)
         assert made.point.fingerprint == alone.fingerprint
@@ -69,7 +69,7 @@ def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
     )
 
 
-def test_everything_wrong_with_any_point_is_told_before_any_starts(tmp_path: Path) -> None:
+def test_all_problems_of_all_points_are_reported_before_any_starts(tmp_path: Path) -> None:
     found = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=0.1,-1,fast", "batch_size=64,0", "+model.depth=1,2")
     with pytest.raises(ConfigError) as caught:
         require_sound(found, BARE)
@@ -79,7 +79,7 @@ def test_everything_wrong_with_any_point_is_told_before_any_starts(tmp_path: Pat
     assert "every point" in told["model.depth"].message
 
 
-def test_processes_that_cannot_carry_a_point_and_a_device_that_is_not_there_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuitable_processes_and_a_missing_device_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     tiny = ("experiment=resnet18_digits", "debug=tiny", f"run_root={tmp_path}")
     with pytest.raises(ConfigError, match=r"4 processes cannot share 2 replicas \(in 2 of 4 points, first replicas=2 seed=0\)"):
@@ -88,7 +88,7 @@ def test_processes_that_cannot_carry_a_point_and_a_device_that_is_not_there_are_
         require_sound(points(tmp_path, *tiny, "device=cuda", "seed=0,1"), BARE)
 
 
-def test_a_sweep_of_which_a_point_is_lost_gives_its_number_to_no_other(tmp_path: Path) -> None:
+def test_a_truncated_point_is_rewritten_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
     made = [one.point for one in points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=0.1,0.2,0.3")]
     folder = SweepFolder(tmp_path / "sweep")
     folder.write_facts({})
@@ -119,10 +119,10 @@ def test_the_same_command_is_the_same_sweep() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_of_a_thousand_points_what_they_share_is_read_and_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_thousand_points_share_is_read_and_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counter[str]()
     for module, name in ((composing, "root_config"), (components, "problems_in")):
-        monkeypatch.setattr(module, name, _counted(counts, name, getattr(module, name)))
+        monkeypatch.setattr(module, name, _count_calls(counts, name, getattr(module, name)))
     found = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=range(0.01,0.11,0.01)", "optimizer.momentum=range(0,1,0.1)", "seed=range(10)")
     require_sound(found, BARE)
     assert len(found) == 1000
@@ -131,7 +131,7 @@ def test_of_a_thousand_points_what_they_share_is_read_and_checked_once(tmp_path:
     assert counts["problems_in"] == len(parts) < 1300  # 100 optimizers, ten seeds, the tags of each point, and what they share
 
 
-def _counted(counts: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _count_calls(counts: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*given: Any, **more: Any) -> Any:
         counts[name] += 1
         return function(*given, **more)
@@ -139,12 +139,12 @@ def _counted(counts: Counter[str], name: str, function: Callable[..., Any]) -> C
     return counted
 
 
-def test_a_sweep_that_is_stopped_as_it_begins_is_its_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(path: Path, text: str) -> None:
+def test_a_sweep_that_is_stopped_while_it_begins_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_and_interrupt(path: Path, text: str) -> None:
         path.write_text(text)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep_folder, "write_atomically", stopped)
+    monkeypatch.setattr(sweep_folder, "write_atomically", write_and_interrupt)
     folder = SweepFolder(tmp_path / "digits-1")
     with pytest.raises(KeyboardInterrupt):
         folder.write_facts({"overrides": ["seed=1,2"]})

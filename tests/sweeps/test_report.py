@@ -1,4 +1,4 @@
-"""`samewise report`: what a sweep has found, told from its runs' folders."""
+"""`samewise report`: the results of a sweep, read from its runs' folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from samewise.runner.sweep.rows import setting_rows
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = os.environ.get("SAMEWISE_PICTURES")
-"""A folder for the screenshots of the documents; where it is not set they go nowhere that lasts."""
+"""A folder for the screenshots in the documents; if it is not set, they are not kept."""
 
 
 def samewise_process(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def outcome(number: int, value: float, mode: str = "max", state: State = State.f
     return PointResult(point, state, best={"valid/score": value, **(metrics or {})})
 
 
-def test_the_interval_of_an_accuracy_ends_where_accuracies_end_and_that_of_two_seeds_is_marked() -> None:
+def test_intervals_of_accuracies_are_clipped_and_those_of_two_seeds_marked() -> None:
     high, low = Spread.of([0.98, 0.9]), Spread.of([0.01, 0.03])
     assert high.interval("valid/accuracy") == (pytest.approx(0.94 - 12.706 * 0.04, abs=1e-3), 1.0)
     assert low.interval("ema/valid/accuracy_top5")[0] == 0.0
@@ -57,7 +57,7 @@ def test_the_interval_of_an_accuracy_ends_where_accuracies_end_and_that_of_two_s
     assert "few" not in setting_rows(seeds)[0]["95 % interval"]
 
 
-def test_in_a_full_grid_the_shares_of_what_acts_by_itself_add_up_to_one() -> None:
+def test_in_a_full_grid_the_shares_of_independent_settings_add_up_to_one() -> None:
     found = [outcome(number, 3 * a + b, a=str(a), b=str(b)) for number, (a, b) in enumerate((a, b) for a in range(2) for b in range(2))]
     first, second = effects(found)
     assert (first.key, second.key) == ("a", "b")
@@ -68,18 +68,18 @@ def test_in_a_full_grid_the_shares_of_what_acts_by_itself_add_up_to_one() -> Non
     assert first.correlation == pytest.approx(math.sqrt(0.8))
 
 
-def test_what_is_better_is_what_the_experiment_says() -> None:
+def test_the_best_value_follows_the_mode_of_the_experiment() -> None:
     assert effects([outcome(0, 1.0, "min", a="x"), outcome(1, 2.0, "min", a="y")])[0].best == "x"
     assert effects([outcome(0, 1.0, "max", a="x"), outcome(1, 2.0, "max", a="y")])[0].best == "y"
 
 
-def test_words_have_no_correlation_and_what_never_varies_has_no_effect() -> None:
+def test_text_has_no_correlation_and_constants_have_no_effect() -> None:
     (one,) = effects([outcome(0, 1.0, a="adam", b="1"), outcome(1, 2.0, a="sgd", b="1")])
     assert one.key == "a"
     assert one.correlation is None
 
 
-def test_a_share_is_told_only_where_a_value_was_tried_twice_and_long_numbers_are_shown_in_four_digits() -> None:
+def test_a_share_needs_a_repeated_value_and_long_numbers_have_four_digits() -> None:
     found = [outcome(0, 1.0, a="0.0023050789540185563", b="x"), outcome(1, 2.0, a="0.1", b="y"), outcome(2, 4.0, a="0.2", b="y")]
     b, a = effects(found)
     assert b.share == pytest.approx(4 / 7)
@@ -87,21 +87,21 @@ def test_a_share_is_told_only_where_a_value_was_tried_twice_and_long_numbers_are
     assert "0.002305" in [row["a"] for row in setting_rows(found)]
 
 
-def test_many_values_are_looked_at_in_ranges() -> None:
+def test_many_values_are_grouped_into_ranges() -> None:
     (one,) = effects([outcome(number, float(number), a=repr(0.01 * (number + 1))) for number in range(20)])
     assert [level.name for level in one.levels] == ["0.01 to 0.05", "0.06 to 0.1", "0.11 to 0.15", "0.16 to 0.2"]
     assert [level.spread.count for level in one.levels] == [5, 5, 5, 5]
     assert one.correlation == pytest.approx(1)
 
 
-def test_points_without_a_result_count_for_nothing() -> None:
+def test_points_without_a_result_are_ignored() -> None:
     found = [outcome(0, 1.0, a="1"), outcome(1, 2.0, a="2"), outcome(2, 99.0, state=State.failed, a="2"), outcome(3, math.nan, a="3")]
     (one,) = effects(found)
     assert [(level.name, level.spread.mean) for level in one.levels] == [("1", 1.0), ("2", 2.0)]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_a_setting_of_which_a_seed_came_to_nan_is_not_the_best(mode) -> None:
+def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
     found = [outcome(0, math.nan, mode, a="1"), outcome(1, 9.0, mode, a="2"), outcome(2, 5.0, mode, a="3"), outcome(3, math.nan, mode, a="4")]
     other_seed = dataclasses.replace(found[3].point, number=4)
     found.append(dataclasses.replace(found[3], point=other_seed, best={"valid/score": 100.0 if mode == "max" else 0.0}))
@@ -109,14 +109,14 @@ def test_a_setting_of_which_a_seed_came_to_nan_is_not_the_best(mode) -> None:
     assert [setting[0].point.setting for setting in rank_settings(found)] == [*best, 3, 0]
 
 
-def test_the_front_is_what_no_other_point_beats() -> None:
+def test_the_front_holds_the_points_that_no_other_beats() -> None:
     found = [outcome(number, 0, metrics={"up": up, "down": down}) for number, (up, down) in enumerate([(1, 1), (2, 2), (2, 3), (0, 0), (1, 2)])]
     assert [one.point.number for one in pareto(found, {"up": "max", "down": "min"})] == [0, 1, 3]
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A sweep of two rates and two seeds with MLflow on: where, its id, what was said at its end."""
+    """A sweep of two rates and two seeds with MLflow on: its folder, its id, and its final output."""
     folder = tmp_path_factory.mktemp("reported")
     done = samewise_process("sweep", *TINY, folder=folder)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 @pytest.mark.slow
-def test_the_table_the_page_the_csv_and_mlflow_hold_the_runs_own_values(reported: tuple[Path, str, str]) -> None:
+def test_the_report_the_page_the_csv_and_mlflow_hold_the_runs_values(reported: tuple[Path, str, str]) -> None:
     folder, name, said = reported
     told = json.loads(samewise_process("report", name, "--json", folder=folder).stdout)
     summaries = {str(file.parent.relative_to(folder)): json.loads(file.read_text()) for file in folder.glob("runs/*/*/summary.json")}
@@ -155,7 +155,7 @@ def test_the_table_the_page_the_csv_and_mlflow_hold_the_runs_own_values(reported
 
 @pytest.fixture
 def ui(reported: tuple[Path, str, str]) -> Iterator[tuple[str, str]]:
-    """The MLflow UI over the sweep's store: its address, and that of the page which `samewise ui` opens."""
+    """The MLflow UI of the sweep's store: its address, and that of the page that `samewise ui` opens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -188,7 +188,7 @@ def page(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 @pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
-def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
+def test_the_mlflow_ui_shows_the_sweep_in_tables_charts_and_comparisons(
     reported: tuple[Path, str, str], ui: tuple[str, str], page: Any, tmp_path: Path
 ) -> None:
     folder, name, _ = reported
@@ -207,7 +207,7 @@ def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
 
     page.goto(at["table"])
     page.get_by_text("4 matching runs").wait_for()
-    close(page)
+    close_assistant(page)
     names = page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$")).all_inner_texts()
     assert sorted(names) == sorted(f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)" for one in told["points"])
     assert [value_of[one] for one in names] == [one["value"] for one in best_first]
@@ -217,8 +217,8 @@ def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
     page.get_by_placeholder("Search metric charts").fill("^valid/accuracy$")
     page.get_by_text("valid/accuracy", exact=True).first.wait_for()
     lines = "[...document.querySelectorAll('.js-plotly-plot')].flatMap(one => one.data.map(line => [line.name, [...(line.y || [])]]))"
-    lines += ".filter(line => typeof line[1][0] == 'number')"  # bars of the other charts, until those are filtered out, have names there
-    page.wait_for_function(f"{lines}.length >= {len(told['points'])}")  # they come after their axes
+    lines += ".filter(line => typeof line[1][0] == 'number')"  # bars of the other charts have names there, until those charts are filtered out
+    page.wait_for_function(f"{lines}.length >= {len(told['points'])}")  # the lines appear after their axes
     final = {name: round(values[-1], 12) for name, values in page.evaluate(lines)}
     assert final == {name: round(one["final"]["valid/accuracy"], 12) for name, one in zip(value_of, told["points"], strict=True)}
     keep(page, tmp_path, "sweep_charts")
@@ -234,29 +234,29 @@ def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
     assert page.get_by_role("link", name="Playground").count() == 0
     for one in told["points"]:
         assert one["mlflow_run_id"] in body
-        assert shown(one["final"]["valid/accuracy"]) in body
+        assert displayed(one["final"]["valid/accuracy"]) in body
     keep(page, tmp_path, "sweep_compared")
 
 
-def close(page: Any) -> None:
-    """The panel of MLflow's assistant, which covers a part of the table."""
+def close_assistant(page: Any) -> None:
+    """Close the panel of MLflow's assistant, which covers a part of the table."""
     panel = page.get_by_role("button", name=re.compile("close", re.I))
     if panel.count():
         panel.first.click()
 
 
 def keep(page: Any, folder: Path, name: str) -> None:
-    page.wait_for_timeout(1500)  # what MLflow draws comes in softly
+    page.wait_for_timeout(1500)  # MLflow fades in what it draws
     page.screenshot(path=Path(PICTURES or folder) / f"{name}.png")
 
 
-def shown(value: float) -> str:
-    """A metric as the compare page writes it."""
+def displayed(value: float) -> str:
+    """A metric as the comparison page writes it."""
     return repr(round(value, 3)).rstrip("0").rstrip(".")
 
 
 @pytest.mark.parametrize(("tries", "filter_by"), [((1, 1), "tags.sweep = 'some-1'"), ((1, 0), "attributes.run_id IN ('run1', 'run0')")])
-def test_the_address_of_the_table_has_all_runs_also_one_that_another_sweep_has_trained(tmp_path, tries, filter_by) -> None:
+def test_the_tables_address_includes_runs_that_another_sweep_trained(tmp_path, tries, filter_by) -> None:
     folder = SweepFolder(tmp_path / "sweeps" / "some-1")
     facts = {"id": "some-1", "name": "some", "overrides": [], "root": "", "packages": [], "configs": []}
     parts = {"launcher": {"_target_": ""}, "sweeper": {"_target_": ""}, "tracking": {"enabled": True, "uri": "http://host:5000/"}}
@@ -275,7 +275,7 @@ def test_the_address_of_the_table_has_all_runs_also_one_that_another_sweep_has_t
     assert at.opens == ""
 
 
-def test_a_sweep_that_is_not_there_is_named(samewise, tmp_path) -> None:
+def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:
     done = samewise("report", "nothing", "--run-root", str(tmp_path))
     assert done.returncode == 2
     assert "no such sweep" in done.stderr

@@ -8,7 +8,7 @@ from samewise.runner.tracking.reports import log_report
 from samewise.runner.tracking.store import open_client
 
 
-def test_a_report_whose_experiment_was_deleted_is_logged_into_it_again(tmp_path: Path) -> None:
+def test_a_report_restores_its_deleted_experiment(tmp_path: Path) -> None:
     settings = {"uri": f"sqlite:///{tmp_path / 'mlflow.db'}", "experiment": "digits"}
     (page := tmp_path / "report.html").write_text("first")
     run = log_report("sweep", [page], settings)

@@ -1,4 +1,4 @@
-"""What a command line with several values spans."""
+"""The space that a command line with several values spans."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_values_are_written_as_hydra_writes_them(given: str, values: tuple[str, 
     assert dimension.values == values
 
 
-def test_a_grid_is_every_combination_the_last_key_fastest(tmp_path: Path) -> None:
+def test_a_grid_has_every_combination_with_the_last_key_fastest(tmp_path: Path) -> None:
     over = space("experiment=resnet18_digits", "optimizer.lr=1,2", "batch_size=8,16", "seed=range(3)")
     grid = settings(Grid(), over, tmp_path)
     assert [tuple(one.values.values()) for one in grid] == [("1", "8"), ("1", "16"), ("2", "8"), ("2", "16")]
@@ -51,7 +51,7 @@ def test_a_grid_is_every_combination_the_last_key_fastest(tmp_path: Path) -> Non
     assert over.at({**grid[1].values, "seed": "2"}) == ("experiment=resnet18_digits", "optimizer.lr=1", "batch_size=16", "seed=2")
 
 
-def test_seeds_alone_are_repeats_of_one_setting(tmp_path: Path) -> None:
+def test_seeds_alone_repeat_one_setting(tmp_path: Path) -> None:
     over = space("seed=5,7")
     assert [one.values for one in settings(Grid(), over, tmp_path)] == [{}]
     assert over.seeds == ("5", "7")
@@ -63,7 +63,7 @@ def test_shuffled_values_come_in_the_same_order_each_time() -> None:
     assert space(given).dimensions[0].values != tuple(map(str, range(1, 30)))
 
 
-def test_more_random_trials_begin_with_the_same_ones(tmp_path: Path) -> None:
+def test_more_random_trials_start_with_the_same_ones(tmp_path: Path) -> None:
     over = space("optimizer.lr=tag(log,interval(1e-4,1))", "max_epochs=int(interval(2,9))", "model=resnet18,resnet34")
     few, many = settings(Random(trials=5), over, tmp_path), settings(Random(trials=50), over, tmp_path)
     assert many[:5] == few
@@ -94,7 +94,7 @@ def test_sobol_points_fill_every_part_of_the_space(tmp_path: Path) -> None:
         (["optimizer.lr=range("], "optimizer.lr", "cannot be read"),
     ],
 )
-def test_what_spans_no_space_is_told(given: list[str], path: str, words: str, tmp_path: Path) -> None:
+def test_overrides_that_span_no_space_are_reported(given: list[str], path: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(Grid(), space(*given), tmp_path)
     (problem,) = caught.value.problems

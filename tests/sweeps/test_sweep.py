@@ -28,7 +28,7 @@ def sweep(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def points(samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], list[dict[str, Any]]]:
-    """What `--status` says of each point of a sweep that was given in a folder."""
+    """What `--status` reports for each point of a sweep in a folder."""
 
     def status(folder: Path, name: str) -> list[dict[str, Any]]:
         monkeypatch.chdir(folder)
@@ -48,7 +48,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
 
 
 @pytest.mark.slow
-def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept, points) -> None:
+def test_a_failed_job_does_not_stop_the_rest_and_is_reported_at_once(swept, points) -> None:
     folder, done, name = swept
     assert done.returncode == 1
     found = points(folder, name)
@@ -62,14 +62,14 @@ def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept, points
 
 
 @pytest.mark.slow
-def test_a_point_has_the_weights_that_it_has_alone(swept, points, samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_point_has_the_same_weights_as_its_run_alone(swept, points, samewise: Callable[..., Any], tmp_path: Path) -> None:
     folder, _, name = swept
     for one in points(folder, name)[2:]:
         alone = samewise("train", *TINY, "optimizer.lr=0.05", f"seed={one['seed']}", f"run_root={tmp_path}", "--json")
         assert one["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 
 
-def test_the_table_has_mean_spread_and_interval_over_seeds(swept) -> None:
+def test_the_table_has_the_interval_over_seeds(swept) -> None:
     _, done, _ = swept
     head = next(line for line in done.stdout.splitlines() if "95 % interval" in line)
     assert "optimizer.lr" in head
@@ -78,7 +78,7 @@ def test_the_table_has_mean_spread_and_interval_over_seeds(swept) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_sweep_in_python_runs_nothing_again_and_retrying_runs_what_failed(swept, points, capfd, monkeypatch) -> None:
+def test_a_sweep_in_python_repeats_nothing_and_a_retry_runs_what_failed(swept, points, capfd, monkeypatch) -> None:
     folder, _, name = swept
     monkeypatch.chdir(folder)
     table = samewise_in_python.sweep(*SWEEP)
@@ -115,7 +115,7 @@ def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_sweep_that_is_stopped_goes_on_to_the_same_bits(how: signal.Signals, points, tmp_path: Path, samewise: Callable[..., Any]) -> None:
+def test_a_stopped_sweep_resumes_to_the_same_bits(how: signal.Signals, points, tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = (*TINY[:-1], "max_steps=60", "max_epochs=60", "checkpoint.every_steps=5", "seed=range(3)", "launcher.jobs=2")
     process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
@@ -137,7 +137,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bits(how: signal.Signals, p
 
 
 @pytest.mark.slow
-def test_cancelling_has_the_jobs_save(points, tmp_path: Path) -> None:
+def test_cancelling_makes_the_jobs_save(points, tmp_path: Path) -> None:
     given = (*TINY[:-1], "max_steps=4000", "max_epochs=4000", "seed=range(2)", "launcher.jobs=1")
     process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60

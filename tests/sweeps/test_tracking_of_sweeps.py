@@ -1,4 +1,4 @@
-"""Whole sweeps that log to a real MLflow server, while it and jobs of theirs are killed: every value there once, by count and by sum."""
+"""Whole sweeps that log to a real MLflow server while it and some jobs are killed: every value arrives once, by count and by sum."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LOGGED = ("checkpoint.every_steps=10", "tracking.log_every_steps=1", "tracking.s
 
 
 class Postgres:
-    """A PostgreSQL server with a database for MLflow, of Debian's package; reached by a socket in its folder and by nothing else.
+    """A PostgreSQL server from Debian's package, with a database for MLflow, which listens only on a socket in its folder.
 
-    It refuses to be root: then the user `postgres`, whom the package makes, owns its files.
+    It refuses to run as root: then the user `postgres`, whom the package creates, owns its files.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Postgres:
         self._do("pg_ctl", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), "-o", options, "-w", "-t", "120", "start")
 
     def crash(self) -> None:
-        """End it at once, as by a loss of power: it recovers from its own log."""
+        """End it at once, as if power were lost: it recovers from its own log."""
         self._do("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 class Swept:
-    """A `samewise sweep` at work, and what its jobs have come to.
+    """A running `samewise sweep`, and the state of its jobs.
 
     Args:
         folder: Where it is started.
@@ -118,16 +118,16 @@ class Swept:
         return (self.folder / "sweep.log").read_text()
 
     def jobs(self) -> dict[int, dict[str, Any]]:
-        """The word of each job that has begun, by its point."""
+        """The record of each job that has started, by its point."""
         return {int(file.stem): json.loads(file.read_text()) for file in self.folder.glob("runs/sweeps/*/jobs/*.json")}
 
     def runs(self) -> list[Path]:
-        """The run's folder of each point."""
+        """The run folder of each point."""
         points = next(self.folder.glob("runs/sweeps/*/points.jsonl")).read_text().splitlines()
         return [self.folder / json.loads(line)["folder"] for line in points]
 
     def steps(self) -> int:
-        """Taken by all jobs, those counted again that were taken again."""
+        """The number of steps of all jobs, including repeated ones."""
         return sum(file.read_bytes().count(b"train/loss") for file in self.folder.glob("runs/*/*/metrics.jsonl"))
 
     def wait_for_steps(self, count: int) -> None:
@@ -150,7 +150,7 @@ class Swept:
         return None
 
     def finish(self) -> None:
-        """Wait for the command's end, and give it again until it has nothing more to do."""
+        """Wait until the command ends, and repeat it until it has nothing more to do."""
         for _ in range(4):
             code = self.process.wait(500)
             if code == 0:
@@ -160,7 +160,7 @@ class Swept:
 
 
 def sender_of(run: Path) -> int:
-    """The process that sends a run to MLflow: its output goes to the run's `sender.log`."""
+    """The process that sends a run to MLflow, found by its output file, the run's `sender.log`."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if any(file.path == str(run / "sender.log") for file in process.open_files()):
@@ -169,14 +169,14 @@ def sender_of(run: Path) -> int:
 
 
 def journalled(run: Path) -> list[Point]:
-    """What a run has written down, metrics of the machine included."""
+    """What a run has recorded, including metrics of the machine."""
     lines = [line for name in ("metrics.jsonl", "system.jsonl") if (run / name).exists() for line in (run / name).read_text().splitlines()]
     entries = [json.loads(line) for line in lines]
     return sorted((key, entry["step"], value) for entry in entries for key, value in entry.get("metrics", {}).items())
 
 
 def tracked(client: Any, run_id: str) -> list[Point]:
-    """What MLflow tells of a run, but for the best values, which are made of the others."""
+    """What MLflow holds for a run, except the best values, which are derived from the others."""
     keys = [key for key in client.get_run(run_id).data.metrics if not key.startswith("best/")]
     return sorted((key, point.step, point.value) for key in keys for point in client.get_metric_history(run_id, key))
 
@@ -207,14 +207,14 @@ def require_every_value_once(swept: Swept, uri: str, *, jobs: int, kills: int) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_sixteen_jobs_a_server_killed_twice_and_three_jobs_killed_lose_and_double_nothing(server: Server, tmp_path: Path) -> None:
+def test_killing_the_server_twice_and_three_jobs_loses_and_doubles_nothing(server: Server, tmp_path: Path) -> None:
     server.start()
     values = ("optimizer.lr=0.02,0.05,0.1,0.2", "seed=range(4)", f"tracking.uri={server.uri}")
     with Swept(tmp_path, *TINY, *LOGGED, *values) as swept:
         swept.wait_for_steps(STEPS)
         swept.kill_one()
         swept.wait_for_steps(4 * STEPS)
-        swept.kill_one(with_sender=True, first=server.kill)  # as a scheduler does that takes a whole job down, and not all of it has been sent
+        swept.kill_one(with_sender=True, first=server.kill)  # like a scheduler that ends a whole job before everything has been sent
         server.start()
         swept.wait_for_steps(9 * STEPS)
         swept.kill_one(first=server.kill)
@@ -227,7 +227,7 @@ def test_sixteen_jobs_a_server_killed_twice_and_three_jobs_killed_lose_and_doubl
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (POSTGRES / "initdb").exists(), reason="PostgreSQL is not installed: apt-get install postgresql")
 @pytest.mark.skipif(importlib.util.find_spec("psycopg2") is None, reason="psycopg2 is not installed")
-def test_a_server_on_postgresql_of_which_both_are_killed_loses_and_doubles_nothing(postgres: Postgres, tmp_path: Path) -> None:
+def test_killing_a_server_and_its_postgresql_loses_and_doubles_nothing(postgres: Postgres, tmp_path: Path) -> None:
     server = Server(tmp_path / "server", store=postgres.uri)
     try:
         server.start()
@@ -236,7 +236,7 @@ def test_a_server_on_postgresql_of_which_both_are_killed_loses_and_doubles_nothi
             swept.kill_one(with_sender=True, first=server.kill)
             server.start()
             postgres.crash()
-            time.sleep(1.0)  # the server is there, and its database is not
+            time.sleep(1.0)  # the server is running, but its database is not
             postgres.start()
             swept.finish()
             require_every_value_once(swept, server.uri, jobs=3, kills=1)
