@@ -1,4 +1,4 @@
-"""What all tests share: the repository's root, a clean environment for child processes, and what `gpu` and `data` need."""
+"""What all tests share: the repository's root, a clean environment for child processes, and the skipping of `gpu` and `data` tests."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import pytest
 
 # Before torch is imported anywhere, here or in a child process. MLflow's usage reports stay off: tests need no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Threads that wait sleep soon, as in `samewise train`: with more processes than cores, busy waiting takes several times as long as the work.
+# Waiting threads sleep soon, as in `samewise train`: with more processes than cores, busy waiting takes several times as long as the work.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-# What reproducibility=strict would set: a test that runs commands in its own process has torch imported already.
+# As reproducibility=strict would set it, since a test that runs commands in its own process has imported torch already.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-# The key that signs runs and sweeps: no test leaves one in the home of who runs it.
+# For the key that signs runs and sweeps: no test leaves one in the home folder of the user who runs it.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="samewise-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command came to."""
+    """The result of a command."""
 
     returncode: int
     stdout: str
@@ -56,7 +56,7 @@ def no_fork_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def what_a_project_brought_is_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Two tests may name their projects' packages alike: a test's own modules, and its places on sys.path, end with it."""
+    """Two tests may use the same name for their projects' packages, so a test's own modules and its entries on sys.path are removed after it."""
     modules, path, temporary = set(sys.modules), list(sys.path), str(tmp_path_factory.getbasetemp())
     yield
     sys.path[:] = path
@@ -69,7 +69,7 @@ def what_a_project_brought_is_forgotten(tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def samewise(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Runs a command as its user would type it, in this process: five seconds quicker than a process of its own, which only kills need."""
+    """Runs a command as a user would type it, but in this process: five seconds quicker than a separate process, which is needed only for kills."""
 
     def run(*arguments: object) -> Done:
         from samewise.runner.cli import main
@@ -103,7 +103,7 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def ffmpeg() -> None:
-    """Skips a test where torchcodec, or FFmpeg's libraries, are not here."""
+    """Skips a test if torchcodec or FFmpeg's libraries are not installed."""
     from samewise.datasets.parts.video_files import require_torchcodec
     from samewise.runner.errors import ConfigError
 
@@ -114,12 +114,12 @@ def ffmpeg() -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Collecting imports torch and more, and makes no garbage worth a search: without one it takes half the time."""
+    """Collection imports torch and more, and makes no garbage worth collecting: without the collector it takes half the time."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What exists now stays to the end, and later searches for garbage leave it out."""
+    """Objects that exist now stay to the end, so later garbage collections skip them."""
     gc.enable()
     gc.freeze()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Beside(MetaPathFinder):
-    """Finds them when they are imported, and not before: some import all of torch, which few tests' collection should wait for."""
+    """Finds the modules only when they are imported: some import all of torch, for which the collection of most tests should not wait."""
 
     def __init__(self) -> None:
         folders = ("", "datasets", "docs", "kept", "launchers", "oracle", "recipes", "runner")

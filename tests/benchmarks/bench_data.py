@@ -1,4 +1,4 @@
-"""Images a second that come out of loading and augmentation, against a DataLoader with torchvision's transforms sample by sample.
+"""Images per second from loading and augmentation, compared with a DataLoader with torchvision's transforms sample by sample.
 
     make bench        or: python tests/benchmarks/bench_data.py
 
@@ -67,7 +67,7 @@ def samewise(run: Run) -> Iterator[torch.Tensor]:
 
 
 def rate(batches: Iterator[torch.Tensor]) -> float:
-    """Images a second."""
+    """Images per second."""
     began, images = time.perf_counter(), 0
     for _ in range(BATCHES):
         images += len(next(batches))

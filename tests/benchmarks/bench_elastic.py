@@ -49,7 +49,7 @@ TURNS = 12
 
 
 def stepper(*overrides: str) -> Callable[[int], float]:
-    """A function that takes so many steps and returns their seconds."""
+    """A function that takes a number of steps and returns the seconds that they took."""
     run: Run = build(compose.compose([*COMMON, *overrides], project=project.find()), project.find(), RunFolder(Path(tempfile.mkdtemp())))
     batches: Iterator = training_batches(run)
 
@@ -63,7 +63,7 @@ def stepper(*overrides: str) -> Callable[[int], float]:
 
 
 def compared(first: Callable[[int], float], second: Callable[[int], float], steps: int) -> tuple[float, float, float]:
-    """(median ratio of their times, milliseconds a step of each)."""
+    """(median ratio of their times, milliseconds per step of each)."""
     first(2), second(2)
     pairs = [(first(steps), second(steps)) if turn % 2 else (second(steps), first(steps))[::-1] for turn in range(TURNS)]
     return statistics.median(a / b for a, b in pairs), *(1000 * statistics.median(times) / steps for times in zip(*pairs, strict=True))

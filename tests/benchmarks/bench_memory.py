@@ -50,7 +50,7 @@ IN_PAIRS = {
 
 
 def kibibytes(name: str) -> int:
-    """A line of /proc/self/status, as VmRSS."""
+    """The value of a line in /proc/self/status, such as VmRSS, in KiB."""
     (found,) = re.findall(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
     return int(found)
 
@@ -62,7 +62,7 @@ def sizes(*overrides: str) -> tuple[float, float]:
     run = build(compose.compose([*COMMON, *overrides], project=project.find()), project.find(), RunFolder(Path(tempfile.mkdtemp())))
     batches = training_batches(run)
     train_step(run, next(batches))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     for _ in range(3):
         train_step(run, next(batches))
     parameters = sum(parameter.numel() * parameter.element_size() for parameter in run.model.parameters()) / 1024
@@ -72,7 +72,7 @@ def sizes(*overrides: str) -> tuple[float, float]:
 def print_all(work: dict[str, list[str]]) -> None:
     train = compose.compose([*COMMON, "model.width=4"], project=project.find())
     run = build(train, project.find(), RunFolder(Path(tempfile.mkdtemp())))
-    train_step(run, next(training_batches(run)))  # what torch loads and keeps, whatever is trained
+    train_step(run, next(training_batches(run)))  # includes what torch loads and keeps in any training
     del run
     for name, overrides in work.items():
         peak, parameters = sizes(*overrides)

@@ -63,7 +63,7 @@ class Ended(Exception):
 
 
 class Turns:
-    """Another runner's loop, in a thread, as an iterator of steps: it waits wherever it is not its turn."""
+    """Another runner's loop, in a thread, as an iterator of steps: it waits until it is its turn."""
 
     def __init__(self, train: Callable[[Callable[[], None]], None]) -> None:
         self.mine, self.theirs, self.failed, self.over = threading.Event(), threading.Event(), None, False
@@ -210,7 +210,7 @@ def torchvision(run: Run, stepped: Callable[[], None], *, references: Path) -> N
 
 
 def peers(store: str, references: Path | None) -> dict[str, Callable[[Run, Callable[[], None]], None]]:
-    """Those that are installed."""
+    """The runners that are installed."""
     known = {
         "Ignite": ("ignite", ignite),
         "Accelerate": ("accelerate", accelerate),
@@ -229,7 +229,7 @@ def built(overrides: list[str], folder: Path) -> Run:
 
 
 def measure(overrides: list[str], count: int, references: Path | None) -> dict[str, tuple[float, list[float]]]:
-    """Of each runner, milliseconds a step (median over the turns), and each turn's ratio to the hand-written loop."""
+    """For each runner, milliseconds per step (median over the turns), and each turn's ratio to the hand-written loop."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         folder = Path(place)
         loops: dict[str, Callable[[int], None]] = {}
@@ -266,7 +266,7 @@ def advance(steps: Iterator[None], count: int) -> None:
 
 
 def plot(file: Path, rows: dict[str, dict[str, tuple[float, list[float]]]]) -> None:
-    """Bars of the ratios, as a picture."""
+    """Draw the ratios as a bar chart."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 2.6 * len(rows)), layout="constrained")

@@ -47,7 +47,7 @@ TURNS = 12
 
 
 def stepper(run: Run) -> Callable[[int], float]:
-    """A function that takes so many steps, all that `fit` does but evaluate, and returns their seconds."""
+    """A function that takes a number of steps, with everything that `fit` does except evaluation, and returns the seconds that they took."""
     batches = training_batches(run)
 
     def steps(number: int) -> float:
@@ -66,7 +66,7 @@ def stepper(run: Run) -> Callable[[int], float]:
 
 
 def measure(overrides: list[str], count: int) -> dict[str, list[float]]:
-    """Seconds a step, of each setting at each turn."""
+    """Seconds per step, for each setting and turn."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         steppers = {}
         for number, (name, own) in enumerate(SETTINGS.items()):

@@ -1,4 +1,4 @@
-"""Time from the command to the first step, relative to importing torch and torchvision; that of commands that train nothing, relative to importing Hydra.
+"""Time from the command to the first step, relative to importing torch and torchvision; that of commands that do not train, relative to importing Hydra.
 
     make bench        or: python tests/benchmarks/bench_startup.py
 
@@ -22,7 +22,7 @@ TURNS = 7
 
 
 def run(*arguments: str) -> float:
-    """Seconds that a Python process takes."""
+    """The seconds that a Python process takes."""
     began = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - began

@@ -90,7 +90,7 @@ def hand_written(run: Run) -> Iterator[None]:
 
 
 def operators_alone(run: Run) -> Iterator[None]:
-    """The operators of samewise's step without a trace, by hand and without anything around them: the least that a step can take."""
+    """The operators of samewise's step without a trace, written by hand with nothing around them: the minimum for a step."""
     model = copy.deepcopy(run.model).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     update = functools.partial(type(optimizer).step.__wrapped__, optimizer)  # without the range for the profiler
@@ -110,7 +110,7 @@ def operators_alone(run: Run) -> Iterator[None]:
 
 
 def samewise(run: Run) -> Iterator[None]:
-    """A step at each turn, with everything that `fit` does between two evaluations."""
+    """Yields after each step, with everything that `fit` does between two evaluations."""
     batches = training_batches(run)
     while True:
         if evaluation_due(run):

@@ -108,7 +108,7 @@ def by_samewise(folder: Path, jobs: int) -> float:
 
 
 def require(store: str, experiment: str, jobs: int) -> None:
-    """All runs are in MLflow, finished, each with its accuracy."""
+    """Require that all runs are in MLflow, finished, each with its accuracy."""
     from mlflow import MlflowClient
 
     client = MlflowClient(store)

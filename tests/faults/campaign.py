@@ -1,4 +1,4 @@
-"""Faults at random, by the thousand: after each the same command is given again, and at the end nothing may be lost, doubled or different.
+"""Thousands of random faults: after each the same command is run again, and at the end nothing may be lost, doubled or different.
 
     python tests/faults/campaign.py --trials 1000 --seed 0 --jobs 2
 
@@ -61,7 +61,7 @@ PRELOAD += ("samewise.runner.training.loop", "samewise.runner.training.build", "
 
 @dataclass(frozen=True)
 class Reference:
-    """What an undisturbed command gave: results by run; how long it took; how many calls on files of the run its process made."""
+    """The outcome of an undisturbed command: results by run, its duration, and the number of calls that its process made on files of the run."""
 
     results: dict[str, dict[str, Any]]
     seconds: float
@@ -106,7 +106,7 @@ class Campaign:
         return Command(given, self.home / f"said-{self._number}.txt", plan, root, variables, composed, spread=spread)
 
     def _composed(self, given: list[str]) -> Any:
-        """What a trial's trainings that are struck are given; samewise's files that they use are read, too. Each would take half of its time for that."""
+        """The composed config for a trial's disturbed trainings, with samewise's own code read too: each would need half of its time for that."""
         from samewise.runner.config.compose import compose
         from samewise.runner.config.project import find
         from samewise.runner.records import own_code
@@ -118,7 +118,7 @@ class Campaign:
         return composed
 
     def reference(self, given: tuple[str, ...]) -> Reference:
-        """What an undisturbed command gives."""
+        """The outcome of an undisturbed command."""
         if given not in self._references:
             root = self.home / f"reference-{len(self._references)}"
             began = time.monotonic()
@@ -209,7 +209,7 @@ class Campaign:
         return code
 
     def _require_sent(self, root: Path, journals: list[Any], store: Path, experiment: str) -> None:
-        until = time.monotonic() + LONGEST_S  # which is longer than a run's own sender tries to get through to a server that lies
+        until = time.monotonic() + LONGEST_S  # longer than a run's own sender tries to reach a server that lies
         while (sync := self.command(["sync", "--run-root", str(root)], root)).end():
             if time.monotonic() > until:
                 raise Wrong(f"sync still ends with {sync.code}:\n{sync.text[-1500:]}")
@@ -221,7 +221,7 @@ class Campaign:
 
 
 def work(home: Path, seeds: Sequence[int], server: tuple[str, Path] | None, until: float, kinds: dict[str, int], forms: dict[str, float]) -> None:
-    """Trials, and their counts as a line of JSON after each."""
+    """Run trials, and write their counts as a line of JSON after each."""
     campaign = Campaign(home, server, kinds, forms)
     with open(home / "counts.jsonl", "a") as told:
         for seed in seeds:
@@ -246,7 +246,7 @@ def work(home: Path, seeds: Sequence[int], server: tuple[str, Path] | None, unti
 
 
 def main() -> int:
-    """Read the command line, start the workers, add up what they counted."""
+    """Read the command line, start the workers, and add up their counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="trials have the seeds SEED * 1000000, SEED * 1000000 + 1, ...")
@@ -294,7 +294,7 @@ def main() -> int:
 
 
 def summarise(home: Path) -> int:
-    """Print the counts of all workers; how many trials failed."""
+    """Print the counts of all workers; return how many trials failed."""
     counts, wordless, failed = collections.Counter[str](), collections.Counter[str](), list[int]()
     for file in home.glob("worker*/counts.jsonl"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]

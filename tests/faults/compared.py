@@ -1,4 +1,4 @@
-"""What a struck training is compared with: checkpoints, results, and what MLflow has."""
+"""Comparisons of a disturbed training: its checkpoints, its results, and what MLflow holds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from struck import Wrong
 
 TIMED = ("speed/", "system/")
 DERIVED = ("best/",)
-"""What MLflow has beside the journal's metrics, made of them."""
+"""Metrics that MLflow holds in addition to the journal's, derived from those."""
 
 
 def require_kept(root: Path, seen: dict[str, str]) -> None:
-    """No checkpoint that was whole, as `seen` has them, was lost or has changed; those that are there are added to it."""
+    """Require that no intact checkpoint in `seen` was lost or has changed; add the present ones to it."""
     for name, digest in seen.items():
         if whole(root / name) != digest:
             raise Wrong(f"{root / name} was whole, with {digest}, and is now {whole(root / name)}")
@@ -28,7 +28,7 @@ def require_kept(root: Path, seen: dict[str, str]) -> None:
 
 
 def whole(folder: Path) -> str | None:
-    """The digest of a checkpoint that is as its manifest says."""
+    """The digest of a checkpoint if it matches its manifest."""
     try:
         digest = json.loads((folder / "manifest.json").read_text())["sha256"]
         return digest if hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest() == digest else None
@@ -37,7 +37,7 @@ def whole(folder: Path) -> str | None:
 
 
 def results_in(root: Path) -> dict[str, dict[str, Any]]:
-    """What the runs below a run root came to, by name and fingerprint."""
+    """The results of the runs below a run root, by name and fingerprint."""
     found = sorted(path.parent for path in root.glob("*/*/config.yaml") if "mlartifacts" not in path.parts)
     return {str(folder.relative_to(root)): result_of(folder) for folder in found}
 
@@ -55,7 +55,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 def require_in_store(store: Path, experiment: str, journals: list[Any]) -> None:
-    """An MLflow store has what the journals of an experiment's runs say, once each."""
+    """Require that an MLflow store holds what the journals of an experiment's runs hold, each value once."""
     with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=60)) as opened:
         query = "SELECT run_uuid, status FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
         runs = opened.execute(query, (experiment,)).fetchall()

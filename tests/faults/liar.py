@@ -1,4 +1,4 @@
-"""A real MLflow server behind a proxy that lies: it drops, delays, garbles, refuses, or has a request carried out and says that it was not.
+"""A real MLflow server behind a proxy that lies: it drops, delays, garbles or refuses a request, or carries it out and claims that it failed.
 
 python liar.py FOLDER     prints the proxy's address; ends when its standard input does
 """

@@ -1,4 +1,4 @@
-"""A command of samewise that is struck: killed, or refused a call on a file by the layer that `layer.c` is."""
+"""A samewise command that meets a fault: it is killed, or a call on a file fails through the layer in `layer.c`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ LONGEST_S = 240.0
 
 
 def compiled(folder: Path) -> Path:
-    """The layer, as a library."""
+    """Compile the layer into a library; return its path."""
     library = folder / "layer.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "layer.c"), "-ldl"], check=True)
     return library
 
 
 class Wrong(Exception):
-    """What a trial found."""
+    """A fault that a trial found."""
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that one has started, and that these have."""
+    """The processes that a process has started, and those that they have started."""
     with contextlib.suppress(OSError):
         children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
         return [one for child in children for one in (child, *_descendants(child))]
@@ -96,7 +96,7 @@ class Command:
             os._exit(code)
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, negative where a signal ended it; None: it still runs."""
+        """Its exit code, negative if a signal ended it, or None if it is still running."""
         until = time.monotonic() + seconds
         while self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -109,7 +109,7 @@ class Command:
         return self.code
 
     def end(self) -> int:
-        """Its exit code; where it does not end, that is what is wrong."""
+        """Its exit code; raises Wrong if it does not end."""
         if self.wait(LONGEST_S) is None:
             self.kill("everything", random.Random(0))
             raise Wrong(f"did not end within {LONGEST_S:.0f} s:\n{self.text[-1500:]}")

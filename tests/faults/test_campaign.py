@@ -1,4 +1,4 @@
-"""A few trials of the campaign; and that it strikes, and finds what it looks for."""
+"""A few trials of the campaign, and checks that it causes faults and finds what it looks for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def layer(campaign: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
     ],
     ids=["nothing", "an error", "a full disk", "a kill", "a jump of the clock"],
 )
-def test_the_layer_strikes_where_it_is_told_to(layer: Path, tmp_path: Path, fault: str, written: int, said: str) -> None:
+def test_the_layer_causes_the_planned_fault(layer: Path, tmp_path: Path, fault: str, written: int, said: str) -> None:
     folder = tmp_path / "under"
     folder.mkdir()
     environment = {**os.environ, "LD_PRELOAD": str(layer), "FAULT": f"{fault} {folder}/ {tmp_path}/mark"}
@@ -61,7 +61,7 @@ def test_the_layer_strikes_where_it_is_told_to(layer: Path, tmp_path: Path, faul
     assert (tmp_path / "mark").exists() == (fault[0] != "0")
 
 
-def test_a_checkpoint_that_vanishes_or_changes_is_missed(campaign: ModuleType, tmp_path: Path) -> None:
+def test_a_checkpoint_that_changes_is_noticed(campaign: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "name" / "run" / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)
     (folder / "state.pt").write_bytes(b"state")

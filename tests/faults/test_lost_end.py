@@ -1,4 +1,4 @@
-"""A server that loses just the answer to "this run has ended": the run's end stays in its journal, is said, and is sent by `samewise sync`."""
+"""A server that loses just the end of a run: the end stays in the run's journal, is reported, and is sent by `samewise sync`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def proxy(server: Server, repository: Path) -> Iterator[Losing]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("loses", ["the request", "the answer"])
-def test_an_end_that_the_server_loses_is_said_and_sent_by_the_next_sync(
+def test_an_end_that_the_server_loses_is_reported_and_sent_by_the_next_sync(
     samewise: Callable[..., Any], server: Server, proxy: Losing, tmp_path: Path, caplog: pytest.LogCaptureFixture, loses: str
 ) -> None:
     proxy.loses = loses

@@ -1,4 +1,4 @@
-"""All that a machine with a GPU can tell of samewise, as one table: the gpu tests, bits, and speed. `make gpu`; no network.
+"""Everything that a machine with a GPU can show about samewise, in one table: the gpu tests, bits, and speed. `make gpu`; no network.
 
 Each row is a behaviour that only a device can show, and says what came of it: "same bits", where two trainings part, or why it failed. The exit code is 1
 where a row failed or bits differed that should not. `--device cpu --only bits` tries the script itself where there is no GPU.
@@ -41,7 +41,7 @@ SPEED = Path(__file__).with_name("speed.py")
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one check."""
+    """The outcome of one check."""
 
     check: str
     said: str
@@ -77,7 +77,7 @@ class Trainings:
         return self.folder(name)
 
     def train_killed(self, name: str, recipe: str, *overrides: str) -> Path:
-        """As `train`, but killed by SIGKILL in mid-run, and begun again."""
+        """As `train`, but killed by SIGKILL in mid-run, and started again."""
         process = subprocess.Popen(self.command(name, recipe, *overrides), env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and not any(file.read_bytes().count(b"\n") > KILLED_AT for file in self.place.glob(f"{name}/*/*/trace.jsonl")):
             time.sleep(0.01)
@@ -100,7 +100,7 @@ class Trainings:
 
 
 def checks(trainings: Trainings, devices: int) -> Iterator[tuple[str, Callable[[], tuple[str, bool]]]]:
-    """Each check's name, and what carries it out."""
+    """Each check's name, and the function that carries it out."""
 
     def pair(name: str, recipe: str, one: list[str], other: list[str], *, way: Callable[..., Path] | None = None) -> tuple[str, bool]:
         first = trainings.train(f"{name}_a", recipe, *one)
@@ -136,7 +136,7 @@ def checks(trainings: Trainings, devices: int) -> Iterator[tuple[str, Callable[[
 
 
 def nearly_full(trainings: Trainings) -> tuple[str, bool]:
-    """The same training where little memory is left: the same bits, or a warning that says why not."""
+    """The same training with little memory left: the same bits, or a warning that says why not."""
     free = trainings.train("full_a", "classification", "precision=bf16")
     try:
         full = trainings.train("full_b", "classification", "precision=bf16", samewise=(str(FILL),))
@@ -157,7 +157,7 @@ def carried_out(check: str, carry_out: Callable[[], tuple[str, bool]]) -> Row:
     began = time.perf_counter()
     try:
         said, good = carry_out()
-    except Exception as error:  # whatever one check meets, the others are carried out
+    except Exception as error:  # whatever happens in one check, the others are carried out
         said, good = f"failed: {type(error).__name__}: {error}", False
     row = Row(check, said, good, time.perf_counter() - began)
     print(f"{'ok' if row.good else 'NO':<3} {row.check:<66} {row.said}  ({row.seconds:.0f} s)", flush=True)

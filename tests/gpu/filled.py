@@ -1,4 +1,4 @@
-"""Trains (the arguments are the command's) where little of the device's memory is left: all but some 600 MiB is taken first, in this process."""
+"""Trains (with the command's arguments) with little of the device's memory left: this process first takes all but about 600 MiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JPEG files of several sizes, as a camera might take them, for what is decoded on a device. Uses nothing but the environment."""
+"""JPEG files of several sizes, as a camera might take them, for decoding on a device. Uses only installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a device trains under samewise: images and seconds of speech a second, and what of it the promise costs. Part of `make gpu`.
+"""How fast a device trains with samewise: images and seconds of speech per second, and the cost of the promise. Part of `make gpu`.
 
 Everything is measured in this process, by turns where two things are compared; a rate is the median over the turns.
 """
@@ -53,7 +53,7 @@ def steps(run: Run) -> Iterator[None]:
 
 
 def compiled(run: Run) -> Iterator[None]:
-    """What one would write by hand: the model compiled, bf16, nothing deterministic, no loss read but the last."""
+    """A hand-written loop: the model compiled, bf16, nothing deterministic, and only the last loss read."""
     device = run.device
     torch.use_deterministic_algorithms(False)
     model = torch.compile(copy.deepcopy(run.model).train())
@@ -71,7 +71,7 @@ def compiled(run: Run) -> Iterator[None]:
 
 
 def rate(loop: Iterator[None], count: int, samples: int, wait: Callable[[], None]) -> float:
-    """Samples a second over so many steps."""
+    """Samples per second over a number of steps."""
     wait()
     began = time.perf_counter()
     for _ in range(count):
@@ -175,7 +175,7 @@ def losses(device: str, wait: Callable[[], None]) -> None:
 
 
 def digested(device: str, wait: Callable[[], None]) -> bool:
-    """A digest of ResNet-50's weights there, against that of the same on the CPU."""
+    """A digest of ResNet-50's weights on the device, compared with that of the same weights on the CPU."""
     drawn = torch.Generator().manual_seed(0)
     weights = [torch.randn(size, generator=drawn) for size in (2_359_296, 2_048_000, 1_048_576, *[65_536] * 60)]
     there = [one.to(device) for one in weights]
@@ -207,7 +207,7 @@ def main() -> int:
     finally:
         shutil.rmtree(place, ignore_errors=True)
         sys.stdout.flush()
-    os._exit(0 if good else 1)  # the sessions are not at their ends, and nobody wants them finished
+    os._exit(0 if good else 1)  # the sessions are not finished, and need not be
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A mutant is the repository with one operator, number, condition, loop, handler or decorator changed. Each is tried with the tests named here for its file, the
 quickest first, until one fails; all are among the default tests. A fork has torch imported already, which is most of what a test costs.
-`explained.toml` says of some why no test can find them; one that is there and is no mutant (any more) is an error.
+`explained.toml` says for some why no test can find them; an entry that is not (or no longer) a mutant is an error.
 
     python tests/mutation/mutants.py [--share 0.25] [--seed 0] [--out OUTCOMES] [FILE ...]
     python tests/mutation/mutants.py --again OUTCOMES        what survived, once more
@@ -61,7 +61,7 @@ TESTS = {
     "optim/parametrise.py": INITIAL[:2],
     **{f"optim/schedules/{name}.py": SCHEDULES for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")},
 }
-"""Files below runner/, and the tests that are to find what is wrong in them, the quickest first."""
+"""Files below runner/, and the tests that should find faults in them, the quickest first."""
 
 OPERATORS = (
     *(
@@ -76,10 +76,10 @@ OPERATORS = (
     *("AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
     *("ExceptionReplacer", "NumberReplacer", "RemoveDecorator", "ZeroIterationForLoop"),
 )
-"""Of Cosmic Ray's: a change or two for each place, where it has a dozen."""
+"""Some of Cosmic Ray's operators: one or two changes for each place, where it has a dozen."""
 
 LIMIT_S = 300
-"""A mutant that hangs is found."""
+"""A mutant that hangs for this long counts as found."""
 
 
 @dataclass(frozen=True)

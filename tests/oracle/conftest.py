@@ -1,4 +1,4 @@
-"""Gives the tests here the oracle."""
+"""The oracle, as a fixture for the tests here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Two trainings of one task, by `samewise train` and by a plain script that knows nothing of it, and how far they are apart.
+"""Two trainings of one task, by `samewise train` and by an independent plain script, and how far they are apart.
 
-From the same initial weights, on the same batches, both compute the same numbers but for rounding: losses, weights and metrics are compared one by one.
+From the same initial weights, on the same batches, both compute the same numbers except for rounding: losses, weights and metrics are compared one by one.
 With seeds of their own each draws its weights, batches and dropout by itself: means over seeds are compared, in units of their standard error.
 
 Tests import this as `samewise_oracle_curves`.
@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 ROUNDING = {"single": {"losses": 1e-3, "weights": 0.1, "metrics": 0.05}, "double": {"losses": 1e-9, "weights": 1e-7, "metrics": 1e-8}}
-"""The greatest relative errors that count as rounding; a fault has to make one ten times as large. In single precision a unit of a rectifier that rounds to
-the other side of nought parts two trainings by a ten-thousandth, and by more with each step; in double precision none does."""
+"""The greatest relative errors that count as rounding; a fault has to make one ten times as large. In single precision a ReLU input that rounds to
+the other side of zero makes two trainings diverge by a ten-thousandth, and by more with each step; in double precision this does not happen."""
 SPREAD = 4.5
-"""Standard errors by which means over five seeds may differ: with some eight degrees of freedom, one comparison in five hundred is further off by chance."""
+"""Standard errors by which means over five seeds may differ: with about eight degrees of freedom, one comparison in five hundred is further off by chance."""
 QUIET = ("callbacks=none", "tracking=none", "evaluate.pictures=false", "trace.layers_every_steps=0", "device=cpu", "max_epochs=999")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training came to: each step's loss, the metrics of the held-out split after the last step, and the weights."""
+    """The result of a training: each step's loss, the metrics of the held-out split after the last step, and the weights."""
 
     losses: list[float]
     metrics: dict[str, float]
@@ -40,7 +40,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Task:
-    """One task, told twice.
+    """One task, described for both trainings.
 
     Args:
         overrides: The run's.
@@ -96,12 +96,12 @@ class Oracle:
         return _errors(run, plain, start)
 
     def require_alike(self, task: Task, steps: int, precision: str) -> None:
-        """Fail where the errors are more than rounding."""
+        """Fail if the errors are larger than rounding."""
         found, most = self.errors(task, steps, precision), {**ROUNDING[precision], **task.rounding.get(precision, {})}
         assert all(found[name] <= value for name, value in most.items()), found
 
     def require_parted(self, task: Task, steps: int, precision: str, fault: str) -> None:
-        """Fail where a planted fault's errors are not well beyond rounding."""
+        """Fail if the errors of a planted fault are not well beyond rounding."""
         found, most = self.errors(task, steps, precision, fault=fault), {**ROUNDING[precision], **task.rounding.get(precision, {})}
         assert any(found[name] > 10 * value for name, value in most.items()), found
 
@@ -114,12 +114,12 @@ class Oracle:
         return standard_errors(runs, plains, metric)
 
     def require_same_distribution(self, task: Task, steps: int, metric: str) -> None:
-        """Fail where the means over seeds are further apart than their spread explains."""
+        """Fail if the means over seeds are further apart than their spread explains."""
         found = self.standard_errors(task, steps, metric)
         assert max(found.values()) <= SPREAD, found
 
     def require_other_distribution(self, task: Task, steps: int, metric: str, fault: str) -> None:
-        """Fail where a planted fault does not show over seeds."""
+        """Fail if a planted fault does not show over seeds."""
         found = self.standard_errors(task, steps, metric, fault=fault)
         assert max(found.values()) > SPREAD, found
 
@@ -160,7 +160,7 @@ def _errors(run: Trained, plain: Trained, start: Mapping[str, Tensor]) -> dict[s
 
 
 def _train_in_double(patches: pytest.MonkeyPatch) -> None:
-    """Have runs compute in float64, from the float32 numbers that they would begin with and read; nothing else about them changes."""
+    """Make runs compute in float64, from the same initial and input numbers in float32; nothing else about them changes."""
     from samewise.runner.training import build
 
     make_model, make_transforms = build.make_model, build.make_batch_transforms
@@ -183,7 +183,7 @@ def _train_in_double(patches: pytest.MonkeyPatch) -> None:
 
 
 def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:
-    """Put a fault into the runner or the recipe, or give the overrides that amount to it."""
+    """Plant a fault in the runner or the recipe, or return the overrides that amount to it."""
     if "=" in fault:
         return fault.split()
     real = recipe.loss
@@ -220,7 +220,7 @@ def _relative(value: float, reference: float) -> float:
 
 
 def _changed(value: Tensor, reference: Tensor, before: Tensor) -> float:
-    """The error of a tensor's change. A change below a millionth of the tensor, as rounding makes of a gradient that is nought, counts as a millionth."""
+    """The error of a tensor's change. A change below a millionth of the tensor, as rounding makes of a zero gradient, counts as a millionth."""
     change = max(float((reference - before).norm()), 1e-6 * float(before.norm()), 1e-12)
     error = float((value - reference).norm()) / change
     return error if math.isfinite(error) else math.inf

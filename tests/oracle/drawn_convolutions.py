@@ -1,4 +1,4 @@
-"""Convolutions of any form as torch computes them on the CPU, held against float64, on memory full of nan: what docs/reproducibility.md says of oneDNN.
+"""Convolutions of any form as torch computes them on the CPU, compared with float64, on memory full of nan: see oneDNN in docs/reproducibility.md.
 
     OMP_NUM_THREADS=1 python tests/oracle/drawn_convolutions.py SEED TRIALS
 
@@ -66,7 +66,7 @@ def computed(form: dict[str, Any], given: list[Tensor], dtype: torch.dtype, seed
 
 
 def _waste() -> None:
-    """Leave nan in the memory that is free."""
+    """Fill free memory with nan."""
     for waste in [torch.full((size,), torch.nan) for size in (64, 256, 1024, 4096, 16384, 65536) * 3]:
         del waste
 

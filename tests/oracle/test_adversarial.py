@@ -41,7 +41,7 @@ class Pair(nn.Module):
 
 
 def noises() -> Iterator[Tensor]:
-    """float32[BATCH, NOISE], the same ones each time; two a step."""
+    """Noise float32[BATCH, NOISE], the same each time, two for each step."""
     drawn = torch.Generator().manual_seed(5)
     while True:
         yield torch.randn(BATCH, NOISE, generator=drawn)
@@ -64,7 +64,7 @@ def plain(model: Pair, steps: int, shuffle: bool) -> Trained:
         of_generator.zero_grad()
         fooled.backward()
         of_generator.step()
-        losses.append((2 * (true + false) + fooled).item())  # the trace adds up the discriminator's loss, its two parts and the generator's
+        losses.append((2 * (true + false) + fooled).item())  # the trace adds the discriminator's loss, its two parts and the generator's loss
     model.eval()
     with torch.no_grad():
         made = model.generator(torch.zeros(len(held), NOISE, dtype=precision))
@@ -102,7 +102,7 @@ TASK = Task(OVERRIDES, GenerativeAdversarial, Pair, plain, rounding=ROUNDING)
 
 @pytest.fixture(autouse=True)
 def same_noise(monkeypatch) -> None:
-    """In training the run gets the plain script's noise, in evaluation none."""
+    """In training the run gets the same noise as the plain script, and in evaluation zeros."""
     drawn = noises()
 
     def noise(recipe: GenerativeAdversarial, images: Tensor) -> Tensor:
@@ -112,10 +112,10 @@ def same_noise(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("steps", "precision"), [(3, "single"), (12, "double")])
-def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
+def test_it_trains_like_the_plain_script_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 
 
 @pytest.mark.parametrize("fault", ["optimizer.discriminator.weight_decay=0", "gradients are not cleared"])
-def test_a_planted_fault_parts_the_two(oracle, fault):
+def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 4, "double", fault)

@@ -1,4 +1,4 @@
-"""COCO's average precision against pycocotools fed by hand from JSON, torchmetrics, and the definition written down once more in float64."""
+"""COCO's average precision against pycocotools fed by hand from JSON, torchmetrics, and a second implementation of the definition in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from samewise.recipes.detection import Detection, DetectionScores
 
 CLASSES = 5
-"""With the background. Nothing is ever of class 3, and nothing is ever found of class 4."""
+"""Including the background. No box is of class 3, and no detection is of class 4."""
 AREAS = {"map": (0, 1e10), "map_small": (0, 32**2), "map_medium": (32**2, 96**2), "map_large": (96**2, 1e10)}
 NAMES = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large")
 
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def drawn_images(seed: int, count: int = 12) -> list[Row]:
-    """Images with boxes of all sizes, crowds and areas of their own, and with what a detector might find: near misses, doubles, ties, nonsense."""
+    """Images with boxes of all sizes, crowds and separate areas, and with what a detector might find: near misses, duplicates, ties, nonsense."""
     chance, images = random.Random(seed), list[Row]()
     for number in range(count):
         true, found = list[Row](), list[Row]()
@@ -65,7 +65,7 @@ def _area(one: Row) -> float:
 
 
 def scores(images: list[Row], *, batch: int = 5) -> DetectionScores:
-    """The recipe's, of a model that finds what is given."""
+    """The recipe's scores for a model that finds the given detections."""
 
     class Finds(nn.Module):
         def forward(self, some: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
@@ -97,7 +97,7 @@ def _numbers(rows: list[Row], name: str) -> torch.Tensor:
 
 
 def by_pycocotools(images: list[Row], folder: Path) -> dict[str, float]:
-    """Its twelve figures, of files in COCO's own form; -1 where there is nothing to find."""
+    """The twelve figures of pycocotools, from files in COCO's own format; -1 if there is nothing to find."""
     boxes = [{**one, "image_id": number} for number, image in enumerate(images) for one in image["true"]]
     found = [{**one, "image_id": number} for number, image in enumerate(images) for one in image["found"]]
 
@@ -154,14 +154,14 @@ def _ignored(one: Row, low: float, high: float) -> bool:
 
 
 def _overlap(found: Row, true: Row) -> float:
-    """Over the union; over the detection alone where the box is a crowd."""
+    """Intersection over union, or over the detection's area if the box is a crowd."""
     (ax1, ay1, ax2, ay2), (bx1, by1, bx2, by2) = found["box"], true["box"]
     shared = max(0.0, min(ax2, bx2) - max(ax1, bx1)) * max(0.0, min(ay2, by2) - max(ay1, by1))
     return shared / (_area(found) if true["crowd"] else _area(found) + _area(true) - shared)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_what_pycocotools_makes_of_files(seed, tmp_path):
+def test_average_precision_equals_that_of_pycocotools_on_files(seed, tmp_path):
     images = drawn_images(seed)
     found, expected = scores(images), by_pycocotools(images, tmp_path)
     assert found.average_precision().stats == pytest.approx(expected, abs=1e-12)
@@ -171,7 +171,7 @@ def test_it_is_what_pycocotools_makes_of_files(seed, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_it_is_the_definition(seed):
+def test_average_precision_equals_the_definition(seed):
     images, overlaps = drawn_images(seed), [0.5 + 0.05 * step for step in range(10)]
     found = scores(images)
     for name, (low, high) in AREAS.items():
@@ -184,7 +184,7 @@ def test_it_is_the_definition(seed):
         assert (mean, at_50) == pytest.approx((np.mean(points), points[0]), abs=1e-9)
 
 
-def test_it_is_torchmetrics():
+def test_average_precision_equals_that_of_torchmetrics():
     images = drawn_images(1)
     metric = MeanAveragePrecision()
     metric.warn_on_many_detections = False
@@ -197,13 +197,13 @@ def test_it_is_torchmetrics():
 
 
 @pytest.mark.parametrize(("kept", "missing"), [("true", "found"), ("found", "true")])
-def test_with_nothing_found_or_nothing_to_find_it_is_zero(kept, missing):
+def test_with_nothing_found_or_nothing_to_find_all_figures_are_zero(kept, missing):
     images = [{kept: one[kept], missing: []} for one in drawn_images(0)]
     assert {value for name, value in scores(images).compute().items() if name.startswith("ma")} == {0.0}
 
 
 @pytest.mark.parametrize("fault", ["crowds count as boxes", "areas are those of the boxes", "fifty of an image count", "labels are one too low"])
-def test_a_fault_would_show(fault, tmp_path):
+def test_a_planted_fault_changes_the_figures(fault, tmp_path):
     images = drawn_images(0)
     expected = by_pycocotools(images, tmp_path)
     for one in images:

@@ -42,7 +42,7 @@ OVERRIDES = [
 
 
 def network(channels: int = 1) -> nn.Sequential:
-    """ResNet-18, narrow, on a stem that keeps every pixel."""
+    """A narrow ResNet-18 with a stem that keeps every pixel."""
 
     def stage(inputs: int, width: int) -> nn.Sequential:
         stride = 1 if inputs == width else 2
@@ -72,7 +72,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def plain(model: nn.Module, steps: int, shuffle: bool, *, data: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]] = digits, replicas: int = 1) -> Trained:
-    """Each replica takes its part of a batch by itself; batch norms keep the statistics of the first."""
+    """Each replica processes its part of a batch separately; batch norms keep the statistics of the first replica."""
     images, labels, held_images, held_labels = data()
     precision = next(model.parameters()).dtype
     norms = {parameter for module in model.modules() if isinstance(module, nn.BatchNorm2d) for parameter in module.parameters()}
@@ -104,17 +104,17 @@ TASK = Task(OVERRIDES, Classification, network, plain)
 
 
 @pytest.mark.parametrize(("steps", "precision"), [(4, "single"), pytest.param(17, "double", marks=pytest.mark.slow)])  # an epoch has 14 steps
-def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
+def test_it_trains_like_the_plain_script_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 
 
-def test_so_it_does_where_replicas_share_a_batch_in_channels_last(oracle):
+def test_so_do_two_replicas_that_share_a_batch_in_channels_last(oracle):
     task = replace(TASK, overrides=[*OVERRIDES, "replicas=2", "memory_format=channels_last"], plain=partial(plain, replicas=2))
     oracle.require_alike(task, 6, "double")
 
 
 @pytest.mark.parametrize("fault", ["optimizer.weight_decay=0", "the schedule is a step late", "evaluation is in training mode"])
-def test_a_planted_fault_parts_the_two(oracle, fault):
+def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 5, "double", fault)
 
 
@@ -133,12 +133,12 @@ def test_a_planted_fault_parts_the_two(oracle, fault):
         "gradients are not cleared",
     ],
 )
-def test_so_does_any_other(oracle, fault):
+def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 5, "double", fault)
 
 
 @pytest.mark.slow
-def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
+def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASK, 42, "accuracy")
 
 
@@ -150,7 +150,7 @@ def test_a_planted_fault_shows_over_seeds(oracle, fault):
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_on_real_photographs_too(oracle, data_root, tmp_path):
+def test_it_trains_like_the_plain_script_on_real_photographs(oracle, data_root, tmp_path):
     """Forty of each class to learn from, ten to hold out."""
     chosen = {"train": [], "valid": []}
     for label, folder in enumerate(sorted((data_root / "cifar10_images" / "train").iterdir())):

@@ -94,7 +94,7 @@ def held_out(model: RetinaNet, images: list[Tensor], targets: list[dict[str, Ten
     for first in range(0, len(images), BATCH):
         some, true = images[first : first + BATCH], targets[first : first + BATCH]
         precision.update([{**found, "boxes": found["boxes"].float(), "scores": found["scores"].float()} for found in model.eval()(some)], true)
-        model.training = True  # of the whole alone, its parts stay as they are in evaluation: torchvision then gives losses
+        model.training = True  # only of the outer module, while its parts stay in evaluation mode: torchvision then returns losses
         total += float(sum(model(some, true).values())) * len(some)
     found = precision.compute()
     return {"loss": total / len(images), **{name: float(found[name]) for name in ("map", "map_50", "mar_100")}}
@@ -106,7 +106,7 @@ TASK = Task(OVERRIDES, Detection, network, plain, ROUNDING)
 
 
 @pytest.mark.parametrize(("steps", "precision"), [pytest.param(4, "single", marks=pytest.mark.slow), (7, "double")])  # an epoch has 5 steps
-def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
+def test_it_trains_like_the_plain_script_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 
 
@@ -122,18 +122,18 @@ def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precisio
         "gradients are not cleared",
     ],
 )
-def test_a_planted_fault_parts_the_two(oracle, fault):
+def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 4, "double", fault)
 
 
 @pytest.mark.slow
-def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
+def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASK, 20, "loss")
 
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_on_real_images_too(oracle, data_root):
+def test_it_trains_like_the_plain_script_on_real_images(oracle, data_root):
     folder = data_root / "bccd" / "BCCD"
 
     def cells(split: str, precision: torch.dtype) -> Images:

@@ -1,4 +1,4 @@
-"""What the recipes report, against the evaluators of each field, and against float64 computed another way, edge cases included."""
+"""What the recipes report, compared with each field's evaluators and with float64 computed another way, including edge cases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from samewise.recipes.vocoder import Vocoder
 
 
 class Says(nn.Module):
-    """The outputs that it was given, batch after batch."""
+    """Returns the outputs that it was given, batch after batch."""
 
     def __init__(self, outputs: list[Tensor]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Says(nn.Module):
         return next(self._outputs)
 
 
-def test_accuracies_confusion_and_loss_are_scikit_learns(tmp_path):
+def test_accuracies_confusion_and_loss_equal_scikit_learns(tmp_path):
     drawn = torch.Generator().manual_seed(0)
     label = torch.randint(0, 7, (200,), generator=drawn)
     label[label == 3] = 4  # no image of class 3, though it is predicted
@@ -82,7 +82,7 @@ def likelihood(probabilities: np.ndarray, target: list[int]) -> float:
     return total - math.log(alpha[-2:].sum())
 
 
-def test_the_likelihood_of_a_transcript_is_that_of_the_forward_recursion():
+def test_the_likelihood_of_a_transcript_equals_the_forward_recursion():
     drawn = torch.Generator().manual_seed(1)
     targets = [[1, 1, 2, 2, 2], [], [3], [5, 4, 4, 1] * 9]
     lengths = torch.tensor([9, 30, 1, 120])
@@ -95,11 +95,11 @@ def test_the_likelihood_of_a_transcript_is_that_of_the_forward_recursion():
         assert found[place].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_error_rates_are_torchmetrics():
+def test_error_rates_equal_torchmetrics():
     letters, chance = " abc", random.Random(2)
     said = ["", "a", "a b c", "abc cba", *("".join(chance.choices(letters, k=chance.randint(1, 12))).strip() for _ in range(40))]
     paths, frames = [], 60
-    for text in said:  # labels as a network gives them, a letter now and then missed, doubled or mistaken
+    for text in said:  # labels as a network gives them, with some letters missed, doubled or wrong
         path: list[int] = [0] * chance.randint(0, 3)
         for letter in text:
             label = letters.index(letter) + 1
@@ -124,8 +124,8 @@ def test_error_rates_are_torchmetrics():
     assert 0.2 < found["cer"] < found["wer"]
 
 
-def separated(estimates: list[Tensor], sources: list[Tensor], *, sdr: bool = False) -> dict[str, float]:
-    """The recipe's figures where the model gives these estimates, one mixture at a time."""
+def separate(estimates: list[Tensor], sources: list[Tensor], *, sdr: bool = False) -> dict[str, float]:
+    """The recipe's figures if the model gives these estimates."""
     recipe = Separation(sdr=sdr)
     batch = recipe.collate([{"mixture": one.sum(0), "sources": one, "name": str(place)} for place, one in enumerate(sources)])
     scores = recipe.scores(None)
@@ -133,8 +133,8 @@ def separated(estimates: list[Tensor], sources: list[Tensor], *, sdr: bool = Fal
     return scores.compute()
 
 
-def mixed(speakers: int, lengths: list[int], noise: float) -> tuple[list[Tensor], list[Tensor]]:
-    """Sources and estimates of them, in another order, at another loudness, with an offset; the lengths are apart, so nothing is separated at once."""
+def mix(speakers: int, lengths: list[int], noise: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Estimates of sources in another order, at another loudness and with an offset, and the sources, which differ in length."""
     drawn = torch.Generator().manual_seed(speakers)
     sources = [0.1 * torch.randn(speakers, length, generator=drawn) for length in lengths]
     estimates = [(one + noise * torch.randn(one.shape, generator=drawn)).roll(place, 0) * 3 + 0.05 for place, one in enumerate(sources)]
@@ -142,10 +142,10 @@ def mixed(speakers: int, lengths: list[int], noise: float) -> tuple[list[Tensor]
 
 
 @pytest.mark.parametrize("speakers", [2, 3])
-def test_si_sdr_of_the_best_permutation_is_torchmetrics(speakers):
-    estimates, sources = mixed(speakers, [800, 1200, 950], 0.05)
+def test_si_sdr_of_the_best_permutation_equals_torchmetrics(speakers):
+    estimates, sources = mix(speakers, [800, 1200, 950], 0.05)
     estimates[1][0] = 0.0  # a silent estimate
-    found, reached, before = separated(estimates, sources), [], []
+    found, reached, before = separate(estimates, sources), [], []
     for estimate, source in zip(estimates, sources, strict=True):
         true, mixture = source.double()[None], source.double().sum(0).expand(1, speakers, -1)
         options = {"mode": "speaker-wise", "eval_func": "max", "zero_mean": True}
@@ -165,9 +165,9 @@ def distortion_ratio(estimate: Tensor, source: Tensor, taps: int = 512) -> float
 
 
 @pytest.mark.parametrize("speakers", [2, 3])
-def test_sdr_is_that_of_bss_eval(speakers):
-    estimates, sources = mixed(speakers, [900, 1300], 0.2)
-    found, reached, before = separated(estimates, sources, sdr=True), [], []
+def test_sdr_equals_that_of_bss_eval(speakers):
+    estimates, sources = mix(speakers, [900, 1300], 0.2)
+    found, reached, before = separate(estimates, sources, sdr=True), [], []
     for estimate, source in zip(estimates, sources, strict=True):
         pairs = [[distortion_ratio(one, true) for true in source] for one in estimate]
         orders = itertools.permutations(range(speakers))
@@ -177,7 +177,7 @@ def test_sdr_is_that_of_bss_eval(speakers):
     assert found["sdri"] == pytest.approx(np.mean(reached) - np.mean(before), abs=1e-3)
 
 
-def test_bits_a_sample_and_the_entropy_of_labels_are_those_of_float64():
+def test_bits_per_sample_and_the_entropy_of_labels_equal_float64():
     drawn = torch.Generator().manual_seed(3)
     end = VocoderMel(sample_rate=8000, n_fft=64, win_length=40, hop_length=10, n_mels=6, context=52)
     recipe, clips = Vocoder(front_end=end), 0.4 * torch.randn(5, 60 + 104, generator=drawn).clamp(-2.4, 2.4)
@@ -193,7 +193,7 @@ def test_bits_a_sample_and_the_entropy_of_labels_are_those_of_float64():
     assert scores.compute() == pytest.approx({**expected, "below_entropy": expected["label_entropy"] - nats}, rel=1e-6)
 
 
-def test_mu_law_steps_are_those_of_float64_but_where_two_are_equally_near():
+def test_mu_law_steps_equal_float64_unless_two_are_equally_near():
     wave = torch.linspace(-1, 1, 65537)
     curve = (wave.double().sign() * torch.log1p(255 * wave.double().abs()) / math.log(256) + 1) / 2 * 255
     clear = (curve - curve.floor() - 0.5).abs() > 1e-4
@@ -201,7 +201,7 @@ def test_mu_law_steps_are_those_of_float64_but_where_two_are_equally_near():
     assert (MuLaw().labels(wave)[clear] == (curve + 0.5).floor()[clear]).all()
 
 
-def test_the_entropy_of_labels_is_scipys():
+def test_the_entropy_of_labels_equals_scipys():
     counts = torch.tensor([3, 0, 12, 1, 0, 7])
     assert entropy(counts) == pytest.approx(scipy.stats.entropy(counts.numpy()), rel=1e-12)
 
@@ -225,7 +225,7 @@ def spectrogram(waveform: np.ndarray, *, rate: int, size: int, window: int, hop:
     return np.clip(20 * np.log10(np.maximum(np.array(banks) @ np.array(frames).T, 1e-5)), -100, 0)
 
 
-def test_the_log_mel_distance_is_that_of_float64():
+def test_the_log_mel_distance_equals_that_in_float64():
     recipe = Vocoder(front_end=VocoderMel(sample_rate=8000, n_fft=256, win_length=160, hop_length=20, n_mels=16, context=200))
     drawn = torch.Generator().manual_seed(4)
     time = torch.arange(700) / 8000
@@ -238,9 +238,9 @@ def test_the_log_mel_distance_is_that_of_float64():
 
 
 @pytest.mark.parametrize("count", [2, 57])
-def test_the_energy_distance_of_single_numbers_is_scipys_without_its_bias(count):
+def test_the_energy_distance_of_numbers_equals_scipys_without_its_bias(count):
     drawn = np.random.default_rng(count)
     x, y = drawn.normal(size=count), drawn.normal(loc=0.7, scale=1.5, size=count + 20)
-    biased = scipy.stats.energy_distance(x, y) ** 2  # a number's distance to itself counts
+    biased = scipy.stats.energy_distance(x, y) ** 2  # the distance of a number to itself counts here
     bias = sum(np.abs(some[:, None] - some).mean() / (len(some) - 1) for some in (x, y))
     assert energy_distance(torch.tensor(x)[:, None], torch.tensor(y)[:, None]) == pytest.approx(biased - bias, rel=1e-9)

@@ -78,7 +78,7 @@ def plain(model: ConvTasNet, steps: int, shuffle: bool, *, data: Callable[[str, 
 
 
 def best(estimates: Tensor, sources: Tensor) -> Tensor:
-    """The mean SI-SDR over the speakers, of the assignment in which it is largest."""
+    """The mean SI-SDR over the speakers, for the assignment with the largest one."""
     orders = itertools.permutations(range(len(sources)))
     return torch.stack([torch.stack([si_sdr(estimates[one], source) for one, source in zip(order, sources, strict=True)]).mean() for order in orders]).max()
 
@@ -107,11 +107,11 @@ TASK = Task(OVERRIDES, Separation, network, plain)
 
 
 @pytest.mark.parametrize(("steps", "precision"), [(4, "single"), (10, "double")])
-def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
+def test_it_trains_like_the_plain_script_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 
 
-def test_a_planted_fault_parts_the_two(oracle):
+def test_a_planted_fault_makes_the_two_diverge(oracle):
     oracle.require_parted(TASK, 8, "double", "scheduler.patience=1")
 
 
@@ -128,19 +128,19 @@ def test_a_planted_fault_parts_the_two(oracle):
         "gradients are not cleared",
     ],
 )
-def test_so_does_any_other(oracle, fault):
+def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 7, "double", fault)
 
 
 @pytest.mark.slow
-def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
+def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASK, 40, "si_sdri")
 
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_on_real_recordings_too(oracle, data_root, tmp_path):
-    """Two speakers say the same digit at once; the files lie as LibriMix generates them."""
+def test_it_trains_like_the_plain_script_on_real_recordings(oracle, data_root, tmp_path):
+    """Two speakers say the same digit at once; the files are laid out as LibriMix generates them."""
     folder = data_root / "free_spoken_digits" / "recordings"
 
     def spoken(split: str, count: int) -> list[Tensor]:

@@ -118,11 +118,11 @@ ALIKE = Task([*OVERRIDES, "model.dropout=0.0"], SpeechRecognition, partial(Lette
 RANDOM = Task([*OVERRIDES, "model.dropout=0.5"], SpeechRecognition, partial(Letters, 0.5), plain)
 
 
-def test_it_trains_as_the_plain_script_does_step_by_step(oracle):
+def test_it_trains_like_the_plain_script_step_by_step(oracle):
     oracle.require_alike(ALIKE, 10, "single")
 
 
-def test_a_planted_fault_parts_the_two(oracle):
+def test_a_planted_fault_makes_the_two_diverge(oracle):
     oracle.require_parted(ALIKE, 8, "single", "optimizer.weight_decay=0")
 
 
@@ -142,12 +142,12 @@ def test_a_planted_fault_parts_the_two(oracle):
         "the schedule is a step late",
     ],
 )
-def test_so_does_any_other(oracle, fault):
+def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(ALIKE, 8, "single", fault)
 
 
 @pytest.mark.slow
-def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
+def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(RANDOM, 60, "loss")
 
 
@@ -158,7 +158,7 @@ def test_a_planted_fault_shows_over_seeds(oracle):
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_on_real_recordings_too(oracle, data_root):
+def test_it_trains_like_the_plain_script_on_real_recordings(oracle, data_root):
     folder, words = data_root / "free_spoken_digits" / "recordings", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
     def recordings(split: str) -> Iterator[tuple[Tensor, str]]:

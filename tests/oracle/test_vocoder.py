@@ -71,7 +71,7 @@ def plain(
     data: Callable[[str, int], list[Tensor]] = generated,
 ) -> Trained:
     def nats(chosen: list[Tensor]) -> Tensor:
-        """Of each next sample, one after the other."""
+        """The nats of each next sample, one after the other."""
         waveforms = torch.stack([one[CONTEXT : 1 - CONTEXT] for one in chosen])
         read = 2.0 * levels(waveforms).float() / top - 1.0
         mel = torch.stack([log_mel(one) for one in chosen])
@@ -141,11 +141,11 @@ TASKS = {
 
 
 @pytest.mark.parametrize("output", TASKS)
-def test_it_trains_as_the_plain_script_does_step_by_step(oracle, output):
+def test_it_trains_like_the_plain_script_step_by_step(oracle, output):
     oracle.require_alike(TASKS[output], 7, "single")
 
 
-def test_a_planted_fault_parts_the_two(oracle):
+def test_a_planted_fault_makes_the_two_diverge(oracle):
     oracle.require_parted(TASKS["mu_law"], 5, "single", "optimizer.weight_decay=0")
 
 
@@ -164,19 +164,19 @@ def test_a_planted_fault_parts_the_two(oracle):
         "evaluation is in training mode",
     ],
 )
-def test_so_does_any_other(oracle, fault):
+def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASKS["mu_law"], 5, "single", fault)
 
 
 @pytest.mark.slow
-def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
+def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASKS["mu_law"], 40, "loss")
 
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_on_real_recordings_too(oracle, data_root, tmp_path):
-    """Of recordings that are shorter than a clip, each clip is the whole, with silence after it."""
+def test_it_trains_like_the_plain_script_on_real_recordings(oracle, data_root, tmp_path):
+    """For recordings that are shorter than a clip, each clip is the whole recording followed by silence."""
     folder, samples = data_root / "free_spoken_digits" / "recordings", 1600
     short = sorted(path for path in folder.glob("*.wav") if soundfile.info(path).frames <= samples)[: CLIPS + HELD]
     chosen = {"train": short[:CLIPS], "valid": short[CLIPS:]}

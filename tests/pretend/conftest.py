@@ -1,4 +1,4 @@
-"""Puts `pretended_cuda` within reach of the tests here: no folder of tests is on sys.path."""
+"""Makes `pretended_cuda` importable for the tests here, since no folder of tests is on sys.path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if "pretended_cuda" not in sys.modules:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Torch's builds for the CPU alone cannot say `cuda`."""
+    """Skip the tests here if torch was built without CUDA, as it then does not know the device `cuda`."""
     if not torch.backends.cuda.is_built():
         for item in items:
             if Path(__file__).parent in item.path.parents:
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device() -> Iterator[Any]:
-    """The pretended CUDA device, for the time of a test."""
+    """The pretended CUDA device, for the duration of a test."""
     from pretended_cuda import pretended
 
     with pretended() as made:

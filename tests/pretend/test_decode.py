@@ -1,4 +1,4 @@
-"""Images that are decoded on the device: what that makes it do, on a pretended one whose nvJPEG is the CPU's decoder."""
+"""Images decoded on the device, here a pretended one whose nvJPEG is the CPU's decoder: what the device does for them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_images_arrive_in_order_as_the_decoder_gives_them(device: PretendedDevic
 @pytest.mark.parametrize(
     ("owner", "name", "message"), [(Stream, "wait_event", "has not waited for the one"), (PretendedTensor, "record_stream", "may give its memory away")]
 )
-def test_images_that_are_used_too_early_or_too_late_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
+def test_using_images_too_early_or_too_late_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
     monkeypatch.setattr(owner, name, lambda *_: None)
     with pytest.raises(DeviceError, match=message):
         Decode()(batch_of(root)[0])["image"][0] * 2
@@ -82,11 +82,11 @@ def test_nothing_fills_the_memory_that_nvjpeg_writes_into(device: PretendedDevic
     seen = list[bool]()
     real = torch.ops.image.decode_jpegs_cuda
 
-    def noted(*given: object) -> list[Tensor]:
+    def note(*given: object) -> list[Tensor]:
         seen.append(deterministic.fill_uninitialized_memory)
         return real(*given)
 
-    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", noted)
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", note)
     monkeypatch.setattr(deterministic, "fill_uninitialized_memory", True)
     Decode()(batch_of(root)[0])
     assert seen == [False]
@@ -94,7 +94,7 @@ def test_nothing_fills_the_memory_that_nvjpeg_writes_into(device: PretendedDevic
 
 
 @pytest.mark.usefixtures("device")
-def test_the_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, data = batch_of(root)
     refused = torch.frombuffer(bytearray(data.path(3).read_bytes()), dtype=torch.uint8)
     real = torch.ops.image.decode_jpegs_cuda
@@ -111,7 +111,7 @@ def test_the_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("decode_jpegs_cuda: torchvision not compiled with nvJPEG support")])
-def test_a_torchvision_without_nvjpeg_is_an_error_that_says_so(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_torchvision_without_nvjpeg_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def missing(*_: object) -> None:
         raise error
 
@@ -122,7 +122,7 @@ def test_a_torchvision_without_nvjpeg_is_an_error_that_says_so(root: Path, monke
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: an illegal memory access")])
-def test_what_is_wrong_with_the_device_is_no_fault_of_a_file(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_error_of_the_device_is_not_blamed_on_a_file(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     asked = list[int]()
     real = torch.ops.image.decode_jpegs_cuda
 
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_the_device_is_no_fault_of_a_file(root: Path, monkeyp
 @pytest.mark.parametrize(
     ("where", "given", "told"), [("cuda", [], True), ("cuda", ["dataset.decode=device", "transforms=imagenet_on_device"], False), ("cpu", [], False)]
 )
-def test_where_no_core_is_left_for_workers_decoding_on_the_device_is_advised(root: Path, tmp_path: Path, where: str, given: list[str], told: bool) -> None:
+def test_decoding_on_the_device_is_advised_if_no_core_is_left_for_workers(root: Path, tmp_path: Path, where: str, given: list[str], told: bool) -> None:
     data = ["dataset=image_folder", f"dataset.root={root}", "dataset.num_classes=2", "dataset.channels=3", "transforms=imagenet", *given]
     project = find(tmp_path)
     settings = [f"device={where}", "batch_size=8", "loader.num_workers=64", "loader.prefetch_factor=4"]

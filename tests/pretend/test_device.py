@@ -24,7 +24,7 @@ def ours(*shape: int) -> Tensor:
     return torch.ones(*shape, device="cuda")
 
 
-def counted(device: PretendedDevice, what: Callable[[], Any]) -> Counts:
+def count(device: PretendedDevice, what: Callable[[], Any]) -> Counts:
     with device.counting() as counts:
         what()
     return counts
@@ -35,7 +35,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
 
 
-def trained(device: str, **options: Any) -> list[Tensor]:
+def train(device: str, **options: Any) -> list[Tensor]:
     """The weights after three steps."""
     model = network().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), **options)
@@ -49,9 +49,9 @@ def trained(device: str, **options: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {}])
-def test_a_model_trains_on_it_as_on_the_cpu(device: PretendedDevice, options: dict[str, bool]):
-    for here, there in zip(trained("cpu", **options), trained("cuda", **options), strict=True):
-        torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-6)  # clipping adds its squares in another order
+def test_a_model_trains_on_the_device_as_on_the_cpu(device: PretendedDevice, options: dict[str, bool]):
+    for here, there in zip(train("cpu", **options), train("cuda", **options), strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-6)  # clipping sums the squares in another order
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
@@ -65,7 +65,7 @@ def test_a_recurrent_layer_is_one_launch_and_learns_as_on_the_cpu(device: Preten
     for one, other in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad.cpu())
     begin = ours(4, 2, 4)
-    assert counted(device, lambda: layers[1](heard.cuda(), begin if kind is nn.GRU else (begin, begin))).launches == 1
+    assert count(device, lambda: layers[1](heard.cuda(), begin if kind is nn.GRU else (begin, begin))).launches == 1
 
 
 def test_a_gru_cell_computes_as_on_the_cpu(device: PretendedDevice):
@@ -75,7 +75,7 @@ def test_a_gru_cell_computes_as_on_the_cpu(device: PretendedDevice):
         torch.testing.assert_close(copy.deepcopy(cell).cuda()(x.cuda(), state.cuda()).cpu(), cell(x, state))
 
 
-def test_moving_a_model_keeps_its_parameters_the_objects_that_they_are(device: PretendedDevice):
+def test_moving_a_model_keeps_its_parameter_objects(device: PretendedDevice):
     model = network()
     before = list(model.parameters())
     assert all(one is other and one.is_cuda for one, other in zip(before, model.cuda().parameters(), strict=True))
@@ -104,7 +104,7 @@ def test_tensors_of_both_devices_are_refused_with_the_line(device: PretendedDevi
         MIXED[case]()
 
 
-def test_torchs_own_refusals_stay(device: PretendedDevice):
+def test_errors_raised_by_torch_itself_remain(device: PretendedDevice):
     with pytest.raises(RuntimeError, match="same device"):
         torch.stft(ours(64), 16, window=torch.ones(16), return_complex=True)
 
@@ -120,7 +120,7 @@ ALLOWED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("case", ALLOWED)
-def test_a_number_in_a_cpu_tensor_may_take_part_where_a_number_may(device: PretendedDevice, case: str):
+def test_a_cpu_tensor_without_dimensions_is_accepted_as_a_number(device: PretendedDevice, case: str):
     made = ALLOWED[case]()
     assert made is None or made.device == torch.device("cuda", 0)
 
@@ -135,17 +135,17 @@ UNREADABLE: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_paths_of_the_cpu_alone_are_refused_with_the_line(device: PretendedDevice, case: str):
+def test_operations_for_the_cpu_only_are_refused_with_the_line(device: PretendedDevice, case: str):
     with pytest.raises(DeviceError, match=r"\n    at tests/pretend/test_device.py:\d+"):
         UNREADABLE[case](ours(3))
 
 
-def test_two_views_have_one_storage(device: PretendedDevice):
+def test_two_views_share_one_storage(device: PretendedDevice):
     tensor = ours(4)
     assert tensor[1:].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() != ours(4).untyped_storage().data_ptr()
 
 
-def test_what_has_no_deterministic_kernel_is_refused_where_such_are_asked_for(device: PretendedDevice):
+def test_operators_without_a_deterministic_kernel_are_refused_if_required(device: PretendedDevice):
     scores = torch.zeros(2, 3, 4, 4, device="cuda")
     labels = torch.zeros(2, 4, 4, dtype=torch.int64, device="cuda")
     before = torch.are_deterministic_algorithms_enabled()
@@ -190,7 +190,7 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], int, int]] = {  # what, waits, c
 def test_waits_are_counted(device: PretendedDevice, case: str):
     what, waits, copies = WAITS[case]
     tensor = ours(4)
-    found = counted(device, lambda: what(tensor))
+    found = count(device, lambda: what(tensor))
     assert (found.waits, found.copies_out) == (waits, copies)
 
 
@@ -214,7 +214,7 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("case", MADE)
-def test_values_are_those_of_the_cpu(device: PretendedDevice, case: str):
+def test_values_equal_the_cpus(device: PretendedDevice, case: str):
     here = torch.arange(4.0)
     made = MADE[case](here.cuda())
     assert made.device == torch.device("cuda", 0)
@@ -223,36 +223,36 @@ def test_values_are_those_of_the_cpu(device: PretendedDevice, case: str):
 
 def test_copies_are_counted_with_their_bytes_and_whether_they_block(device: PretendedDevice):
     here = torch.ones(5, dtype=torch.float64)
-    found = counted(device, lambda: (here.cuda(), here.to("cuda", non_blocking=True), torch.tensor([1.0, 2.0], device="cuda"), ours(5).copy_(here)))
+    found = count(device, lambda: (here.cuda(), here.to("cuda", non_blocking=True), torch.tensor([1.0, 2.0], device="cuda"), ours(5).copy_(here)))
     assert (found.copies_in, found.blocking_copies_in, found.bytes_in) == (4, 3, 3 * 40 + 8)
     there = ours(3)
-    found = counted(device, lambda: (there.cpu(), there.sum().item(), there.to("cpu", non_blocking=True)))
+    found = count(device, lambda: (there.cpu(), there.sum().item(), there.to("cpu", non_blocking=True)))
     assert (found.copies_out, found.blocking_copies_out, found.bytes_out) == (3, 2, 12 + 4 + 12)
     assert found.waits == 2
 
 
-def test_views_moves_to_where_a_tensor_is_and_room_launch_nothing(device: PretendedDevice):
+def test_views_no_op_moves_and_allocations_launch_nothing(device: PretendedDevice):
     tensor = ours(4, 6)
-    found = counted(device, lambda: (tensor[0].view(2, 3).t().unsqueeze(0), tensor.to("cuda"), tensor.cuda(), torch.empty_like(tensor), tensor.split(2)))
+    found = count(device, lambda: (tensor[0].view(2, 3).t().unsqueeze(0), tensor.to("cuda"), tensor.cuda(), torch.empty_like(tensor), tensor.split(2)))
     assert found.totals() == dict.fromkeys(found.totals(), 0)
     assert tensor.to("cuda") is tensor
 
 
-def test_a_backward_pass_counts_at_the_line_that_asks_for_it(device: PretendedDevice):
+def test_a_backward_pass_is_counted_at_the_line_that_starts_it(device: PretendedDevice):
     weight = ours(3).requires_grad_()
     loss = (weight * 2).sum()
-    found = counted(device, loss.backward)
+    found = count(device, loss.backward)
     assert found.launches == 2  # of ones, and a product
     assert {place.partition(":")[0] for place in found.lines("launches")} == {"tests/pretend/test_device.py"}
 
 
-def test_the_clipped_norm_is_taken_of_all_gradients_at_once(device: PretendedDevice):
+def test_the_norm_of_all_gradients_takes_three_launches(device: PretendedDevice):
     model = network().cuda()
     model(ours(1, 3, 8, 8)).sum().backward()
-    assert counted(device, lambda: nn.utils.get_total_norm([one.grad for one in model.parameters()])).launches == 3  # norms, stack, norm of them
+    assert count(device, lambda: nn.utils.get_total_norm([one.grad for one in model.parameters()])).launches == 3  # norms, stack, norm of them
 
 
-def test_draws_are_the_devices_own_and_follow_its_seed(device: PretendedDevice):
+def test_draws_use_the_devices_generator_and_follow_its_seed(device: PretendedDevice):
     def drawn() -> list[float]:
         with streams.scope(3, "step", 1):
             return [*F.dropout(ours(8), 0.5).tolist(), *torch.rand(2, device="cuda").tolist()]
@@ -264,7 +264,7 @@ def test_draws_are_the_devices_own_and_follow_its_seed(device: PretendedDevice):
 
 
 @pytest.mark.parametrize("draws", [False, True])
-def test_samples_seed_the_devices_generator_only_where_they_draw_from_it(device: PretendedDevice, draws: bool):
+def test_samples_seed_the_devices_generator_only_if_they_draw_from_it(device: PretendedDevice, draws: bool):
     class Samples:
         def __getitem__(self, index: int) -> Tensor:
             return torch.rand(2, device="cuda").cpu() if draws else torch.ones(2)
@@ -288,21 +288,21 @@ def test_a_copy_of_a_parameter_is_a_parameter_of_the_device(device: PretendedDev
     assert made.tolist() == weight.tolist()
 
 
-def test_what_is_saved_is_read_on_the_cpu(device: PretendedDevice, tmp_path: Path):
+def test_saved_tensors_can_be_loaded_on_the_cpu(device: PretendedDevice, tmp_path: Path):
     torch.save({"model": network().cuda().state_dict(), "weight": nn.Parameter(ours(3))}, tmp_path / "state.pt")
     read = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=True)
     assert all(torch.equal(tensor, read["model"][name]) for name, tensor in network().state_dict().items())
     assert isinstance(read["weight"], nn.Parameter)
 
 
-def test_workers_hand_over_batches_in_pinned_memory(device: PretendedDevice):
+def test_batches_from_workers_are_copied_without_blocking(device: PretendedDevice):
     loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2, num_workers=1, pin_memory=True)
     with device.counting() as found:
         assert [batch.to("cuda", non_blocking=True).sum().item() for (batch,) in loader] == [1.0, 5.0]
     assert (found.copies_in, found.blocking_copies_in) == (2, 0)
 
 
-def test_afterwards_torch_is_as_it_was():
+def test_torch_is_restored_afterwards():
     before = (torch.cuda.is_available(), torch.cuda.is_available, torch.gru_cell, nn.Module._apply, torch._C._only_lift_cpu_tensors())
     with pretended():
         assert torch.cuda.is_available()

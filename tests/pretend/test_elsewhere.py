@@ -1,4 +1,4 @@
-"""The tests that are marked `gpu`, and others that train, pass on the pretended device: in a process of their own, where it is there from the start."""
+"""The tests marked `gpu`, and others that train, pass on the pretended device, in a separate process in which it exists from the start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 RANKS = "tests/runner/test_any_number_of_ranks_of_recipes.py::test_processes_that_share_a_gpu_give_the_bits_of_one_process"
-"""In a test of its own here, as it takes minutes. In bf16 it needs a real device: autocast does not reach the pretended one, which would compute in fp32."""
+"""Has its own test here, as it takes minutes. In bf16 it needs a real device: autocast does not reach the pretended one, which would compute in fp32."""
 NEEDS_HARDWARE: Mapping[str, str] = {
     "tests/runner/test_determinism.py::test_cudnn_repeats_forward_and_backward_passes_with_dropout": "it is cuDNN that is tested",
     "tests/runner/test_precision.py::test_products_and_convolutions_on_cuda_round_as_the_format_requires": "it is how CUDA's kernels round that is tested",
     "tests/runner/test_sync_batch_norm.py::test_two_processes_normalise_over_the_whole_batch": "SyncBatchNorm's operators are CUDA's alone",
 }
-"""Of the tests marked `gpu`, those that only a real device can pass, and why."""
+"""The tests marked `gpu` that only a real device can pass, and why."""
 WITH_CUDA = (
     "test_predict",
     "test_several_optimizers",
@@ -30,11 +30,11 @@ WITH_CUDA = (
     "test_verify",
     "test_optimizers",
 )
-"""Files whose tests train on `device=auto`, or in this process on what there is."""
+"""Files whose tests train with `device=auto`, or on whatever device this process has."""
 
 
 def run(repository: Path, report: Path, environment: Mapping[str, str], *arguments: str) -> dict[str, str]:
-    """Run tests on the pretended device; what came of each, by `file::name` without parameters' values: passed, or what went wrong."""
+    """Run tests on the pretended device; return the outcome of each by `file::name`: passed, or what went wrong."""
     paths = os.pathsep.join(map(str, (repository / ".package", repository / "tests" / "pretend")))
     command = [sys.executable, "-m", "pytest", "-p", "pretended_cuda.plugin", "-p", "no:cacheprovider", "-q", f"--junitxml={report}", *arguments]
     done = subprocess.run(command, cwd=repository, env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
@@ -48,14 +48,14 @@ def run(repository: Path, report: Path, environment: Mapping[str, str], *argumen
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_test_for_a_gpu_passes_but_those_that_need_a_real_one(repository: Path, clean_environment: dict[str, str], tmp_path: Path):
+def test_every_gpu_test_passes_except_those_that_need_a_real_device(repository: Path, clean_environment: dict[str, str], tmp_path: Path):
     without = [argument for name in (RANKS, *NEEDS_HARDWARE) for argument in ("--deselect", name)]
     found = run(repository, tmp_path / "report.xml", clean_environment, "-m", "gpu", *without, "tests")
     assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
     assert len(found) > 50
 
 
-def test_those_that_need_a_real_one_are_there(repository: Path):
+def test_the_tests_that_need_a_real_device_exist(repository: Path):
     for name in (RANKS, *NEEDS_HARDWARE):
         file, _, function = name.partition("::")
         text = (repository / file).read_text()
@@ -65,7 +65,7 @@ def test_those_that_need_a_real_one_are_there(repository: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_tests_that_train_pass_on_it_too(repository: Path, clean_environment: dict[str, str], tmp_path: Path):
+def test_tests_that_train_pass_on_the_pretended_device(repository: Path, clean_environment: dict[str, str], tmp_path: Path):
     files = [f"tests/runner/{name}.py" for name in WITH_CUDA]
     found = run(repository, tmp_path / "report.xml", clean_environment, "-m", "not slow and not gpu", *files)
     assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
@@ -77,6 +77,6 @@ def test_tests_that_train_pass_on_it_too(repository: Path, clean_environment: di
 @pytest.mark.parametrize(
     "recipe", ["classification", *(pytest.param(name, marks=pytest.mark.long) for name in ("detection", "speech_recognition", "separation", "vocoder"))]
 )
-def test_processes_that_share_it_give_the_bits_of_one(repository: Path, clean_environment: dict[str, str], tmp_path: Path, recipe: str):
+def test_processes_that_share_the_device_give_the_bits_of_one(repository: Path, clean_environment: dict[str, str], tmp_path: Path, recipe: str):
     found = run(repository, tmp_path / "report.xml", clean_environment, f"{RANKS}[{recipe}-fp32]")
     assert [*found.values()] == ["passed"], found

@@ -1,4 +1,4 @@
-"""What only a GPU can tell is asked of it in one go; that the asking itself works is tried here, without one."""
+"""`tests/gpu/day.py` checks in one go what only a GPU can show; the tests here check that the script itself works, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.training.determinism import memory_ran_short
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("match", "checks"), [("vocoder", ["vocoder, fp32", "vocoder, bf16", "vocoder"]), ("JPEG", ["classification"] * 3)])
-def test_the_day_compares_the_bits_of_trainings_and_says_so_in_a_table(
+def test_the_script_compares_the_bits_of_trainings_and_prints_the_results(
     repository: Path, clean_environment: dict[str, str], match: str, checks: list[str]
 ) -> None:
     command = [sys.executable, repository / "tests/gpu/day.py", "--device", "cpu", "--only", "bits", "--match", match, "--jobs", "2"]
@@ -29,14 +29,14 @@ def test_the_day_compares_the_bits_of_trainings_and_says_so_in_a_table(
     assert lines[-1] == "3 of 3 as they should be"
 
 
-def test_it_needs_a_device(repository: Path, clean_environment: dict[str, str]) -> None:
+def test_the_script_needs_a_cuda_device(repository: Path, clean_environment: dict[str, str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     done = subprocess.run([sys.executable, repository / "tests/gpu/day.py"], env=clean_environment, capture_output=True, text=True, check=False)
     assert (done.returncode, "finds no CUDA device" in done.stderr) == (2, True)
 
 
-def test_what_chooses_kernels_on_cuda_decides_bits(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_choose_cuda_kernels_are_recorded_as_deciding(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def facts() -> dict[str, Any]:
         return environment._device(torch.device("cuda"))
 
@@ -48,7 +48,7 @@ def test_what_chooses_kernels_on_cuda_decides_bits(device: Any, monkeypatch: pyt
     assert environment.differences(one, two)
 
 
-def test_a_device_that_ran_short_of_memory_is_told_of(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_ran_short_of_memory_is_reported(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory_ran_short(torch.device("cuda")) is None
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: {"num_alloc_retries": 2, "num_ooms": 1})
     assert "ran short of memory 3 times" in str(memory_ran_short(torch.device("cuda")))

@@ -1,4 +1,4 @@
-"""What is wrong with a step is named although nobody waits for the device before the step's end."""
+"""Faults in a step are named although nothing waits for the device before the end of the step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from samewise.runner.training.loop import train_step
 STEP = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "dataset.samples=16")
 
 
-def test_every_recipe_waits_at_most_once_in_a_step_and_copies_nothing_while_it_waits():
+def test_every_recipe_waits_at_most_once_per_step_and_no_copy_blocks():
     for recipe, counts in written.read()["recipes"].items():
         step = counts["step"]
         assert sum(step["waits"].values()) <= 1, recipe
@@ -45,8 +45,8 @@ def test_a_gradient_that_is_not_finite_is_named_in_each_phase(phase: str, tmp_pa
         run.recorder.trace.close()
 
 
-class Told(nn.Module):
-    """Gives the scores that it was made with, whatever it hears."""
+class Fixed(nn.Module):
+    """Returns the scores that it was made with, whatever its input is."""
 
     def __init__(self, scores: Tensor) -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class Told(nn.Module):
         return self.scores
 
 
-def test_a_recording_that_is_too_short_is_named_once_the_loss_is_known_not_to_be_finite(device: PretendedDevice):
+def test_a_too_short_recording_is_named_once_the_loss_is_not_finite(device: PretendedDevice):
     recipe = SpeechRecognition(letters="ehrt")
     batch = recipe.collate([{"waveform": torch.zeros(10), "transcript": text, "name": f"{text}.wav"} for text in ("the", "three")])
     batch |= {"features": torch.zeros(2, 1, 5), "feature_length": torch.tensor([5, 5])}
     there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in batch.items()}
-    model = Told(torch.randn(2, 5, 5)).cuda()
+    model = Fixed(torch.randn(2, 5, 5)).cuda()
     with device.counting() as counts:
         loss = recipe.loss(model, there, Phase())
     assert counts.waits == 0

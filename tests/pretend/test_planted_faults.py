@@ -76,16 +76,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 @pytest.fixture(scope="module")
 def sound(lab: Project, tmp_path_factory: pytest.TempPathFactory) -> written.Written:
     """The counts without a fault."""
-    return written.plain(trained(lab, tmp_path_factory.mktemp("sound"), "Sound"))
+    return written.plain(train(lab, tmp_path_factory.mktemp("sound"), "Sound"))
 
 
 def place(fault: str) -> str:
-    """Where it is, as the tool should name it."""
+    """The place of a fault, as the tool should name it."""
     line = next(number for number, text in enumerate(dedent(PLANTED).splitlines(), 1) if text.endswith(f"# FAULT {fault}"))
     return f"planted_lab.py:{line} ("
 
 
-def trained(lab: Project, folder: Path, recipe: str, *overrides: str) -> dict[str, Counts]:
+def train(lab: Project, folder: Path, recipe: str, *overrides: str) -> dict[str, Counts]:
     return counted([*SMALL, f"recipe._target_=planted_lab.{recipe}", *overrides], folder / "run", lab)
 
 
@@ -97,8 +97,8 @@ def trained(lab: Project, folder: Path, recipe: str, *overrides: str) -> dict[st
         ("MakesANumberEachStep", {"waits": 1, "copies_in": 1, "blocking_copies_in": 1, "bytes_in": 4}),
     ],
 )
-def test_what_makes_a_step_wait_or_copy_is_named(lab: Project, sound: written.Written, tmp_path: Path, fault: str, kinds: dict[str, int]):
-    told = written.differences(sound, trained(lab, tmp_path, fault))
+def test_a_line_that_makes_a_step_wait_or_copy_is_named(lab: Project, sound: written.Written, tmp_path: Path, fault: str, kinds: dict[str, int]):
+    told = written.differences(sound, train(lab, tmp_path, fault))
     for kind, more in kinds.items():
         was = sum(sound["step"][kind].values())
         assert any(line.startswith(f"step: {kind} {was} -> {was + more} ") for line in told), told
@@ -106,15 +106,15 @@ def test_what_makes_a_step_wait_or_copy_is_named(lab: Project, sound: written.Wr
 
 
 @pytest.mark.parametrize("fault", ["LeavesWeightsBehind", "MovesNothing", "ReadsAsNumpy"])
-def test_what_a_recipe_has_on_the_wrong_device_is_named(lab: Project, tmp_path: Path, fault: str):
+def test_a_tensor_of_a_recipe_on_the_wrong_device_is_named(lab: Project, tmp_path: Path, fault: str):
     with pytest.raises(SamewiseError) as raised:
-        trained(lab, tmp_path, fault)
+        train(lab, tmp_path, fault)
     assert isinstance(raised.value.__cause__, DeviceError)
     assert place(fault) in str(raised.value.__cause__)
 
 
-def test_what_a_transform_has_on_the_wrong_device_is_named(lab: Project, tmp_path: Path):
+def test_a_tensor_of_a_transform_on_the_wrong_device_is_named(lab: Project, tmp_path: Path):
     with pytest.raises(SamewiseError) as raised:
-        trained(lab, tmp_path, "Sound", "transforms.eval.batch=[{_target_: planted_lab.Brighter}]")
+        train(lab, tmp_path, "Sound", "transforms.eval.batch=[{_target_: planted_lab.Brighter}]")
     assert isinstance(raised.value.__cause__, DeviceError)
     assert place("Brighter") in str(raised.value.__cause__)

@@ -1,4 +1,4 @@
-"""Batches go to the device a step ahead, from page-locked memory and on a stream of their own; none is used before it is there."""
+"""Batches are copied to the device one step ahead, from page-locked memory and on a separate stream; none is used before it has arrived."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ahead(device: PretendedDevice) -> Prefetcher:
     return Prefetcher(CUDA, mover(CUDA, channels_last=True), pin=True)
 
 
-def test_a_batch_arrives_as_it_was_and_nobody_waits(device: PretendedDevice, ahead: Prefetcher) -> None:
+def test_a_batch_arrives_unchanged_and_nothing_waits(device: PretendedDevice, ahead: Prefetcher) -> None:
     with device.counting() as counts:
         sent = ahead.send(BATCH)()
         doubled = sent["image"] * 2
@@ -50,23 +50,21 @@ def test_a_batch_arrives_as_it_was_and_nobody_waits(device: PretendedDevice, ahe
 @pytest.mark.parametrize(
     ("owner", "name", "message"), [(Stream, "wait_event", "has not waited for the one"), (PretendedTensor, "record_stream", "may give its memory away")]
 )
-def test_a_batch_that_is_used_too_early_or_too_late_is_refused(
-    ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str
-) -> None:
+def test_using_a_batch_too_early_or_too_late_is_refused(ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
     monkeypatch.setattr(owner, name, lambda *_: None)
     with pytest.raises(DeviceError, match=message):
         ahead.send(BATCH)()["image"] * 2
 
 
 @pytest.mark.parametrize(("pin", "expected"), [(True, 3), (False, 0)])
-def test_every_tensor_is_pinned_where_that_is_asked_for(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch, pin: bool, expected: int) -> None:
+def test_every_tensor_is_pinned_if_requested(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch, pin: bool, expected: int) -> None:
     pinned = list[Tensor]()
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: (pinned.append(tensor), tensor)[1])
     Prefetcher(CUDA, mover(CUDA, channels_last=False), pin=pin).send(BATCH)
     assert len(pinned) == expected
 
 
-def test_an_item_is_made_before_the_one_before_it_is_used_and_its_error_waits_for_its_turn() -> None:
+def test_an_item_is_prepared_one_ahead_and_its_error_is_raised_in_turn() -> None:
     made = list[int]()
 
     def items() -> Iterator[int]:
@@ -84,7 +82,7 @@ def test_an_item_is_made_before_the_one_before_it_is_used_and_its_error_waits_fo
     assert list(prefetch_one([])) == []
 
 
-def test_in_training_the_next_steps_batch_is_on_its_way_before_this_step_begins(tmp_path: Path) -> None:
+def test_in_training_the_next_batch_is_sent_before_this_step_begins(tmp_path: Path) -> None:
     overrides = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "batch_size=8", "device=cuda", "tracking=none", "callbacks=none", "max_steps=3"]
     project = find(tmp_path)
     composed = compose(overrides, project=project)
@@ -103,7 +101,7 @@ def test_in_training_the_next_steps_batch_is_on_its_way_before_this_step_begins(
     assert copied == [4, 2, 0], "two batches of an image and a label each at first, then one, then none is left"
 
 
-def test_in_an_evaluation_the_next_batch_is_on_its_way_before_this_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_evaluation_the_next_batch_is_sent_before_this_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "device=cuda", "tracking=none", "callbacks=none", "evaluate.batch_size=8"]
     project, moved, measured = find(tmp_path), list[Any](), list[int]()
     composed = compose([*overrides, "evaluate.limit=3"], project=project)

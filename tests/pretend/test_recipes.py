@@ -1,4 +1,4 @@
-"""Each recipe trains on a CUDA device, is stopped, goes on from its checkpoint and ends with the bits of a run that was not stopped."""
+"""Each recipe trains on a CUDA device, is stopped, resumes from its checkpoint, and ends with the bits of a run that was not stopped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from samewise.runner.training.recorder import Recorder
 
 STEPS = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "max_steps=4", "evaluate.every_steps=2", "dataset.samples=16")
 CLIPS = {"vocoder": ("dataset.samples=200", "dataset.clips=16", "dataset.valid_clips=4")}
-"""A vocoder's samples are those of a clip."""
+"""The number of samples of a vocoder is that of one clip."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", written.RECIPES)
-def test_stopped_and_resumed_it_has_the_bits_of_one_that_was_not(
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
     device: PretendedDevice, samewise: Callable[..., Any], recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def train(root: Path) -> Any:

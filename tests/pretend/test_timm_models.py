@@ -30,25 +30,25 @@ def step(model: nn.Module, *inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_a_family_has_deterministic_operators_alone(device: PretendedDevice, name: str) -> None:
+def test_a_family_has_only_deterministic_operators(device: PretendedDevice, name: str) -> None:
     step(timm_model(name, num_classes=5, image_size=64), torch.rand(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_one_that_has_not_is_refused_by_the_name_of_its_operator(device: PretendedDevice, name: str) -> None:
+def test_a_model_with_another_operator_is_refused_naming_the_operator(device: PretendedDevice, name: str) -> None:
     with pytest.raises(RuntimeError, match=f"{REFUSED[name]} does not have a deterministic implementation"):
         step(timm_model(name, num_classes=5, image_size=64), torch.rand(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("norm", ["group", "layer"])
 @pytest.mark.parametrize("encoder", ["wav2vec2", "hubert"])
-def test_transformers_encoders_have_deterministic_operators_alone(device: PretendedDevice, encoder: Any, norm: str) -> None:
+def test_transformers_encoders_have_only_deterministic_operators(device: PretendedDevice, encoder: Any, norm: str) -> None:
     settings = {**SMALL, **CONVOLUTIONS, "num_conv_pos_embedding_groups": 2, "feat_extract_norm": norm, "mask_time_length": 2, "mask_time_prob": 0.5}
     step(TransformersCTC(encoder=encoder, num_classes=5, settings=settings), torch.randn(2, 1, 900), torch.tensor([900, 500]))
 
 
 @pytest.mark.parametrize("mode", ["group_norm", "layer_norm"])
-def test_torchaudios_encoders_have_deterministic_operators_alone(device: PretendedDevice, mode: Any) -> None:
+def test_torchaudios_encoders_have_only_deterministic_operators(device: PretendedDevice, mode: Any) -> None:
     sizes: dict[str, Any] = {"encoder_embed_dim": 16, "encoder_num_layers": 2, "encoder_num_heads": 2, "encoder_ff_interm_features": 16}
     shapes = [list(one) for one in zip(*CONVOLUTIONS.values(), strict=True)]
     model = Wav2Vec2(num_classes=5, extractor_mode=mode, extractor_conv_layer_config=shapes, encoder_pos_conv_kernel=4, encoder_pos_conv_groups=2, **sizes)

@@ -29,12 +29,12 @@ def step(name: str, size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRICT)
-def test_a_family_has_deterministic_operators_alone(device: PretendedDevice, name: str) -> None:
+def test_a_family_has_only_deterministic_operators(device: PretendedDevice, name: str) -> None:
     step(name, SIZES.get(name, 32))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alexnet", "vgg11"])
-def test_a_family_with_adaptive_pooling_is_refused_by_its_name(device: PretendedDevice, name: str) -> None:
+def test_a_family_with_adaptive_pooling_is_refused_naming_the_operator(device: PretendedDevice, name: str) -> None:
     with pytest.raises(RuntimeError, match="adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation"):
         step(name, 64)

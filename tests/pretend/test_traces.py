@@ -1,4 +1,4 @@
-"""What is recorded of a training on a device: digested there, and read when nobody has to wait for it."""
+"""The trace of training on a device: digests are computed there, and read when that needs no wait."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def steps(path: Path, device: str, *, algorithm: str = ON_DEVICE, start: int = 0
     written.close()
 
 
-def test_a_step_is_digested_without_waiting_and_its_line_is_written_with_the_next(device: PretendedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_line_of_a_step_is_written_with_the_next_step(device: PretendedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     path, waits = tmp_path / "trace.jsonl", []
     written = steps(path, "cuda")
@@ -51,7 +51,7 @@ def test_a_step_is_digested_without_waiting_and_its_line_is_written_with_the_nex
     assert list(lines) == [1, 2, 3]
 
 
-def test_its_digests_are_those_that_the_cpu_computes(tmp_path: Path):
+def test_digests_on_the_device_equal_the_cpus(tmp_path: Path):
     list(steps(tmp_path / "cpu", "cpu"))
     with pretended():
         list(steps(tmp_path / "cuda", "cuda"))
@@ -63,7 +63,7 @@ def test_its_digests_are_those_that_the_cpu_computes(tmp_path: Path):
 
 
 @pytest.mark.parametrize("algorithm", [XXH3, ON_DEVICE])
-def test_a_trace_goes_on_by_the_digests_that_it_began_with(algorithm: str, device: PretendedDevice, tmp_path: Path):
+def test_a_trace_continues_with_the_digests_that_it_began_with(algorithm: str, device: PretendedDevice, tmp_path: Path):
     other = XXH3 if algorithm == ON_DEVICE else ON_DEVICE
     for _ in steps(tmp_path / "whole", "cuda", algorithm=algorithm):
         pass
@@ -73,7 +73,7 @@ def test_a_trace_goes_on_by_the_digests_that_it_began_with(algorithm: str, devic
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_a_line_that_is_asked_for_is_read_at_once(device: PretendedDevice, tmp_path: Path):
+def test_a_requested_line_is_read_at_once(device: PretendedDevice, tmp_path: Path):
     for step, written in enumerate(steps(tmp_path / "trace.jsonl", "cuda"), start=1):
         assert written.last["step"] == step
         assert written.last["chain"] == f"{written.chain:016x}"
@@ -83,16 +83,16 @@ GIVEN = ("experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictu
 
 
 @pytest.mark.slow
-def test_runs_on_two_devices_are_compared_in_what_their_traces_have_in_common(samewise: Callable[..., Any], tmp_path: Path):
-    def trained(root: str, *more: str) -> str:
+def test_runs_on_two_devices_are_compared_by_what_their_traces_share(samewise: Callable[..., Any], tmp_path: Path):
+    def train(root: str, *more: str) -> str:
         done = samewise("train", *GIVEN, f"run_root={tmp_path / root}", *more)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])["folder"]
 
-    cpu = trained("cpu", "device=cpu")
+    cpu = train("cpu", "device=cpu")
     with pretended():
-        cuda = trained("cuda", "device=cuda")
-        again = trained("again", "device=cuda")
+        cuda = train("cuda", "device=cuda")
+        again = train("again", "device=cuda")
         assert "trace:       the same bits in all 3 common steps" in samewise("diff", cuda, again).stdout
         said = samewise("verify", cuda).stdout
         assert "the same bits: 3 of 3 steps compared" in said

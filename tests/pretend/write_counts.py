@@ -1,4 +1,4 @@
-"""Write counts.json anew: `python tests/pretend/write_counts.py [RECIPE ...]`, all without names. Says what has changed."""
+"""Rewrite counts.json: `python tests/pretend/write_counts.py [RECIPE ...]`, or all recipes without names. Prints what has changed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pretended_cuda.tensor import DeviceError, PretendedTensor
 
 INDEXING: Final = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
 TAKES_NUMBERS: Final = (*INDEXING, "fill_", "masked_fill", "masked_fill_")
-"""Not among torch's pointwise operators, and yet a CPU tensor without dimensions will do for a number."""
+"""Not among torch's pointwise operators, although they accept a CPU tensor without dimensions as a number."""
 NOT_DETERMINISTIC: Final = (
     "_adaptive_avg_pool2d_backward",
     "_adaptive_avg_pool3d_backward",
@@ -38,7 +38,7 @@ NOT_DETERMINISTIC: Final = (
     "grid_sampler_2d_backward",
     "grid_sampler_3d_backward",
 )
-"""Those that the documentation of torch.use_deterministic_algorithms names as refused on CUDA, by the operator that raises."""
+"""The operators that raise an error on CUDA according to the documentation of torch.use_deterministic_algorithms."""
 
 
 def require_sound(func: Any, name: str, args: Sequence[Any], on_cpu: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What was started, copied and waited for, and by which lines."""
+"""Counts what was started, copied and waited for, and by which lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS: Mapping[str, str] = {
 
 
 class Counts:
-    """Sums over the events of some stretch of a program, by kind and by place."""
+    """Sums over the events of a part of a program, by kind and by place."""
 
     def __init__(self) -> None:
         self._found: dict[str, Counter[Place]] = {kind: Counter() for kind in KINDS}
@@ -40,7 +40,7 @@ class Counts:
         return {kind: found.total() for kind, found in self._found.items()}
 
     def functions(self, kind: str) -> dict[str, int]:
-        """The amount of each function, the greatest first: what stays comparable where lines move."""
+        """The amount of each function, largest first, which stays comparable when lines move."""
         found: Counter[str] = Counter()
         for place, amount in self._found[kind].items():
             found[f"{place.file} {place.function}"] += amount

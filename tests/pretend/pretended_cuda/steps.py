@@ -1,4 +1,4 @@
-"""What a step of a recipe, and an evaluation batch, make a CUDA device do."""
+"""Counts what a step of a recipe and an evaluation batch make a CUDA device do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counts that are written down, in counts.json, and how others differ from them."""
+"""The counts recorded in counts.json, and how other counts differ from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(file: Path = FILE) -> dict[str, Any]:
 
 
 def write(found: Mapping[str, Mapping[str, Counts]], file: Path = FILE) -> None:
-    """Write the counts of some recipes; the others stay as they are."""
+    """Write the counts of some recipes; the others remain unchanged."""
     recipes = {**read(file).get("recipes", {}), **{name: plain(counts) for name, counts in found.items()}}
     file.write_text(json.dumps({"versions": versions(), "recipes": {name: recipes[name] for name in RECIPES if name in recipes}}, indent=1) + "\n")
 
