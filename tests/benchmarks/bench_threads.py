@@ -6,6 +6,8 @@ A process for each number of threads and of cores (taskset) trains real shapes o
 whatever else the machine does; the ratio is the median over the turns. On one core it is of processor time, which is what a step takes where nothing
 else runs; on two it is of time, so nothing else should run. With each number of threads, the weights at the end are the same on one core and on two,
 or it says so.
+
+The second table compares the experiments' own settings (threads, memory format, memory kept) with one thread, contiguous tensors and glibc's defaults.
 """
 
 from __future__ import annotations
@@ -100,12 +102,28 @@ def measure(overrides: list[str], turns: int = TURNS) -> tuple[float, dict[tuple
     return statistics.median(turn[1, 1][1] for turn in times) * 1000, ratios, same
 
 
+def measure_settings(overrides: list[str], turns: int = TURNS) -> tuple[float, float, float]:
+    """(seconds with plain settings, seconds with the experiment's own, median ratio)."""
+    cores = min(2, len(CORES))
+    plain = Trainer(
+        [*overrides, "reproducibility.threads=1", "memory_format=contiguous"], cores, {"MALLOC_TOP_PAD_": "0"}
+    )  # with it samewise leaves glibc as it is
+    own = Trainer(overrides, cores)
+    pairs = [tuple(float(trainer.ask("step").split()[0]) for trainer in (plain, own)) for _ in range(turns + 2)][2:]
+    plain.end(), own.end()
+    return statistics.median(one for one, _ in pairs), statistics.median(other for _, other in pairs), statistics.median(other / one for one, other in pairs)
+
+
 def main(wanted: list[str], say: Callable[[str], None] = print) -> None:
+    work = {name: overrides for name, overrides in WORK.items() if not wanted or any(word in name for word in wanted)}
     say(f"{'work':<42} {'1 thread':>10}  " + " ".join(f"{f'{threads} on {cores}':>7}" for threads, cores in WAYS if threads > 1) + "   threads on cores")
-    for name, overrides in WORK.items():
-        if not wanted or any(word in name for word in wanted):
-            one, ratios, same = measure(overrides)
-            say(f"{name:<42} {one:>7.0f} ms  " + " ".join(f"{ratios[way]:>7.2f}" for way in WAYS if way[0] > 1) + ("" if same else "   CORES CHANGE BITS"))
+    for name, overrides in work.items():
+        one, ratios, same = measure(overrides)
+        say(f"{name:<42} {one:>7.0f} ms  " + " ".join(f"{ratios[way]:>7.2f}" for way in WAYS if way[0] > 1) + ("" if same else "   CORES CHANGE BITS"))
+    say(f"{'work':<42} {'plain':>10}  {'own':>10}  {'ratio':>7}   settings")
+    for name, overrides in work.items():
+        plain, own, ratio = measure_settings(overrides)
+        say(f"{name:<42} {plain * 1000:>7.0f} ms  {own * 1000:>7.0f} ms  {ratio:>7.2f}")
 
 
 if __name__ == "__main__":

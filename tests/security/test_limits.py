@@ -84,7 +84,7 @@ LARGE = {
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 100_000_000)
-    monkeypatch.setattr(memory.psutil, "swap_memory", lambda: SimpleNamespace(free=0))
+    monkeypatch.setattr("psutil.swap_memory", lambda: SimpleNamespace(free=0))
     monkeypatch.setattr(memory, "_LEAST", 0)
 
 
