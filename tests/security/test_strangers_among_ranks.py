@@ -148,7 +148,7 @@ def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "SAMEWISE_SECRET": "secret"}.items():
         monkeypatch.setenv(name, value)
     composed = compose(["experiment=resnet18_digits", f"run_root={tmp_path}"], project=Project(tmp_path))
-    with pytest.raises(SamewiseError, match="no rank of this run has sent"):
+    with pytest.raises(SamewiseError, match="no rank of this run sent"):
         rank(composed, as_json=False, look=lambda: None, check=lambda: None)
 
 
