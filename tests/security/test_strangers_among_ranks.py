@@ -111,7 +111,7 @@ def test_a_message_from_a_stranger_in_place_of_a_rank_is_not_unpickled(tmp_path,
         return
     victim = 1 - stranger
     assert started[victim].returncode == 1
-    assert "received a message that no rank of this run has sent" in said[victim]
+    assert "received a message that no rank of this run sent" in said[victim]
     assert not mark.exists()
 
 
