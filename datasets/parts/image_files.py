@@ -22,7 +22,7 @@ from samewise.datasets.parts.decode import read_file, read_image
 from samewise.datasets.parts.encoded import EncodedImages
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.limits import list_below
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, did_you_mean
 from samewise.runner.interfaces import Batch
 
 Cache = Literal["none", "memory"]
@@ -70,8 +70,6 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
     ) -> None:
         if mode not in ("rgb", "gray", "channels"):
             raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb, gray or channels"))
-        if mode == "channels" and (channels is None or channels < 1):
-            raise ConfigError(Problem("channels", "is not a valid number of channels", channels, "a whole number from 1, with mode: channels"))
         if cache not in ("none", "memory"):
             raise ConfigError(Problem("cache", "is not a valid cache for images", cache, "none or memory"))
         if decode not in ("worker", "device"):
@@ -79,6 +77,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         self.encoded = decode == "device"
         if self.encoded and (needs := _needs_pixels(mode, cache, transform)):
             raise ConfigError(Problem("decode", f"cannot be combined with {needs}", decode, "worker"))
+        if mode == "channels" and (channels is None or channels < 1):
+            raise ConfigError(Problem("channels", "is not a valid number of channels", channels, "a whole number from 1, with mode: channels"))
         self.classes = list(classes)
         self._folder = folder
         # One array instead of a million strings: a worker that only reads them would otherwise copy them all, reference count by reference count.
@@ -183,7 +183,9 @@ def class_folders(folder: Path, *, of: str = "images") -> list[str]:
     except OSError as error:
         reason = f"the folder of {of} cannot be read: {error.strerror}"
         expected = f"a folder for each class, with its {of}"
-        raise DataError(Problem(str(folder), reason, expected=expected, hint="set dataset.root=FOLDER")) from None
+        beside = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
+        hint = did_you_mean(folder.name, beside) or "set dataset.root=FOLDER"
+        raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
 
 
 def check_classes(here: Path, classes: list[str], *, num_classes: int | None) -> None:

@@ -76,5 +76,5 @@ def stack_images(images: Sequence[Tensor]) -> Tensor:
     except RuntimeError:
         sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
     reason, expected = "the images of a batch differ in size (channels x height x width)", "images of one size, after the sample transforms"
-    hint = "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does; images that the device decodes, in batch"
+    hint = "crop or resize them in transforms.train.sample and .eval.sample, as transforms=imagenet does; imagenet_on_device needs dataset.decode=device"
     raise DataError(Problem("transforms", reason, first_few(sizes, 4), expected, hint))

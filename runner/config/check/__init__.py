@@ -7,11 +7,18 @@ write it and put it into its file's `RULES`. `left_over` puts many of them into 
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
+from omegaconf import DictConfig, OmegaConf
+
+from samewise.runner.config.check import components
 from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE
 from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -28,7 +35,7 @@ def check(composed: Composed, project: Project) -> None:
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """The problems that `check` raises."""
-    from samewise.runner.config.check import commands, components, left_over, machine, unread
+    from samewise.runner.config.check import commands, left_over, machine, unread
 
     whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
@@ -36,9 +43,16 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     found += unread.problems(composed)
     wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
     found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # the arguments of the choice are unknown
-    found = left_over.merge_left_over(found, composed)
+    found = [at_source(problem, composed.cfg) for problem in left_over.merge_left_over(found, composed)]
     found = found if composed.is_saved else locate_problems(found, composed.overrides, composed.project)
     return list({(problem.path, problem.message): problem for problem in reversed([*composed.problems, *found])}.values())[::-1]
+
+
+def at_source(problem: Problem, cfg: DictConfig) -> Problem:
+    """A wrong value's problem, at the key that its own key refers to: `dataset.decode`, for `dataset.train.decode: ${dataset.decode}`."""
+    node = at(OmegaConf.to_container(cfg, resolve=False), problem.path) if problem.message == components.WRONG_TYPE else None
+    source = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
+    return at_source(replace(problem, path=source[1]), cfg) if source else problem
 
 
 def settings_are_sound(composed: Composed) -> bool:

@@ -17,7 +17,7 @@ Node = Mapping[str, Any]
 REQUIRED = ("recipe", "model", "scheduler", "precision", "strategy", "dataset.train", "dataset.valid")
 """What must be a component."""
 
-NO_SUCH_ARGUMENT = "has no such argument"
+NO_SUCH_ARGUMENT, WRONG_TYPE = "has no such argument", "wrong type"
 
 
 def problems_in(part: Node, project: Project) -> list[Problem]:
@@ -115,7 +115,7 @@ def _mistyped_arguments(node: Node, path: str, made: Callable[..., Any], paramet
         if parameter.kind in NAMED and name in node and name not in SPECIAL and not _is_unresolved(node[name]):
             annotation = evaluate(parameter.annotation, made)
             if not fits(node[name], annotation) and not (parameter.default is None and node[name] is None):
-                yield Problem(f"{path}.{name}", "wrong type", node[name], describe_type(annotation))
+                yield Problem(f"{path}.{name}", WRONG_TYPE, node[name], describe_type(annotation))
 
 
 def _is_unresolved(value: Any) -> bool:
