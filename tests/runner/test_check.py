@@ -221,7 +221,7 @@ def test_check_strict_turns_warnings_into_a_failure(samewise: Callable[..., Any]
     for strict, code in ((["--strict"], 2), ([], 0)):
         done = samewise(*command, *late, *strict)
         assert done.returncode == code
-        for told in ("scheduler.milestones", "scheduler.schedules.warmup.duration: training has 2 epochs for it", "precision.dtype"):
+        for told in ("scheduler.milestones", "scheduler.schedules.warmup.duration: training has only 2 epochs for it", "precision.dtype"):
             assert f"warning: {told}" in done.stdout
     done = samewise(*command, "--strict")
     assert done.returncode == 0
