@@ -226,3 +226,17 @@ def test_check_strict_turns_warnings_into_a_failure(samewise: Callable[..., Any]
     done = samewise(*command, "--strict")
     assert done.returncode == 0
     assert "warning" not in done.stdout
+
+
+def test_a_wrong_value_passed_on_by_a_config_is_reported_once_under_the_key_that_was_set(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    done = samewise("check", "dataset=image_folder", f"dataset.root={tmp_path}", "dataset.decode=gpu")
+    assert done.returncode == 2
+    assert done.stderr.count("wrong type") == 1
+    assert "error: dataset.decode: wrong type" in done.stderr
+
+
+def test_a_missing_folder_of_images_names_the_similar_one_beside_it(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    done = samewise("check", "dataset=image_folder", f"dataset.root={tmp_path}", "dataset.train_folder=trane")
+    assert done.returncode == 2
+    assert "did you mean 'train'?" in done.stderr
