@@ -116,10 +116,10 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         hint = nearest(path.name, near) or "set dataset.root=FOLDER"
         raise DataError(Problem(str(path), f"the annotations cannot be read: {error.strerror}", hint=hint)) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(Problem(str(path), f"is not JSON, or cut short: {error}")) from None
+        raise DataError(Problem(str(path), f"is not JSON, or is cut short: {error}")) from None
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise DataError(Problem(str(path), f"has no list of {key}", expected="COCO's form for instances: images, annotations, categories"))
+            raise DataError(Problem(str(path), f"has no list of {key}", expected="COCO's format for instances: images, annotations, categories"))
     return content
 
 

@@ -104,7 +104,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         raw = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(raw, bytes):
             of = "a path, not the content" if (isinstance(value, dict) and value.get("path")) or isinstance(value, str) else type(value).__name__
-            hint = "save_to_disk writes the content too; files that a table names: dataset=table"
+            hint = "save_to_disk also writes the content; for files named in a table, use dataset=table"
             raise DataError(Problem(f"{self.root}, row {place}", f"column {self._column} holds {of}", expected="an encoded image or recording", hint=hint))
         return raw
 

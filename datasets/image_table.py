@@ -85,8 +85,8 @@ class ImageTable(ImageFiles):
         else:
             chosen = select_split(names, split, shares, key=key, where=str(path))
         if missing := [name for name in chosen if not os.path.isfile(folder / name)]:
-            hint = "set dataset.root=FOLDER, what the names are relative to"
-            raise DataError(Problem(str(folder / missing[0]), f"is listed in {path.name} but missing, one of {len(missing)}", hint=hint))
+            hint = "set dataset.root=FOLDER to the folder that the names are relative to"
+            raise DataError(Problem(str(folder / missing[0]), f"is listed in {path.name} but missing ({len(missing)} missing in all)", hint=hint))
         number = {name: place for place, name in enumerate(known)}
         chosen_labels = [number[labels[name]] for name in chosen]
         super().__init__(folder, chosen, chosen_labels, classes=known, mode=mode, channels=channels, cache=cache, decode=decode, transform=transform)

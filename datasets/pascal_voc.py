@@ -187,4 +187,4 @@ def _number(node: ElementTree.Element, where: str, path: Path) -> float:
     try:
         return float(text or "")
     except ValueError:
-        raise DataError(Problem(str(path), f"has no number at {where}", text, "an annotation in Pascal VOC's form")) from None
+        raise DataError(Problem(str(path), f"has no number at {where}", text, "an annotation in Pascal VOC's format")) from None

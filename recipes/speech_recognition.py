@@ -54,7 +54,7 @@ class SpeechRecognition(Recipe):
     """
 
     gives = (
-        "for each frame a score of the blank (0) and of each of recipe.letters (from 1 on); greedy decoding takes the best of each frame, "
+        "for each frame a score of the blank (0) and of each of recipe.letters (from 1); greedy decoding takes the best of each frame, "
         "merges equal neighbours, and leaves out the blanks"
     )
     takes = "recordings"

@@ -38,7 +38,7 @@ class Limit:
     def check(self, path: str | os.PathLike[str], count: int) -> None:
         """Raise a DataError, with the file, its size and how to allow it, if `count` exceeds the limit."""
         if count > (most := self.most):
-            hint = f"if the file is meant to be so large, set the environment variable {self.variable}={count}; decoding it takes memory accordingly"
+            hint = f"if the file is meant to be so large, set the environment variable {self.variable}={count}; decoding it then takes more memory"
             raise DataError(Problem(os.fspath(path), f"has {count:,} {self.what}, more than the limit", expected=f"at most {most:,}", hint=hint))
 
 

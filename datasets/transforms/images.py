@@ -63,7 +63,7 @@ def image_size(batch: Batch) -> tuple[int, int]:
     """
     if not isinstance(batch["image"], Tensor):
         sizes = sorted({tuple(image.shape[-2:]) for image in batch["image"]})
-        hint = "RandomResizedCrop, CenterCrop, or Resize to a height and a width, makes them alike; put it before"
+        hint = "to make them one size, put RandomResizedCrop, CenterCrop, or Resize with a height and a width, before it"
         raise ConfigError(Problem("transforms", "the images of a batch differ in size", str(sizes[:4]), "images of one size", hint))
     return batch["image"].shape[-2], batch["image"].shape[-1]
 

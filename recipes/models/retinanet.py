@@ -218,7 +218,7 @@ class _NoExtraLevel(ExtraFPNBlock):
 
 def _check(backbone: str, norm: str, trainable_layers: int, weights_backbone: str | None, stages: Sequence[int]) -> None:
     if backbone not in BACKBONES:
-        raise ConfigError(Problem("model.backbone", "is not a ResNet of torchvision", backbone, ", ".join(BACKBONES), nearest(backbone, BACKBONES)))
+        raise ConfigError(Problem("model.backbone", "is not one of torchvision's ResNets", backbone, ", ".join(BACKBONES), nearest(backbone, BACKBONES)))
     if norm not in ("frozen_batch", "batch", "group"):
         raise ConfigError(Problem("model.norm", "is not a valid norm for the backbone", norm, "frozen_batch, batch or group"))
     if not 0 <= trainable_layers <= 5:

@@ -53,7 +53,7 @@ def timm_model(
     if tag:
         hint = f"model.name={base} initialise.weights=hf:timm/{name}"
         raise ConfigError(
-            Problem("name", "includes the tag of weights, which a model's name does not choose", name, f"the name of a model, such as {base}", hint)
+            Problem("name", "includes a weights tag, but a model's name does not choose weights", name, f"the name of a model, such as {base}", hint)
         )
     given = dict(settings or {})
     if wrong := next((key for key in given if _OF_WEIGHTS.search(key) or key in _OTHER), None):

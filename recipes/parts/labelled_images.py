@@ -69,7 +69,7 @@ def stack_images(images: Sequence[Tensor]) -> Tensor:
         DataError: they differ.
     """
     if len(types := {image.dtype for image in images}) > 1:  # torch would take bytes for numbers from 0 to 1
-        hint = "store them alike, or have a sample transform make them float: torchvision.transforms.v2.ToDtype with scale=true"
+        hint = "store them as one type, or convert them to float by a sample transform: torchvision.transforms.v2.ToDtype with scale=true"
         raise DataError(Problem("transforms", "the images of a batch are of several types", ", ".join(sorted(map(str, types))), "images of one type", hint))
     try:
         return torch.stack(list(images))

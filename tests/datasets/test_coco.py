@@ -119,7 +119,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"0003\.jpg: an image named in the annotations is missing"):
         load(tmp_path)
     (tmp_path / "boxes.json").write_text('{"images": [')
-    with pytest.raises(DataError, match=r"boxes\.json: is not JSON, or cut short"):
+    with pytest.raises(DataError, match=r"boxes\.json: is not JSON, or is cut short"):
         load(tmp_path)
     (tmp_path / "boxes.json").write_text("{}")
     with pytest.raises(DataError, match="no list of images"):
