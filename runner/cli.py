@@ -128,7 +128,7 @@ class Parser(argparse.ArgumentParser):
         if name in ("--resume", "--continue"):
             return "run the same command again without it: it resumes where the run was stopped"
         if len(name) == 2:
-            return f"settings are written without dashes and whole: KEY={value}"
+            return f"settings are written without dashes and in full: KEY={value}"
         if "--sort" in options and name in ("--best", "--top", "--by", "--metric"):
             return "--sort METRIC lists the best first, for example --sort valid/accuracy"
         takes_settings = any(action.dest == "overrides" for action in self._actions)

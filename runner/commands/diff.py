@@ -131,7 +131,7 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     if not comparable:
         one, two = found["digests"]
         lines.append(
-            f"digests by {one} and by {two} cannot be compared, so nothing is known of inputs, gradients and weights; only batches and losses are compared"
+            f"digests by {one} and by {two} cannot be compared, so nothing is known about inputs, gradients and weights; only batches and losses are compared"
         )
     if parts is None:
         return [*lines, f"the same {'bits' if comparable else 'batches and losses'} in all {found['steps']} common steps"]

@@ -137,7 +137,7 @@ def _disk(run_root: Path) -> Iterator[Finding]:
     else:
         yield Finding("run_root", "bad", f"{run_root}, not writable: {refusal}", "set run_root=FOLDER")
     free = shutil.disk_usage(folder).free
-    yield Finding("disk", "ok" if free > 5 * 2**30 else "remark", f"{free / 2**30:.1f} GiB free", "" if free > 5 * 2**30 else "checkpoints need room")
+    yield Finding("disk", "ok" if free > 5 * 2**30 else "remark", f"{free / 2**30:.1f} GiB free", "" if free > 5 * 2**30 else "checkpoints need space")
 
 
 def _git() -> Iterator[Finding]:

@@ -112,7 +112,7 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     does = "" if args.here else "installs the packages that it names and "
     what = f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, weights {facts['weights_sha256'][:16]}..."
     code = f"its own code ({', '.join(facts['packages'])})" if facts["packages"] else "no code of its own but samewise's"
-    hint = f"with --trust this command {does}runs what is in it: {code}. Add it if you trust whoever made the bundle"
+    hint = f"with --trust this command {does}runs what is in it: {code}. Add --trust if you trust whoever made the bundle"
     raise NotTrusted(Problem(str(args.bundle), f"is intact, but nothing was run: a bundle needs --trust ({what})", hint=hint))
 
 

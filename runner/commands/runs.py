@@ -30,7 +30,7 @@ EXAMPLES = """examples:
   samewise runs rm 3f2a 91bc                                     list what would be deleted; --yes deletes it
   samewise runs gc                                               the same for all that failed; with --where, for those that failed or were interrupted and match
 
---sort and --where know metrics and settings (seed, optimizer.lr) by their names, and:
+--sort and --where accept metrics and settings (seed, optimizer.lr) by name, and:
   name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
 """
 

@@ -197,5 +197,5 @@ def _warn_of_unsent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
     runs = [RunFolder(Path(one.point.folder)) for one in found] if "mlflow" in backends_of(facts["tracking"]) else []
     if behind := [run for run in runs if is_behind(run)]:
         why = next(filter(None, (last_trouble(run.path) for run in behind)), "")
-        words = f"warning: not everything of {len(behind)} of {len(runs)} runs has reached {remove_password(str(facts['tracking']['uri']))} yet{why}"
+        words = f"warning: not everything from {len(behind)} of {len(runs)} runs has reached {remove_password(str(facts['tracking']['uri']))} yet{why}"
         print(f"{words}; run `samewise sync --run-root {facts['run_root']}` to send the rest", file=sys.stderr)

@@ -160,7 +160,7 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
     known = read_mapping(folder.tracking, shapes.TRACKING)
     model, registered = known.get("model"), known.get("registered")
     if settings["log_model"] and not model:
-        print(f"{name}: has not finished, so no model of it is logged", file=sys.stderr)
+        print(f"{name}: has not finished, so its model is not logged", file=sys.stderr)
     return SyncResult(name, "sent", backend, sent.metrics, sent.files, known.get("run_id"), status=sent.status, model=model, registered=registered or None)
 
 

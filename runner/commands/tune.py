@@ -46,7 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 batch_size   doubles the batch until the time per sample stops falling or memory runs out, and suggests the smallest batch within 3 % of the fastest.
              With --largest it also finds the largest batch that fits, to within an eighth. On the CPU it uses at most 0.8 of the free memory, and does not
-             try a size that would need more. The batch size is part of the experiment: another one gives other bits, and often needs another learning rate.
+             try a size that would need more. The batch size is part of the experiment: a different one gives different bits, and often needs a
+             different learning rate.
 lr           the range test (Smith 2017): the learning rate rises at every step from --low to --high, and training stops when the loss diverges. Suggests
              the rate at which the smoothed loss falls fastest, but at most a third of the rate with the lowest loss, and draws the curve (lr.png).
 loader       measures steps with 0, 1, 2, 4, ... workers, then with more prefetching, and on CUDA with and without pinned memory. Suggests the fewest
@@ -160,7 +161,7 @@ def _loader(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, An
 
     found = loader.suggest(loader.find(run, steps=args.steps, most=args.workers, tell=tell), cuda=cuda)
     if (instead := decode_on_device(run)) and found["num_workers"] >= len(os.sched_getaffinity(0)):
-        found["reason"] += f"; every core makes batches then: {instead[0]} decodes JPEG files on the device, which gives other bits"
+        found["reason"] += f"; then every core is busy making batches: {instead[0]} decodes JPEG files on the device, which gives different bits"
     settings = {f"loader.{name}": found[name] for name in ("num_workers", "prefetch_factor", "pin_memory") if cuda or name != "pin_memory"}
     return found, settings
 

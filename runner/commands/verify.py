@@ -168,7 +168,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if args.audit is None:
             said += _train_again(again, comparison, folder, args.steps, divergences)
             if any(one.startswith("trace.jsonl was altered") for one in altered) and folder.checkpoints.is_dir():
-                said.append("`--audit all` takes the run again from checkpoint to checkpoint and names which lines of the trace were altered")
+                said.append("`--audit all` repeats the run from checkpoint to checkpoint and names which lines of the trace were altered")
             divergences.sort(key=lambda divergence: divergence.step)
         else:
             verdict["audit"] = _audit(args, again, comparison, folder, divergences, said)
@@ -250,7 +250,7 @@ def _audit(args: argparse.Namespace, again: Run, comparison: Comparison, folder:
 
     parts = segments(folder, max(comparison.steps, default=0), resumed=bool(again.config.resume_from))
     if not parts:
-        hint = "it has neither a sound checkpoint nor a trace from its first step on"
+        hint = "it has neither an intact checkpoint nor a trace from its first step"
         raise ConfigError(Problem(str(folder.path), "no part of this run can be audited", hint=hint))
     seed = secrets.randbelow(1 << 32) if args.audit_seed is None else args.audit_seed
     audit, before = Audit(again, folder, comparison, _read_logged(folder)), {part.end: part for part in parts}
@@ -276,7 +276,7 @@ def _describe_unaudited(parts: Sequence[Segment], done: Sequence[Segment], compa
     if left:
         said.append("not audited: " + ", ".join(f"steps {start + 1} to {end}" for start, end in _join_neighbours(left)))
     if parts[0].start:
-        said.append(f"cannot be audited: steps 1 to {parts[0].start}, which were not taken from a start that is kept here")
+        said.append(f"cannot be audited: steps 1 to {parts[0].start}, whose starting state is not kept here")
     for part in parts:
         if 4 * (part.end - part.start) > last:
             words = f"no checkpoint is kept between steps {part.start} and {part.end}, so the steps between can only be audited together"

@@ -203,7 +203,7 @@ def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own:
         return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target, expected)
     if elsewhere := place_of(target):
         kind, place = elsewhere
-        return Problem(where, message, target, expected, f"it is {kind.words}, whose place is `{place}`")
+        return Problem(where, message, target, expected, f"it is {kind.words}, which belongs in `{place}`")
     if target in _INSTEAD:
         return Problem(where, message, target, expected, _INSTEAD[target])
     parts = target.split(".")

@@ -94,7 +94,7 @@ def weights_caution(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapp
     asked = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
     if asked is None or asked.value is None or not values[-1].config.startswith("debug/"):
         return []
-    words = f"debug={chosen['debug']} begins with random weights, not with those of {_FILES}{asked.config.removeprefix(_FILES)}, as its sizes are others"
+    words = f"debug={chosen['debug']} begins with random weights, not with those of {_FILES}{asked.config.removeprefix(_FILES)}, because its sizes differ"
     return [Problem("initialise.weights", words, hint=f"initialise.weights={asked.value} asks for them", where=values[-1].where)]
 
 

@@ -223,7 +223,7 @@ def _hint_for_choice(group: str, name: str, known: Sequence[str]) -> str:
     if file := next(iter(here), None):
         if not file.is_file():
             return f"{file} is a folder, a pipe or a device, not a file"
-        return f"{file} is there, and its folder is not looked into: --config-dir {file.parts[0]}"
+        return f"{file} exists, but its folder is not searched: add --config-dir {file.parts[0]}"
     return _path_hint(group, name) or did_you_mean(name.rpartition(".")[2], known)
 
 

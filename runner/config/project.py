@@ -115,7 +115,7 @@ def _foreign_file(file: Path, here: Path) -> list[Problem]:
     owner, is_anybodys = file.stat().st_uid, bool(file.parent.stat().st_mode & stat.S_IWOTH)
     if owner in (os.getuid(), 0) or (file.parent == here and not is_anybodys):
         return []
-    expected = f"a file of this user's, or of root's, in a folder {'that others can write' if is_anybodys else 'above the current one'}"
+    expected = f"a file owned by this user or by root, in a folder {'that others can write' if is_anybodys else 'above the current one'}"
     hint = "if you trust it, copy it into a folder of your own" if is_anybodys else f"if you trust it, run the command in {file.parent}"
     return [Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=hint)]
 

@@ -41,7 +41,7 @@ def require_modest_references(cfg: DictConfig) -> None:
     if size >= LARGEST:
         path = max((path for path, (size, *_) in known.items() if size >= LARGEST), key=len)
         words = "repeats other values so often that it would not fit into memory"
-        raise ConfigError(Problem(".".join(path), words, at(whole, path), f"a config of at most {LARGEST:,} characters, all its ${{...}} followed"))
+        raise ConfigError(Problem(".".join(path), words, at(whole, path), f"a config of at most {LARGEST:,} characters, with all its ${{...}} resolved"))
     if values > VALUES:  # the total of all files with references resolved: each file alone is within the limit
         raise too_many("the config")
 

@@ -87,9 +87,9 @@ REFUSED = {
     "torchvision.datasets.lsun": "reads a pickle from the current folder",
     "torchvision.datasets.utils": "downloads and unpacks",
     "torchaudio.datasets.utils": "unpacks",
-    "torchaudio.models.wav2vec2.utils": "takes another library's object apart",
-    "torchvision.datasets.video_utils": "reads what it is given as a pickle's contents",
-    "torchvision.models.feature_extraction": "writes and compiles source code out of the names of layers",
+    "torchaudio.models.wav2vec2.utils": "takes apart another library's object",
+    "torchvision.datasets.video_utils": "unpickles what it is given",
+    "torchvision.models.feature_extraction": "generates and compiles source code from the names of layers",
 }
 """Parts of these packages that hold no component that a config may name, and why."""
 

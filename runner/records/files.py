@@ -254,7 +254,7 @@ def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
     if isinstance(shape, frozenset):
         return "" if isinstance(value, str) and value in shape else _type_mismatch(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
     if isinstance(shape, re.Pattern):
-        return "" if isinstance(value, str) and shape.fullmatch(value) else _type_mismatch(at, value, "as it is written here")
+        return "" if isinstance(value, str) and shape.fullmatch(value) else _type_mismatch(at, value, "in the form that samewise writes")
     if isinstance(shape, list):
         if not isinstance(value, list):
             return _type_mismatch(at, value, "a list")

@@ -77,7 +77,7 @@ def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
         hint = f"this command {uses}. If you trust whoever made {'it' if received else 'the folder'}, add --trust{'' if received else '; it is remembered'}"
         named = received or (file.parent if file.name in _OF_FOLDERS else file)
         yours = f"{NOT_YOURS}: someone else made it, it was altered, or you made it with another home directory or an early version"
-        raise ConfigError(Problem(str(named), "does not show who made it, yourself included" if received else yours, hint=hint))
+        raise ConfigError(Problem(str(named), "does not show who made it, even if you did" if received else yours, hint=hint))
 
 
 def _signature_file(file: Path) -> Path:

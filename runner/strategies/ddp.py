@@ -123,7 +123,7 @@ class DDP(OneReplicaEach):
             if unused is None:
                 raise
             names = ", ".join(self._trained[int(number)] for number in unused[1].split())
-            message = f"the loss does not depend on {names}, for which DDP waits; this is so in each phase of a recipe with several phases"
+            message = f"the loss does not depend on {names}, for which DDP waits; this happens in each phase of a recipe with several phases"
             raise ConfigError(Problem("strategy.find_unused_parameters", message, self.find_unused_parameters, "true", "or strategy=elastic")) from error
 
     def _carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:

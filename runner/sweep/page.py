@@ -38,7 +38,7 @@ def page(
     monitor = found[0].point.monitor
     parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", table(setting_rows(found))]
     if objectives and len(objectives) > 1:
-        heading = "<h2>Objectives: what no other point beats in all</h2>"
+        heading = "<h2>Objectives: points that no other point beats in all of them</h2>"
         parts += [heading, _draw(objectives_plot, found, objectives), table(front_rows(found, objectives))]
     if effects:
         parts += [

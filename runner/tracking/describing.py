@@ -110,8 +110,8 @@ def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str
         f"**{run_name(folder)}**" + _result(folder),
         f"fingerprint `{fingerprint}`" + (f", reproducibility {level}" if level else ""),
         f"`samewise verify {folder.path.absolute()}` trains it again and compares, step by step.",
-        "How to read it: `valid/...` are evaluations, `best/...` the best value so far of the metric that says what is best, `train/...` steps, `speed/...` "
-        "and `system/...` the machine's. *Parameters* are the whole config; pictures of the last evaluation are under *Artifacts*, in `valid`.",
+        "How to read it: `valid/...` are evaluations, `best/...` the best value so far of a monitored metric, `train/...` steps, `speed/...` "
+        "and `system/...` the machine. *Parameters* are the whole config; pictures of the last evaluation are under *Artifacts*, in `valid`.",
     ]
     return "\n\n".join(lines)
 

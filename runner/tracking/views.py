@@ -187,9 +187,9 @@ def note(experiment: str, found: Sequence[Part]) -> str:
     """The description: the best run and what distinguishes it, for the part that MLflow opens; how to read the page; and the other parts."""
     lines = [line for part in found if (line := _line_of(experiment, part))]
     read = (
-        "Below are the runs, the best first; the columns behind the metric are the settings in which they differ. The second icon above the table shows "
+        "Below are the runs, the best first; the columns after the metric are the settings in which they differ. The second icon above the table shows "
         f"charts, which begin with the monitored metric. `{PREFIX}METRIC` is the best value of a run so far, `valid/...` are evaluations, `train/...` steps. "
-        "Select runs and press *Compare* for what differs between them."
+        "Select runs and press *Compare* to see what differs between them."
     )
     text = "\n\n".join([*lines[:1], read])
     for line in lines[1:]:
@@ -205,7 +205,7 @@ def _line_of(experiment: str, part: Part) -> str:
     name = f"[{_plain(label)}](#/experiments/{experiment}/runs/{best[0].id})"
     text = f"**[{part.title}]({part.address(experiment)})**: best of {len(part.runs)} is {name}, `{part.monitor}` **{best[0].metrics[part.sort_metric]:.4g}**"
     if ties := sum(run.metrics[part.sort_metric] == best[0].metrics[part.sort_metric] for run in best) - 1:
-        text += f" (as good: {ties} other{'s' * (ties > 1)})"
+        text += f" (equally good: {ties} other{'s' * (ties > 1)})"
     if apart := set_apart(best[0], part.runs):
         text += f", with {apart}"
     if len(best) > 1:

@@ -150,7 +150,7 @@ def _forged_line(divergence: Divergence) -> Divergence:
 
 def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Divergence:
     assert segment.kept is not None
-    reason = f"{segment.kept.name} was altered: the steps before it are as recorded, and do not give it; {_summarise_names(state)}"
+    reason = f"{segment.kept.name} was altered: the steps before it are as recorded, but do not lead to it; {_summarise_names(state)}"
     return Divergence(segment.end, "checkpoint", state[0][0].removeprefix("weights: "), reason)
 
 

@@ -109,7 +109,7 @@ def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: S
         if device.type != "cuda":
             problems.append(Problem("compile.cuda_graphs", "needs a CUDA device", True, hint="device=cuda on a machine that has one, or false"))
         if micro_batches > 1 or len(phases) > 1:
-            message = f"a replayed graph writes over the last one's gradients, and a step has {max(micro_batches, len(phases))} of them"
+            message = f"a replayed graph overwrites the previous one's gradients, and a step has {max(micro_batches, len(phases))} of them"
             problems.append(Problem("compile.cuda_graphs", message, True, hint="replicas=1, accumulate=1 and a recipe with one phase; or false"))
     if problems:
         raise ConfigError(*problems)

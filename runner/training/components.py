@@ -101,7 +101,7 @@ def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split:
     """A split's data set with the sample transforms of a stage."""
     transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
     if transforms and getattr(dataset, "encoded", False):
-        words = "sample transforms come before the device decodes the images, and would see none"
+        words = "sample transforms run before the device decodes the images, so they would get none"
         raise ConfigError(Problem(f"transforms.{stage}.sample", words, expected="none", hint=_ENCODED))
     return KeyedDataset(
         WithTransform.of(dataset, transforms),

@@ -125,7 +125,7 @@ def _choice_with(run: Run, monitor: str, known: Sequence[str]) -> str:
     split, _, name = monitor.rpartition("/")
     if name not in choices or "metrics" not in inspect.signature(type(run.recipe)).parameters:
         return ""
-    return f"metrics=[{','.join([*(one for one in choices if f'{split}/{one}' in known), name])}] has it computed"
+    return f"metrics=[{','.join([*(one for one in choices if f'{split}/{one}' in known), name])}] computes it"
 
 
 def first_batch(run: Run, split: str, samples: int) -> Batch:

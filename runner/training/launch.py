@@ -183,7 +183,7 @@ def _adopt_config(composed: Composed, said: Mapping[str, Any]) -> Composed:
     if composed.fingerprint != said["fingerprint"]:
         changed = sources.list_changes(composed.folder.sources) or ["it differs from that of the process that was asked to train"]
         message = f"the code has changed since the run was started: {'; '.join(changed)}"
-        raise ConfigError(Problem(f"rank {os.environ['RANK']}", message, hint="run the command again: changed code makes it another run"))
+        raise ConfigError(Problem(f"rank {os.environ['RANK']}", message, hint="run the command again: with changed code it is a different run"))
     return composed
 
 

@@ -79,7 +79,7 @@ def artifact_divergences(told: RunFolder, again: RunFolder, step: int) -> tuple[
     common = [path.relative_to(again.artifacts) for path in sorted(again.artifacts.rglob("*")) if path.is_file()]
     names = [name for name in common if not _same_bytes(told.artifacts / name, again.artifacts / name)]
     tables = [Divergence(step, "artifact", "", f"artifacts/{name} is not what training again writes") for name in names if name.suffix != ".png"]
-    words = "is not the picture that is drawn here; other versions of matplotlib draw others"
+    words = "differs from the picture drawn here; other versions of matplotlib draw it differently"
     return tables, [f"cannot be verified: artifacts/{name} {words}" for name in names if name.suffix == ".png"]
 
 

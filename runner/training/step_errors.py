@@ -31,7 +31,7 @@ def killed_worker(error: BaseException) -> Problem | None:
     if not isinstance(error, RuntimeError) or not found:
         return None
     hint = "if memory ran out, use fewer workers; run the same command again to resume"
-    return Problem("loader.num_workers", f"worker process {found[1]} {found[2].strip()}: the kernel, or somebody, has ended it", hint=hint)
+    return Problem("loader.num_workers", f"worker process {found[1]} {found[2].strip()}: the kernel, or a user, ended it", hint=hint)
 
 
 def explain_step_error(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:

@@ -265,7 +265,7 @@ def test_neither_workers_nor_ranks_change_bits(root: Path, samewise: Callable[..
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["transforms=imagenet"], r"transforms\.train\.sample: sample transforms come before(.|\n)*transforms=imagenet_on_device"),
+        (["transforms=imagenet"], r"transforms\.train\.sample: sample transforms run before(.|\n)*transforms=imagenet_on_device"),
         (["transforms=images"], r"transforms\.train\.batch: the images of dataset\.train are still encoded(.|\n)*transforms=imagenet_on_device"),
     ],
 )

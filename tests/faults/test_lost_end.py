@@ -88,7 +88,7 @@ def test_an_end_that_the_server_loses_is_reported_and_sent_by_the_next_sync(
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["status"] == "FINISHED"
     again = samewise("train", *given)
     assert "already finished" in again.stdout
-    assert f"not everything of it has reached MLflow yet; run `samewise sync {folder}`" in again.stderr
+    assert f"not everything has reached MLflow yet; run `samewise sync {folder}`" in again.stderr
     proxy.loses = ""
     sync = samewise("sync", folder)
     assert sync.returncode == 0, sync.stdout + sync.stderr

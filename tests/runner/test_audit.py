@@ -256,7 +256,7 @@ def test_steps_resumed_from_another_run_cannot_be_audited(samewise, train, hones
     found = audit(samewise, run)
     assert found["same"], found["said"]
     assert found["audit"]["replayed"] == [[61, 70]]
-    assert "cannot be audited: steps 1 to 60, which were not taken from a start that is kept here" in found["said"]
+    assert "cannot be audited: steps 1 to 60, whose starting state is not kept here" in found["said"]
 
 
 def test_an_audit_refuses_overrides_that_change_the_run(samewise, run) -> None:

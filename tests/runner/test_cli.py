@@ -180,7 +180,7 @@ BAD = {
     "spaces": (["show", "seed = 3"], "hint: seed=3"),
     "a launcher for a callback": (
         ["check", "--static", "+callbacks.x._target_=samewise.runner.launchers.local.Local"],
-        "it is a launcher, whose place is `launcher`",
+        "it is a launcher, which belongs in `launcher`",
     ),
     "a misspelt package": (["check", "--static", "model._target_=torchvision.modls.resnet18"], "did you mean 'torchvision.models.resnet18'?"),
     "no such weights": (["check", *DIGITS, "initialise.weights=nope.pt"], "samewise looked for it at /"),

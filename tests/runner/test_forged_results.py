@@ -130,7 +130,7 @@ def test_an_altered_table_is_a_difference_and_an_altered_picture_is_named(samewi
     verdict = verify(samewise, run)
     assert [one for one in verdict["said"] if "artifacts/" in one] == [
         "step 4: artifacts/valid/class_accuracy.csv is not what training again writes",
-        "cannot be verified: artifacts/valid/confusion_matrix.png is not the picture that is drawn here; other versions of matplotlib draw others",
+        "cannot be verified: artifacts/valid/confusion_matrix.png differs from the picture drawn here; other versions of matplotlib draw it differently",
     ]
     assert not verdict["same"]
 

@@ -86,7 +86,7 @@ def test_a_killed_worker_is_named_with_the_likely_cause() -> None:
     assert problem is not None
     assert problem.path == "loader.num_workers"
     assert problem.message.startswith(f"worker process {worker.pid} ")
-    assert problem.message.endswith("the kernel, or somebody, has ended it")
+    assert problem.message.endswith("the kernel, or a user, ended it")
     assert killed_worker(RuntimeError("the model has a DataLoader worker")) is None
 
 

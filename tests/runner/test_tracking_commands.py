@@ -110,7 +110,7 @@ def test_the_model_of_an_unfinished_run_is_not_logged(unsent: RunFolder, capsys:
     tracker.finish("KILLED")
     assert main(["sync", "0123", "--log-model"]) == 0
     said = capsys.readouterr()
-    assert "has not finished, so no model of it is logged" in said.err
+    assert "has not finished, so its model is not logged" in said.err
     assert "models:/" not in said.out
 
 

@@ -102,7 +102,7 @@ def test_the_description_of_very_many_experiments_fits_into_a_tag() -> None:
 
 def test_the_description_counts_the_runs_that_equal_the_best() -> None:
     same = [run(number, 0.5, **{"optimizer.lr": str(number)}) for number in range(3)]
-    assert "`valid/accuracy` **0.5** (as good: 2 others), with optimizer.lr **0** (not 1, 2)" in note("1", parts(same))
+    assert "`valid/accuracy` **0.5** (equally good: 2 others), with optimizer.lr **0** (not 1, 2)" in note("1", parts(same))
 
 
 def test_names_are_escaped_in_the_description() -> None:

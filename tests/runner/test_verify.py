@@ -99,7 +99,7 @@ def test_a_trace_with_a_recomputed_chain_contradicts_summary_and_checkpoints(sam
     assert "trace.jsonl was altered after the run had ended" in done.stdout
     assert "step 8: step-00000008 was not taken in a run with this trace: the trace was altered at step 8 or before" in done.stdout
     assert "step 4:" not in done.stdout
-    assert "`--audit all` takes the run again from checkpoint to checkpoint and names which lines of the trace were altered" in done.stdout
+    assert "`--audit all` repeats the run from checkpoint to checkpoint and names which lines of the trace were altered" in done.stdout
 
 
 def test_an_altered_loss_is_found_though_no_chain_covers_it(samewise, run):

@@ -43,7 +43,7 @@ TARGETS = {
         "is of torch.nn.parallel, which a config may not name: it wraps a model for several devices: `strategy` does"
     ],
     "torch.nn.DataParallel": ["is of torch.nn.parallel, which a config may not name"],
-    "torchvision.models.feature_extraction.create_feature_extractor": ["writes and compiles source code"],
+    "torchvision.models.feature_extraction.create_feature_extractor": ["generates and compiles source code"],
     "torch.nn.Lineer": ["did you mean 'Linear'?"],
 }
 

@@ -297,4 +297,4 @@ def test_a_run_and_a_sweep_report_that_the_server_refuses_them(
     assert at_end.startswith(f"not everything has reached {address} yet: {LOG_IN}; run `samewise sync ")
     done = samewise("sweep", *given, "name=several", "seed=0,1", "tracking.flush_timeout_s=30")
     assert done.returncode == 0, done.stderr
-    assert f"warning: not everything of 2 of 2 runs has reached {address} yet: {LOG_IN}; run `samewise sync --run-root" in done.stderr
+    assert f"warning: not everything from 2 of 2 runs has reached {address} yet: {LOG_IN}; run `samewise sync --run-root" in done.stderr
