@@ -58,12 +58,14 @@ HIGHEST: dict[str, float] = {
 
 OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
     "lr": (0, math.inf),
-    "momentum": (0, math.inf),
+    "momentum": (0, 1),
+    "dampening": (0, 1),
+    "rho": (0, 1),
     "weight_decay": (0, math.inf),
     "eps": (0, math.inf),
     "betas": (0, 1),
 }
-"""What an optimizer's numbers may be: [lowest, highest)."""
+"""What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a momentum of 1 or more, with which no training converges."""
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")
