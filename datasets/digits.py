@@ -1,4 +1,4 @@
-"""The handwritten digits in scikit-learn: 1,797 grey images of 8x8 pixels, without a download."""
+"""The handwritten digits in scikit-learn: 1,797 grey images of 8x8 pixels, nothing to download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits drawn on noise: boxes to detect, without a download or files."""
+"""Scikit-learn's handwritten digits drawn on noise: boxes to detect, nothing to download."""
 
 from __future__ import annotations
 

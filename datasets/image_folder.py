@@ -1,4 +1,4 @@
-"""Images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as in torchvision's ImageFolder; or `ROOT/CLASS/*.jpg`, split by a hash of their names."""
+"""Images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as for torchvision's ImageFolder; or `ROOT/CLASS/*.jpg`, split by a hash of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageNet-1k (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1,000 classes, as its archives unpack."""
+"""ImageNet-1k (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1,000 classes, as unpacked from its archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LibriSpeech: a thousand hours of read English (Panayotov et al., ICASSP 2015), as its archives unpack."""
+"""LibriSpeech: a thousand hours of read English (Panayotov et al., ICASSP 2015), as unpacked from its archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LibriTTS: 585 hours of LibriSpeech's readers at 24 kHz (Zen et al., arXiv 1904.02882), as its archives unpack."""
+"""LibriTTS: 585 hours of LibriSpeech's readers at 24 kHz (Zen et al., arXiv 1904.02882), as unpacked from its archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LJSpeech: 24 hours of one woman reading, 22,050 Hz (Ito and Johnson 2017, keithito.com/LJ-Speech-Dataset), as its archive unpacks."""
+"""LJSpeech: 24 hours of one woman reading, 22,050 Hz (Ito and Johnson 2017, keithito.com/LJ-Speech-Dataset), as unpacked from its archive."""
 
 from __future__ import annotations
 

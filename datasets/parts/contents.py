@@ -1,4 +1,4 @@
-"""The part of a data set's files that enters its fingerprint: their sizes, and the bytes of some of them."""
+"""What a data set's fingerprint takes from its files: their sizes, and the bytes of some of them."""
 
 from __future__ import annotations
 

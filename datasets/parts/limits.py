@@ -1,4 +1,4 @@
-"""Limits on the resources that a data set's file may require, checked by its header before it is decoded.
+"""Limits on the resources that a data set's file may require, checked from its header before it is decoded.
 
 Each limit is above what real data sets have. A user who has larger files raises it by the environment variable that the message names; a config cannot.
 """

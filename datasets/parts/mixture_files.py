@@ -1,4 +1,4 @@
-"""The base of data sets of recorded mixtures: a folder of mixtures and one of each speaker's part, with equal file names."""
+"""The base of data sets of recorded mixtures: a folder of mixtures and one for each speaker's part, with the same file names."""
 
 from __future__ import annotations
 

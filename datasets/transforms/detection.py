@@ -1,4 +1,4 @@
-"""Transforms of images with boxes, on the device: flips and sizes. The colour transforms in `colour` accept these batches too.
+"""Transforms of images with boxes, on the device: flips and resizing. The colour transforms in `colour` accept these batches too.
 
 A batch's images are one tensor [B, C, H, W] or, where they differ in size, a list of B tensors [C, H, W]; `boxes` is a list of float32[N, 4],
 (x1, y1, x2, y2) in pixels. Crops (RandomIoUCrop, RandomZoomOut) change how many boxes there are: they are torchvision's, on samples.

@@ -1,4 +1,4 @@
-"""Flips, crops and sizes. Each agrees with the torchvision transform of its name, given the same choices."""
+"""Flips, crops and resizing. Each agrees with the torchvision transform of its name, given the same choices."""
 
 from __future__ import annotations
 

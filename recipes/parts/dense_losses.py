@@ -1,4 +1,4 @@
-"""RetinaNet's losses without a wait for the device: where torchvision indexes, with a size that the host must know, this masks.
+"""RetinaNet's losses without waiting for the device: torchvision indexes, so the host must know a size; this masks instead.
 
 The definitions are torchvision's (torchvision/models/detection/retinanet.py, `compute_loss`); the sums run over all anchors, in which what is left out is zero.
 """

@@ -1,4 +1,4 @@
-"""Saves figures whose texts are names from elsewhere: matplotlib must not interpret them."""
+"""Saves figures whose text contains names from elsewhere, which matplotlib must not interpret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop when the monitored metric no longer improves."""
+"""Stops training when the monitored metric no longer improves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what is trained, how far it is and when it will end: a bar on a terminal or in a notebook, otherwise a line a minute; a line for each evaluation."""
+"""Shows what is trained, its progress and when it will end: a bar on a terminal or in a notebook, otherwise a line a minute; a line for each evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits data sets of the libraries and of samewise while they are created: they may download known files into their folder and write nowhere else."""
+"""Limits what data sets of the libraries and of samewise may do while they are created: download known files into their folder, and write nowhere else."""
 
 from __future__ import annotations
 

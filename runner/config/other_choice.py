@@ -1,4 +1,4 @@
-"""What an experiment file sets for its choice of a group, if another option is chosen: on the command line, or by an experiment that builds on it.
+"""What an experiment file sets for its choice of a group, if a different choice is made: on the command line, or by an experiment that builds on it.
 
 What the other choice does not take is left out of the config; the rest stays, as Hydra has it. Both are said.
 """

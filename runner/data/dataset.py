@@ -1,4 +1,4 @@
-"""Adds to a user's map-style data set: sample transforms, and a fingerprint of the data."""
+"""Adds sample transforms and a fingerprint of the data to a user's map-style data set."""
 
 from __future__ import annotations
 

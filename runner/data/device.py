@@ -1,4 +1,4 @@
-"""Sends batches to the device; on CUDA the next one during the computation of the current one."""
+"""Sends batches to the device; on CUDA, the next one while the current one is being computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in pods of Kubernetes: one Indexed Job for all, written as a manifest and applied if kubectl is available; this process need not stay.
+"""Runs in pods of Kubernetes: one Indexed Job for all, written as a manifest and applied if kubectl is available; this process need not keep running.
 
 SWEEP/kubernetes/
   0001.yaml      a Job's manifest

@@ -1,4 +1,4 @@
-"""Runs in a pod: starts the run of its index, makes it save when the pod is asked to end, and reports by exit code what happens next.
+"""Runs in a pod: starts the run of its index, makes it save when the pod is asked to stop, and reports by exit code what happens next.
 
     python -m samewise.runner.launchers.kubernetes_job SWEEP/kubernetes/0001.json
 

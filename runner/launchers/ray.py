@@ -1,4 +1,4 @@
-"""Runs as jobs of a running Ray cluster, by its Jobs API; this process need not stay. Does not import Ray.
+"""Runs as jobs of a running Ray cluster, by its Jobs API; this process need not keep running. Does not import Ray.
 
 A job's submission id is SWEEP-MADE-NUMBER-TRY, where MADE is when the sweep was made, so that any process finds earlier submissions.
 

@@ -1,4 +1,4 @@
-"""Jobs in SLURM's queue: one array for all, submitted at once; this process need not stay. `slurm_job.py` runs on the machines.
+"""Jobs in SLURM's queue: one array for all, submitted at once; this process need not keep running. `slurm_job.py` runs on the machines.
 
 SWEEP/slurm/
   0001.json      a submission: which point each index of its array is, and what the machines need to know

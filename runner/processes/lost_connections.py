@@ -1,4 +1,4 @@
-"""Explains a lost connection to another rank: which rank it was."""
+"""Explains a lost connection to another rank: names the rank."""
 
 from __future__ import annotations
 

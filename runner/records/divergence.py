@@ -1,4 +1,4 @@
-"""Where two lines of a trace first differ, or a line and the weights that it describes: the stage of the step, and the layer."""
+"""Where two lines of a trace, or a line and the weights that it describes, first differ: the stage of the step, and the layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the work runs. Only strategies know of processes: recipes, data sets and the loop do not."""
+"""Where the work runs. Only strategies know about processes: recipes, data sets and the loop do not."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from samewise.runner.sweep.results import PointResult, State
 from samewise.runner.tracking import journal
 
 _MOST = 400
-"""Points of a curve; of a longer one every so-manieth, and its last."""
+"""Points of a curve; a longer one is reduced to every n-th point and its last."""
 
 
 def curve(one: PointResult, metric: str) -> list[tuple[int, float]]:

@@ -25,7 +25,7 @@ SEED = "seed"
 """The key whose values are repeats of one setting."""
 
 MOST = 100_000
-"""Runs of a sweep: more are a slip of the pen, and fill the memory before the first of them starts."""
+"""Runs of a sweep: more are a mistake, and fill the memory before the first of them starts."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Describes a run besides its metrics: params, tags, a note and the data sets, from the run's folder."""
+"""Describes a run apart from its metrics: params, tags, a note and the data sets, from the run's folder."""
 
 from __future__ import annotations
 

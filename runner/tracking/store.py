@@ -1,4 +1,4 @@
-"""The MLflow store: an SQLite file is created once and atomically, however many processes start with it. Imports mlflow."""
+"""The MLflow store: an SQLite file is created once and atomically, however many processes start at once. Imports mlflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains in a process with other torch settings, such as a notebook: torch is as in a fresh process meanwhile, and afterwards as before.
+"""Trains in a process with other torch settings, such as a notebook: torch's settings are those of a fresh process during the run, and are restored afterwards.
 
 A notebook may have changed torch's default dtype, its threads, its switches. Each of these is set to torch's own default first; generators need no care,
 since every draw is keyed. What cannot be set is refused.

@@ -1,4 +1,4 @@
-"""What the phases of a step came to: read together, since whatever is read from a device waits for it, and looked at before it reaches the weights."""
+"""The results of a step's phases: read together, since each read from a device waits for it, and checked before they reach the weights."""
 
 from __future__ import annotations
 

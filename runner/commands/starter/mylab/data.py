@@ -1,4 +1,4 @@
-"""Stripes under noise, drawn on the spot: put your own data in their place."""
+"""Stripes under noise, generated on the spot: replace them with your own data."""
 
 from __future__ import annotations
 
