@@ -185,7 +185,7 @@ def _reachable(found: Any, allowed: Sequence[str]) -> bool:
 
 def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
     if refused := _refused_prefix(getattr(found, "__module__", None)):
-        return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target)
+        return Problem(where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target)
     wanted, hint = describe_kinds(path), ""
     if isinstance(found, types.FunctionType) and within(found.__module__, own) and return_class(found) is None:
         said = found.__annotations__.get("return")
@@ -200,7 +200,7 @@ def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[st
 def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own: Sequence[str]) -> Problem:
     expected = f"a class or function of {', '.join(allowed)}"
     if refused := _refused_prefix(target):
-        return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target, expected)
+        return Problem(where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target, expected)
     if elsewhere := place_of(target):
         kind, place = elsewhere
         return Problem(where, message, target, expected, f"it is {kind.words}, which belongs in `{place}`")

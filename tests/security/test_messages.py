@@ -40,9 +40,9 @@ TARGETS = {
     "timm.create_model": ['--package timm, or packages = ["timm"] under [tool.samewise] in pyproject.toml'],
     "os.system": ["in Python's standard library"],
     "torch.nn.parallel.DistributedDataParallel": [
-        "is of torch.nn.parallel, which a config may not name: it wraps a model for several devices: `strategy` does"
+        "is in torch.nn.parallel, which a config may not name: it wraps a model for several devices: `strategy` does"
     ],
-    "torch.nn.DataParallel": ["is of torch.nn.parallel, which a config may not name"],
+    "torch.nn.DataParallel": ["is in torch.nn.parallel, which a config may not name"],
     "torchvision.models.feature_extraction.create_feature_extractor": ["generates and compiles source code"],
     "torch.nn.Lineer": ["did you mean 'Linear'?"],
 }
