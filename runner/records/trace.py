@@ -33,7 +33,6 @@ STAGES = {
 ANYWHERE = ("batch", "loss")
 """The stages that are told alike by every algorithm."""
 
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _EVERY_S = 0.1
 """The interval between writes if lines come faster: a system call for each would be a tenth of a small network's step."""
 
@@ -80,7 +79,7 @@ class Trace:
         self._file: BinaryIO | None = None
         self._lines = list[bytes]()
         self._write_at = 0.0
-        self._last: dict[str, Any] = {}
+        self._last = b"{}"
 
     def open(self, step: int, chain: int) -> None:
         """Continue after `step`: later lines are removed, since their steps will be computed again."""
@@ -126,19 +125,12 @@ class Trace:
         gradients = each[0] if len(each) == 1 else [combine(one) for one in zip(*each, strict=True)]
         total = combine(gradients), combine(weights)
         self._chain = combine([self._chain, batch, inputs, *total])
-        line: dict[str, Any] = {
-            "step": step,
-            "batch": f"{batch:016x}",
-            "input": f"{inputs:016x}",
-            "loss": loss.hex(),
-            "gradients": f"{total[0]:016x}",
-            "weights": f"{total[1]:016x}",
-            "chain": f"{self._chain:016x}",
-        }
-        if self._layers_every and step % self._layers_every == 0:
-            line["layers"] = {"gradients": shorten(gradients), "weights": shorten(weights)}
-        self._last = line
-        self._lines.append(f"{_ENCODE(line)}\n".encode())
+        layers = self._layers_every and step % self._layers_every == 0
+        by_layer = f',"layers":{{"gradients":"{shorten(gradients)}","weights":"{shorten(weights)}"}}' if layers else ""
+        head = f'"step":{step},"batch":"{batch:016x}","input":"{inputs:016x}","loss":"{loss.hex()}"'
+        digests = f'"gradients":"{total[0]:016x}","weights":"{total[1]:016x}","chain":"{self._chain:016x}"'
+        self._last = f"{{{head},{digests}{by_layer}}}\n".encode()  # in a third of a JSON encoder's time
+        self._lines.append(self._last)
         if time.monotonic() >= self._write_at:
             self._write_lines()
 
@@ -169,7 +161,7 @@ class Trace:
     def last(self) -> dict[str, Any]:
         """The latest line."""
         self._write()
-        return self._last
+        return parse_json(self._last)
 
     def close(self) -> None:
         if self._file:
