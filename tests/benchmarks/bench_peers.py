@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -221,10 +221,11 @@ def peers(store: str, references: Path | None) -> dict[str, Callable[[Run, Calla
     return {**{name: train for name, (package, train) in known.items() if importlib.util.find_spec(package)}, **scripts}
 
 
-def built(overrides: list[str], folder: Path) -> Run:
+def built(overrides: list[str], folder: Path, *, common: list[str] = COMMON, models: Mapping[str, str] = {"mlp": MLP}) -> Run:
     (folder / "configs/model").mkdir(parents=True, exist_ok=True)
-    (folder / "configs/model/mlp.yaml").write_text(MLP)
-    composed = compose.compose([*COMMON, *overrides, f"run_root={folder}/runs"], project=project.find(configs=[folder / "configs"]))
+    for name, text in models.items():
+        (folder / f"configs/model/{name}.yaml").write_text(text)
+    composed = compose.compose([*common, *overrides, f"run_root={folder}/runs"], project=project.find(configs=[folder / "configs"]))
     return build(composed, composed.project, composed.folder)
 
 
@@ -243,26 +244,45 @@ def measure(overrides: list[str], count: int, references: Path | None) -> dict[s
         plain = runs["samewise"]
         others = {name: Turns(functools.partial(train, plain)) for name, train in peers(f"sqlite:///{place}/peers.db", references).items()}
         loops = {"by hand": functools.partial(advance, hand_written(plain)), **{name: turns.take for name, turns in others.items()}, **loops}
-        seconds: dict[str, list[float]] = {name: [] for name in loops}
-        for turn in range(TURNS + 2):
-            for name, take in loops.items():
-                began = time.perf_counter()
-                take(count)
-                spent = (time.perf_counter() - began) / count
-                if turn >= 2:
-                    seconds[name].append(spent)
+        found = in_turns(loops, count)
         for turns in others.values():
             turns.end()
         for run in runs.values():
-            run.progress.evaluated = run.step
-            run.recorder.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
-    hand = seconds["by hand"]
-    return {name: (1000 * statistics.median(spent), [ours / its for ours, its in zip(spent, hand, strict=True)]) for name, spent in seconds.items()}
+            leave(run)
+    return found
+
+
+def in_turns(loops: Mapping[str, Callable[[int], None]], count: int) -> dict[str, tuple[float, list[float]]]:
+    """For each loop, milliseconds per step (median over the turns of `count` steps), and each turn's ratio to the first loop."""
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for turn in range(TURNS + 2):
+        for name, take in loops.items():
+            began = time.perf_counter()
+            take(count)
+            spent = (time.perf_counter() - began) / count
+            if turn >= 2:
+                seconds[name].append(spent)
+    first = next(iter(seconds.values()))
+    return {name: (1000 * statistics.median(spent), [ours / its for ours, its in zip(spent, first, strict=True)]) for name, spent in seconds.items()}
 
 
 def advance(steps: Iterator[None], count: int) -> None:
     for _ in range(count):
         next(steps)
+
+
+def leave(run: Run) -> None:
+    """Let a run's session end without an evaluation."""
+    run.progress.evaluated = run.step
+    run.recorder.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
+
+
+def show(work: str, found: Mapping[str, tuple[float, list[float]]]) -> None:
+    """Print a table of what `in_turns` found."""
+    print(f"{work:<44} {'ms a step':>10} {'ratio':>7}  range")
+    for name, (milliseconds, ratios) in found.items():
+        low, *_, high = statistics.quantiles(ratios, n=10)
+        print(f"  {name:<42} {milliseconds:>10.3f} {statistics.median(ratios):>7.2f}  {low:.2f} to {high:.2f}", flush=True)
 
 
 def plot(file: Path, rows: dict[str, dict[str, tuple[float, list[float]]]]) -> None:
@@ -291,10 +311,7 @@ def main() -> None:
     rows = {}
     for work, (overrides, count) in WORK.items():
         rows[work] = found = measure(overrides, count, args.torchvision)
-        print(f"{work:<44} {'ms a step':>10} {'ratio':>7}  range")
-        for name, (milliseconds, ratios) in found.items():
-            low, *_, high = statistics.quantiles(ratios, n=10)
-            print(f"  {name:<42} {milliseconds:>10.3f} {statistics.median(ratios):>7.2f}  {low:.2f} to {high:.2f}")
+        show(work, found)
     if args.plot:
         plot(args.plot, rows)
 
