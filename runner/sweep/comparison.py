@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import quote
 
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
+from samewise.runner.records.summary import ui_command
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import PointResult, rank_settings
 from samewise.runner.tracking.best import PREFIX
@@ -57,7 +57,7 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     point = found[0].point
     order = f"orderByKey={quote(f'metrics.`{PREFIX}{point.monitor}`', safe='')}&orderByAsc={str(point.mode == 'min').lower()}"
     table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}&{FOR_TRAINING}"
-    return Pages(compare, table, "" if remote else _ui(uri, folder))
+    return Pages(compare, table, "" if remote else ui_command(uri, Path(folder.facts["run_root"])))
 
 
 def _mlflow_ids(one: PointResult) -> tuple[str, str] | None:
@@ -68,10 +68,3 @@ def _mlflow_ids(one: PointResult) -> tuple[str, str] | None:
 
 def _compact(values: Sequence[str]) -> str:
     return json.dumps(list(values), separators=(",", ":"))
-
-
-def _ui(uri: str, folder: SweepFolder) -> str:
-    run_root = Path(folder.facts["run_root"])
-    if uri != f"sqlite:///{run_root}/mlflow.db":
-        return f"samewise ui --uri {shlex.quote(uri)}"
-    return "samewise ui" if run_root == Path("runs") else f"samewise ui --run-root {shlex.quote(str(run_root))}"

@@ -47,10 +47,10 @@ def require_deterministic(model: nn.Module, device: torch.device, settings: Any)
     import torch
     from torch import nn
 
-    cuda = torch.version.cuda  # None on the CPU and with ROCm, which has no cuDNN
-    if not settings.deterministic or device.type != "cuda" or cuda is None or not torch.backends.cudnn.enabled:
+    has_cudnn = torch.version.cuda is not None and torch.backends.cudnn.enabled  # ROCm, which torch calls "cuda" too, has none
+    if not settings.deterministic or device.type != "cuda" or not has_cudnn:
         return
-    why = refused_recurrence(cuda=cuda, variables=os.environ)
+    why = refused_recurrence(os.environ)
     if why is None:
         return
     problem, expected, hint = why
@@ -75,16 +75,12 @@ def memory_ran_short(device: torch.device) -> Problem | None:
     return Problem("device", message, hint="compare with `samewise verify`; batch_size, precision=bf16, activation_checkpointing or accumulate need less")
 
 
-def refused_recurrence(*, cuda: str, variables: Mapping[str, str]) -> tuple[str, str, str] | None:
+def refused_recurrence(variables: Mapping[str, str]) -> tuple[str, str, str] | None:
     """Why cuDNN's RNN, LSTM and GRU are not deterministic here: reason, expectation, hint; None if they are.
 
     They call cuBLAS on several streams, which by default takes buffers of two sizes, whichever is free, and with the size the kernel changes. With one
-    size they repeat (release notes of cuDNN 8; docs.pytorch.org, "cuDNN RNN determinism"). Before CUDA 10.2 only kernels one at a time do.
+    size they repeat (release notes of cuDNN 8; docs.pytorch.org, "cuDNN RNN determinism").
     """
-    if tuple(map(int, cuda.split(".")[:2])) < (10, 2):
-        if variables.get("CUDA_LAUNCH_BLOCKING") == "1":
-            return None
-        return f"does not repeat to the bit with CUDA {cuda}", "CUDA_LAUNCH_BLOCKING=1", "export CUDA_LAUNCH_BLOCKING=1, or device=cpu"
     sizes = variables.get("CUBLAS_WORKSPACE_CONFIG", "")
     if re.fullmatch(r":[0-9]+:[0-9]+", sizes):
         return None
