@@ -183,6 +183,11 @@ def require_positive(numbers: Mapping[str, int]) -> None:
             raise ConfigError(Problem(path, "must be at least 1", value))
 
 
+def is_below_one(value: object) -> bool:
+    """Whether a value is a negative number or the whole number 0, which a size cannot be."""
+    return not isinstance(value, bool) and ((isinstance(value, int) and value < 1) or (isinstance(value, float) and value < 0))
+
+
 def number_of(count: int, noun: str) -> str:
     """`1 point`, `2 points`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -103,7 +103,8 @@ class ColorJitter(ImageTransform):
 
     def __init__(self, *, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0) -> None:
         super().__init__()
-        self.intervals = [interval("ColorJitter", (max(0.0, 1 - amount), 1 + amount)) for amount in (brightness, contrast, saturation)]
+        amounts = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
+        self.intervals = [interval(name, (max(0.0, 1 - amount), 1 + amount)) for name, amount in amounts.items()]
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         factor = torch.stack([uniform(size, *ends) for ends in self.intervals], dim=1)

@@ -187,7 +187,8 @@ class Resize(ImageTransform):
 
     def __init__(self, size: int | Sequence[int], *, interpolation: str = "bilinear", antialias: bool = True) -> None:
         super().__init__()
-        self.size = [size] if isinstance(size, int) else list(pair("size", size))
+        height, width = pair("size", size)
+        self.size = [height] if isinstance(size, int) else [height, width]
         self.gives_one_size = len(self.size) == 2
         self.interpolation, self.antialias = interpolation_of(interpolation), antialias
 

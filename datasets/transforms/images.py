@@ -94,15 +94,15 @@ def integers(ends: Tensor) -> Tensor:
 def chance(name: str, value: float) -> float:
     """A checked probability."""
     if not 0.0 <= value <= 1.0:
-        raise ConfigError(Problem("transforms", f"{name} is not a valid probability", value, "a number from 0 to 1"))
+        raise ConfigError(Problem(name, "is not a valid probability", value, "a number from 0 to 1"))
     return float(value)
 
 
 def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) from one number for both, or two; checked."""
     numbers = (value, value) if isinstance(value, int) else tuple(value)
-    if len(numbers) != 2 or min(numbers) < 0:
-        raise ConfigError(Problem("transforms", f"{name} is not a valid size", value, "one whole number of pixels, or [height, width]"))
+    if len(numbers) != 2 or min(numbers) < 1:
+        raise ConfigError(Problem(name, "is not a valid size", value, "one whole number of pixels, at least 1, or [height, width]"))
     return numbers
 
 
@@ -110,7 +110,7 @@ def interval(name: str, value: Sequence[float], *, low: float = float("-inf")) -
     """A checked (from, to)."""
     numbers = tuple(float(number) for number in value)
     if len(numbers) != 2 or not low <= numbers[0] <= numbers[1]:
-        raise ConfigError(Problem("transforms", f"{name} is not a valid interval", list(value), "[low, high]"))
+        raise ConfigError(Problem(name, "is not a valid interval", list(value), "[low, high]"))
     return numbers
 
 

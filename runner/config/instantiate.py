@@ -14,7 +14,9 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +26,7 @@ from omegaconf import DictConfig, ListConfig
 from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_within_root
 from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, return_class, takes, within
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, describe_exit, nearest, raised_at, requested_memory, summarise_error
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, describe_exit, is_below_one, nearest, raised_at, requested_memory, summarise_error
 from samewise.runner.processes.memory import refuse_too_much_memory
 
 _INSTEAD = {
@@ -83,10 +85,21 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
     if is_own:  # the user's own code may allow more
         return call(made, path, *positional, **named)
     try:
-        with refuse_too_much_memory():
+        with refuse_too_much_memory(), _refuse_empty_weights(named):
             return call(made, path, *positional, **named)
     except MemoryError as error:
         raise ConfigError(_failure(made, path, error, named)) from error
+
+
+@contextmanager
+def _refuse_empty_weights(named: Mapping[str, Any]) -> Generator[None]:
+    """Make an error of torch's warning about weights without elements, if one of the arguments may be the cause."""
+    if not any(map(is_below_one, named.values())):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Initializing zero-element tensors is a no-op")
+        yield
 
 
 def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
@@ -245,9 +258,21 @@ def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mappi
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
         return Problem(f"{path}.{largest}" if largest else path, f"{_name(made)} {asked}", sizes.get(largest, ...), hint="make it smaller")
     text, where = summarise_error(error) if str(error).strip() else "", raised_at(error, anywhere=False)
+    if suspect := next((key for key, value in named.items() if is_below_one(value) and value != _default(made, key)), ""):
+        message = f"is {named[suspect]}, which may be why {_name(made)} failed: {text or type(error).__name__}"
+        return Problem(f"{path}.{suspect}", message, named[suspect], "a positive number", where)
     if re.search(r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be called|super-class __init__\(\) .*never called", text):
         where = f"begin its __init__ with super().__init__(); {where}"
     return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts", hint=where)
+
+
+def _default(made: Callable[..., Any], name: str) -> Any:
+    """The default of an argument; None if it is unknown."""
+    try:
+        parameter = inspect.signature(made).parameters.get(name)
+    except (TypeError, ValueError):
+        return None
+    return parameter.default if parameter else None
 
 
 def _arguments_near(error: Exception) -> Sequence[str]:
@@ -264,9 +289,10 @@ def _arguments_near(error: Exception) -> Sequence[str]:
 
 def _prefix_path(path: str, problem: Problem) -> Problem:
     """The same problem with its path from the config's root. A problem with a file keeps its path."""
-    if not problem.path:
+    root = path.partition(".")[0]
+    if problem.path in ("", root):
         return Problem(path, problem.message, problem.value, problem.expected, problem.hint)
-    if problem.path.startswith(path) or "/" in problem.path:
+    if problem.path.startswith((path, f"{root}.")) or "/" in problem.path:
         return problem
     return Problem(f"{path}.{problem.path}", problem.message, problem.value, problem.expected, problem.hint)
 

@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from samewise.runner.config.check import at_source
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS
@@ -37,7 +38,10 @@ def make_part(cfg: DictConfig, project: Project, path: str) -> Any:
     node: Any = cfg
     for part in path.split("."):
         node = node[int(part)] if part.isdigit() else node[part]
-    return instantiate(node, path, allowed=project.packages)
+    try:
+        return instantiate(node, path, allowed=project.packages)
+    except ConfigError as error:
+        raise type(error)(*[at_source(problem, cfg) for problem in error.problems]) from error.__cause__
 
 
 def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: bool, images: Callable[[int], Tensor] | None = None) -> nn.Module:

@@ -14,7 +14,7 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, SamewiseError
+from samewise.runner.errors import ConfigError, DataError, SamewiseError
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
@@ -25,7 +25,7 @@ from samewise.runner.training.evaluation import rehearse
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
-from samewise.runner.training.step_errors import explain_step_error, refused_operator
+from samewise.runner.training.step_errors import explain_step_error, name_override, refused_operator
 
 
 def dry_run(composed: Composed, project: Project) -> list[str]:
@@ -91,10 +91,12 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 train_step(run, next(training_batches(run)))
                 rehearse(run)
+        except DataError as error:
+            raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
         except SamewiseError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or explain_step_error(error, composed.cfg.model)) from error
+            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or explain_step_error(error, composed)) from error
         finally:
             run.strategy.end()
     return run

@@ -18,7 +18,7 @@ from typing import Any
 from samewise.runner.config import compose
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, describe_exit, first_line
+from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError, describe_exit, first_line
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
@@ -31,7 +31,7 @@ from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
-from samewise.runner.training.step_errors import explain_step_error, killed_worker, refused_operator
+from samewise.runner.training.step_errors import explain_step_error, killed_worker, name_override, refused_operator
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -192,8 +192,10 @@ def _explain(run: Run, error: BaseException) -> BaseException:
         return TrainingError(Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint))
     if too_much := out_of_memory(run, error):
         return (TrainingError if run.step else ConfigError)(too_much)
+    if run.step == 0 and isinstance(error, DataError):
+        return DataError(*[name_override(problem, run.composed) for problem in error.problems])
     if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
-        return ConfigError(explain_step_error(error, run.config.model))
+        return ConfigError(explain_step_error(error, run.composed))
     if isinstance(error, SystemExit):
         message, where = describe_exit("something", error)
         return TrainingError(Problem(f"step {run.step + 1}", message, hint=where))

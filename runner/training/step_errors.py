@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import Problem, describe_exit, first_line, raised_at
+from samewise.runner.config.tree import at
+from samewise.runner.errors import Problem, describe_exit, first_line, is_below_one, raised_at
 from samewise.runner.records import trace
 from samewise.runner.records.folder import RunFolder
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
 
 NO_DETERMINISTIC = "does not have a deterministic implementation"
 
@@ -34,7 +39,16 @@ def killed_worker(error: BaseException) -> Problem | None:
     return Problem("loader.num_workers", f"worker process {found[1]} {found[2].strip()}: the kernel, or a user, ended it", hint=hint)
 
 
-def explain_step_error(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:
+def name_override(problem: Problem, composed: Composed | None) -> Problem:
+    """A failure of a library's in the first step, as a problem of the zero or negative number that an override gives a component, if there is one."""
+    for key in [text.partition("=")[0].lstrip("+") for text in composed.overrides] if composed and re.search(r"\bfails\b", problem.message) else ():
+        value = at(composed.whole, key) if composed else None
+        if re.match(r"(model|dataset|transforms|recipe)\.", key) and is_below_one(value):
+            return replace(problem, path=key, message=f"is {value}, which may be why {problem.message}", value=value, expected="a positive number")
+    return problem
+
+
+def explain_step_error(error: Exception | SystemExit, composed: Composed | None = None) -> Problem:
     """The problem for an error of a step, caused by parts that are valid alone but do not fit together."""
     if isinstance(error, SystemExit):
         message, where = describe_exit("the first step", error)
@@ -42,8 +56,8 @@ def explain_step_error(error: Exception | SystemExit, model: Mapping[str, Any] |
     if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
         return Problem("dataset.num_classes", f"the data has the label {label[1]}, but the model has no class for it", expected=f"at least {int(label[1]) + 1}")
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
-    expected, hint = "a model that accepts the transformed batch, and whose outputs the recipe accepts", _advice(error, model or {})
-    return Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint)
+    expected, hint = "a model that accepts the transformed batch, and whose outputs the recipe accepts", _advice(error, composed.cfg.model if composed else {})
+    return name_override(Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint), composed)
 
 
 def _advice(error: Exception, model: Mapping[str, Any]) -> str:

@@ -14,8 +14,8 @@ from samewise.runner.config.annotations import fits
 from samewise.runner.config.check import problems, settings_are_sound
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.errors import Problem
-from samewise.runner.training.dry_run import explain_step_error
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.training.dry_run import dry_run, explain_step_error
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Project(ROOT)
@@ -244,3 +244,34 @@ def test_a_missing_folder_of_images_names_the_similar_one_beside_it(samewise: Ca
     done = samewise("check", "dataset=image_folder", f"dataset.root={tmp_path}", "dataset.train_folder=trane")
     assert done.returncode == 2
     assert "did you mean 'train'?" in done.stderr
+
+
+NOT_POSITIVE = {
+    "a width of a model": (["model.width=0"], "model.width: is 0, which may be why resnet18_small failed: "),
+    "a number of classes of a library's model": (["model=resnet18", "model.num_classes=-2"], "model.num_classes: is -2, which may be why resnet18 failed: "),
+    "a number of classes of the data": (["dataset.num_classes=-2"], "dataset.num_classes: must be at least 1"),
+    "a size that a transform refers to": (["transforms=cifar", "transforms.size=0"], "transforms.size: is not a valid size"),
+    "a size for a library's transform": (["transforms=imagenet", "transforms.eval_resize=0"], "transforms.eval_resize: is 0, which may be why "),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_POSITIVE)
+def test_a_size_that_is_not_positive_is_named_first(kind: str) -> None:
+    overrides, words = NOT_POSITIVE[kind]
+    with pytest.raises(ConfigError) as caught:
+        dry_run(compose([*overrides, "debug=tiny", "tracking=none", "device=cpu"], project=BARE), BARE)
+    assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize("kind", ["a width of a model", "a size for a library's transform"])
+def test_training_names_such_a_size_as_check_does(kind: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
+    overrides, words = NOT_POSITIVE[kind]
+    done = samewise("train", *overrides, "debug=tiny", "tracking=none", "device=cpu", f"run_root={tmp_path}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {words}")
+
+
+def test_a_failing_step_names_an_override_that_gives_the_model_no_size() -> None:
+    composed = compose(["model.width=0"], project=BARE)
+    assert explain_step_error(RuntimeError("weight of size [0, 3, 3, 3]"), composed).path == "model.width"
+    assert explain_step_error(RuntimeError("weight of size [0, 3, 3, 3]"), compose(["max_steps=0"], project=BARE)).path == "recipe, model, dataset, transforms"

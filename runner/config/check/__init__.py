@@ -43,14 +43,15 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     found += unread.problems(composed)
     wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
     found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # the arguments of the choice are unknown
-    found = [at_source(problem, composed.cfg) for problem in left_over.merge_left_over(found, composed)]
+    found = left_over.merge_left_over(found, composed)
+    found = [at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem for problem in found]
     found = found if composed.is_saved else locate_problems(found, composed.overrides, composed.project)
     return list({(problem.path, problem.message): problem for problem in reversed([*composed.problems, *found])}.values())[::-1]
 
 
 def at_source(problem: Problem, cfg: DictConfig) -> Problem:
     """A wrong value's problem, at the key that its own key refers to: `dataset.decode`, for `dataset.train.decode: ${dataset.decode}`."""
-    node = at(OmegaConf.to_container(cfg, resolve=False), problem.path) if problem.message == components.WRONG_TYPE else None
+    node = at(OmegaConf.to_container(cfg, resolve=False), problem.path) if problem.value is not ... else None
     source = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
     return at_source(replace(problem, path=source[1]), cfg) if source else problem
 
