@@ -71,7 +71,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             explained = _explain(run, error)
             run.strategy.abandon(explained)  # before anything slow: the other processes wait for this one
             if run.strategy.peers.is_main:
-                _leave_reason(run, error)
+                _leave_reason(run, explained, error)
             raise explained from error
         finally:
             _close(run, status)
@@ -202,11 +202,11 @@ def _explain(run: Run, error: BaseException) -> BaseException:
     return error
 
 
-def _leave_reason(run: Run, error: BaseException) -> None:
-    """Write the reason to the folder; errors are ignored, since the disk may be the cause."""
+def _leave_reason(run: Run, error: BaseException, raised: BaseException) -> None:
+    """Write the reason to the folder, with the traceback of what was raised; errors are ignored, since the disk may be the cause."""
     try:
         run.recorder.require_folder()
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(raised))
         write_json(run.folder.failure, {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text})
     except (TrainingError, OSError) as second:
         if str(second) != str(error):

@@ -55,6 +55,19 @@ def test_runs_are_listed_with_their_label_state_and_monitored_metric(runs, root)
         assert run["value"] == summary["metrics"]["best"]["valid/accuracy"] == run["metrics"][run["monitor"]]
 
 
+def test_the_reason_for_a_failure_is_the_one_that_train_printed(tmp_path, monkeypatch, capsys) -> None:
+    def fail(run, batch):
+        raise RuntimeError("DataLoader worker (pid(s) 1234) exited unexpectedly")
+
+    monkeypatch.setattr("samewise.runner.training.loop.train_step", fail)
+    assert main(["train", *TINY, f"run_root={tmp_path}"]) == 1
+    printed = capsys.readouterr().err
+    assert main(["runs", "--run-root", str(tmp_path), "--json"]) == 0
+    (failed,) = json.loads(capsys.readouterr().out)
+    assert failed["reason"].startswith("loader.num_workers: worker process 1234 exited unexpectedly")
+    assert f"error: {failed['reason']}\n" in printed
+
+
 def test_runs_are_filtered_and_sorted_by_columns_settings_and_metrics(runs) -> None:
     assert {run["state"] for run in runs("--where", "state=finished")} == {"finished"}
     assert [run["label"].endswith("seed=1") for run in runs("--where", "label~lr=0.03")] == [True]
