@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.profile_rank, given=given))
         elif (wanted := processes(composed)) > 1:
             launch(placed, wanted, as_json=args.json, debug=args.debug, module=profile.__name__, work=given)
+            shutil.rmtree(out / "ranks")  # what the ranks wrote, which only explains a failure
         else:
             profile.profile_rank(composed, given)
     return 0

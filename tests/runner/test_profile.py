@@ -232,6 +232,7 @@ def test_each_process_has_its_own_trace(here: Path, samewise: Callable[..., Any]
         trace = json.loads(gzip.decompress((here / "told" / f"rank-{rank}.trace.json.gz").read_bytes()))
         assert (trace["distributedInfo"]["rank"], trace["distributedInfo"]["world_size"]) == (rank, 2)
         assert {"exchange", "gloo:all_to_all"} <= {event["name"] for event in trace["traceEvents"]}
+    assert {file.name for file in (here / "told").iterdir()} == {*found["files"]}, "no logs of the ranks"
     assert not (here / "runs").exists()
     assert samewise("train", *SMALL, "replicas=2", "max_steps=5").returncode == 0
     trained = [json.loads(line) for line in next(here.glob("runs/*/*/trace.jsonl")).read_text().splitlines()]
