@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import samewise_runner_promise as promise
+from PIL import Image
 from samewise_tiny import DIGITS
 
 TINY = [*DIGITS, "model.width=8"]
@@ -179,3 +180,21 @@ def test_an_unreadable_summary_does_not_count_as_an_unfinished_run(train, tmp_pa
     assert (folder / "trace.jsonl").read_bytes() == trace
     summary.rename(folder / "summary.json")
     assert "already finished" in train(tmp_path, "max_steps=2").stdout
+
+
+def test_changed_data_are_noticed_at_other_paths_and_by_verify_but_not_in_a_finished_run(samewise, tmp_path):
+    def write_images(root: Path, shade: int) -> None:
+        for folder in ("train/cat", "train/dog", "valid/cat", "valid/dog"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (shade, 0, 0)).save(root / folder / "one.png")
+
+    settings = ["dataset=image_folder", "dataset.num_classes=2", "transforms=images", "batch_size=2", "max_steps=1", f"run_root={tmp_path / 'runs'}"]
+    write_images(tmp_path / "data", 10)
+    write_images(tmp_path / "elsewhere", 200)
+    assert samewise("train", *TINY, *settings, f"dataset.root={tmp_path / 'data'}").returncode == 0
+    elsewhere = samewise("train", *TINY, *settings, f"dataset.root={tmp_path / 'elsewhere'}")
+    assert elsewhere.returncode == 2
+    assert "data.train was '" in elsewhere.stderr
+    write_images(tmp_path / "data", 200)
+    assert "already finished" in samewise("train", *TINY, *settings, f"dataset.root={tmp_path / 'data'}").stdout
+    assert "data.train was '" in samewise("verify", the_run(tmp_path / "runs")).stdout
