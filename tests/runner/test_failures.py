@@ -14,6 +14,8 @@ import samewise_runner_promise as promise
 from PIL import Image
 from samewise_tiny import DIGITS
 
+from samewise.runner.cli import main
+
 TINY = [*DIGITS, "model.width=8"]
 
 
@@ -182,19 +184,21 @@ def test_an_unreadable_summary_does_not_count_as_an_unfinished_run(train, tmp_pa
     assert "already finished" in train(tmp_path, "max_steps=2").stdout
 
 
-def test_changed_data_are_noticed_at_other_paths_and_by_verify_but_not_in_a_finished_run(samewise, tmp_path):
+def test_changed_data_are_noticed_at_other_paths_and_by_verify_but_not_in_a_finished_run(tmp_path, capsys):
     def write_images(root: Path, shade: int) -> None:
         for folder in ("train/cat", "train/dog", "valid/cat", "valid/dog"):
             (root / folder).mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (shade, 0, 0)).save(root / folder / "one.png")
 
     settings = ["dataset=image_folder", "dataset.num_classes=2", "transforms=images", "batch_size=2", "max_steps=1", f"run_root={tmp_path / 'runs'}"]
+    here, elsewhere = (["train", *TINY, *settings, f"dataset.root={tmp_path / name}"] for name in ("data", "elsewhere"))
     write_images(tmp_path / "data", 10)
     write_images(tmp_path / "elsewhere", 200)
-    assert samewise("train", *TINY, *settings, f"dataset.root={tmp_path / 'data'}").returncode == 0
-    elsewhere = samewise("train", *TINY, *settings, f"dataset.root={tmp_path / 'elsewhere'}")
-    assert elsewhere.returncode == 2
-    assert "data.train was '" in elsewhere.stderr
+    assert main(here) == 0
+    assert main(elsewhere) == 2
+    assert "data.train was '" in capsys.readouterr().err
     write_images(tmp_path / "data", 200)
-    assert "already finished" in samewise("train", *TINY, *settings, f"dataset.root={tmp_path / 'data'}").stdout
-    assert "data.train was '" in samewise("verify", the_run(tmp_path / "runs")).stdout
+    assert main(here) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert main(["verify", str(the_run(tmp_path / "runs"))]) == 1
+    assert "data.train was '" in capsys.readouterr().out
