@@ -36,7 +36,17 @@ from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import continued, determinism
 from samewise.runner.training.compiled import compiler, facts, require_possible
-from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_order, make_part, make_splits, require_decoded, training_images
+from samewise.runner.training.components import (
+    Make,
+    decoding_cautions,
+    make_batch_transforms,
+    make_model,
+    make_order,
+    make_part,
+    make_splits,
+    require_decoded,
+    training_images,
+)
 from samewise.runner.training.finite import nonfinite_names
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.portable import is_portable
@@ -100,6 +110,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *unread.cautions(composed),
             *precision.cautions(),
             *continued.cautions(cfg, schedule),
+            *decoding_cautions(cfg, splits, transforms),
             *_max_steps_caution(composed, plan),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],

@@ -162,3 +162,14 @@ def require_decoded(splits: Mapping[str, Split], transforms: Mapping[str, Callab
         if getattr(split.dataset, "encoded", False) and not getattr(transforms[stage], "decodes", False):
             words = f"the images of dataset.{name} are still encoded, and no transform decodes them"
             raise ConfigError(Problem(f"transforms.{stage}.batch", words, expected="a transform that decodes, as the first", hint=_ENCODED))
+
+
+def decoding_cautions(cfg: DictConfig, splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]) -> list[Problem]:
+    """A warning if the first batch transform of the training would decode images that the data set has decoded already."""
+    if getattr(splits["train"].dataset, "encoded", False) or not getattr(transforms["train"], "decodes", False):
+        return []
+    given = cfg.dataset.get("decode", ...)
+    instead = "transforms=imagenet or imagenet_v2, which crop in the loader's workers"
+    hint = instead if given is ... else f"dataset.decode=device; or {instead}"
+    words = "the data set decodes the images itself, so Decode in transforms.train.batch does nothing, and whole images are sent to the device"
+    return [Problem("dataset.decode", words, given, hint=hint)]
