@@ -23,7 +23,7 @@ from samewise.runner.config.file_faults import is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, hydra_settings, remove_hydra, root_config
 from samewise.runner.config.origins import locate_problems
-from samewise.runner.config.override_text import read_overrides
+from samewise.runner.config.override_text import read_overrides, repeated
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.schema import Experiment
@@ -51,7 +51,7 @@ class Composed:
         problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
         label: The overrides that affect the result: `lr=0.03 seed=1`; empty if there are none.
         place: The run's folder, if it is fixed already.
-        cautions: Values left out, and values kept, if the command line chooses other options than its experiment.
+        cautions: Values left out, and values kept, if the command line chooses other options than its experiment; keys that it sets twice.
         is_saved: Whether it was read from a run's config.yaml, which does not record the origin of values.
     """
 
@@ -143,7 +143,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     cfg = remove_hydra(cfg)
     require_modest_references(cfg)
     cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
-    cautions += other_choice.weights_caution(reader, good, chosen, cfg)
+    cautions += [*other_choice.weights_caution(reader, good, chosen, cfg), *repeated(well)]
     monitored, taken = settle(cfg, good)
     problems += monitored
     problems += locate_problems([*found, *faults.unresolvable(cfg), *taken], good, project)

@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 
 from samewise.runner.config import schema
 from samewise.runner.errors import Problem, first_line
+from samewise.runner.secrets import redact_values
 
 LISTS = ("callbacks", "metrics", "param_groups", "initialise")
 """Groups of which several can be chosen: each choice adds to a mapping."""
@@ -59,6 +60,16 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
         else:
             good.append(override)
     return good, problems
+
+
+def repeated(overrides: Sequence[Override]) -> list[Problem]:
+    """A warning for each key with several values, of which Hydra silently uses the last."""
+    given: dict[str, list[str]] = {}
+    for override in overrides:
+        if not override.is_delete():
+            given.setdefault(override.get_key_element().lstrip("+"), []).append(override.get_value_element_as_str())
+    told = {key: [str(redact_values({key: value})[key]) for value in values] for key, values in given.items() if len({*values}) > 1}
+    return [Problem(key, f"is set more than once, to {', '.join(values[:-1])} and {values[-1]}; the last, {values[-1]}, is used") for key, values in told.items()]
 
 
 def several_choices(group: str, names: Any) -> Problem | None:

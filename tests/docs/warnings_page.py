@@ -41,7 +41,18 @@ WARNINGS: dict[str, tuple[str, str]] = {
     "A `max_steps` that is not reached": ("`max_epochs` ends training first", "max_steps=1000"),
     "Settings of another choice": ("an experiment file sets them for its own choice; another choice gets only those that it takes", OTHER),
     "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
+    "Transforms that decode on the device, without `dataset.decode=device`": (
+        "the images are decoded already",
+        "transforms=imagenet_on_device transforms.size=8 transforms.eval_resize=8",
+    ),
+    "A key that is set more than once": ("the last value is used", "optimizer.lr=0.1 optimizer.lr=0.2"),
 }
+
+
+def arguments(overrides: str) -> list[str]:
+    """The overrides, after those of `SMALL` whose keys they do not set."""
+    keys = {one.partition("=")[0] for one in overrides.split()}
+    return [*(one for one in SMALL.split() if one.partition("=")[0] not in keys), *overrides.split()]
 
 
 def warnings_of(overrides: str) -> list[str]:
@@ -50,7 +61,7 @@ def warnings_of(overrides: str) -> list[str]:
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        code = main(["check", *SMALL.split(), *overrides.split()])
+        code = main(["check", *arguments(overrides)])
     assert code == 0, (overrides, said.getvalue())
     lines = said.getvalue().splitlines()
     first = next((number for number, line in enumerate(lines) if "warning: " in line), len(lines))
@@ -68,7 +79,7 @@ def page() -> str:
     table += "| A loss in the second half of `debug=...` that is five times the first loss | the learning rate is too high, or the model has a mistake |\n"
     blocks = []
     for what, (_, overrides) in WARNINGS.items():
-        command = f"    $ samewise check {SMALL} {shlex.join(overrides.split())}"
+        command = f"    $ samewise check {shlex.join(arguments(overrides))}"
         blocks.append("\n".join([f"## {what}\n", command, *(f"    {line}" for line in warnings_of(overrides)), ""]))
     return HEAD + table + "\n" + "\n".join(blocks)
 

@@ -254,3 +254,18 @@ def test_a_config_yaml_that_would_replace_samewises_is_refused(text: str, tmp_pa
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.yaml: would take the place of samewise's own"):
         compose(["experiment=resnet18_digits"], project=Project(tmp_path, configs=(tmp_path,)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["optimizer.lr=0.1", "++optimizer.lr=0.2"], ["optimizer.lr: is set more than once, to 0.1 and 0.2; the last, 0.2, is used"]),
+        (["model=resnet18", "model=resnet50"], ["model: is set more than once, to resnet18 and resnet50; the last, resnet50, is used"]),
+        (["optimizer.lr=0.1", "optimizer.lr=0.1"], []),
+        (["~optimizer.momentum", "+optimizer.momentum=0.5"], []),
+        (["recipe=adversarial", "model=dcgan", "optimizer@optimizer.generator=adam", "optimizer@optimizer.discriminator=sgd"], []),
+        (["+dataset.api_key=a", "++dataset.api_key=b"], ["dataset.api_key: is set more than once, to *** and ***; the last, ***, is used"]),
+    ],
+)
+def test_a_key_with_several_values_gives_a_warning_that_names_them(overrides: list[str], words: list[str]) -> None:
+    assert [str(caution) for caution in compose(overrides, project=BARE, strict=False).cautions] == words
