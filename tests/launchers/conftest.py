@@ -137,9 +137,8 @@ class Cluster:
         assert path
         with open(self._folder / f"{name}.out", "ab") as log:
             environment = {**os.environ, "SLURM_CONF": str(self.conf)}
-            self._daemons.append(
-                subprocess.Popen([path, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
-            )
+            command = ["setpriv", "--pdeathsig", "TERM", path, *arguments]  # it also ends where the tests are killed
+            self._daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True))
 
 
 class Lab:
