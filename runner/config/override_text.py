@@ -69,7 +69,7 @@ def repeated(overrides: Sequence[Override]) -> list[Problem]:
         if not override.is_delete():
             given.setdefault(override.get_key_element().lstrip("+"), []).append(override.get_value_element_as_str())
     told = {key: [str(redact_values({key: value})[key]) for value in values] for key, values in given.items() if len({*values}) > 1}
-    return [Problem(key, f"is set more than once, to {', '.join(values[:-1])} and {values[-1]}; the last, {values[-1]}, is used") for key, values in told.items()]
+    return [Problem(key, f"is set more than once, to {', '.join(first)} and {last}; the last, {last}, is used") for key, (*first, last) in told.items()]
 
 
 def several_choices(group: str, names: Any) -> Problem | None:

@@ -309,8 +309,6 @@ def test_pixels_are_right_while_the_device_is_busy(root: Path):
 def test_transforms_that_decode_get_a_warning_if_the_data_set_decodes(root: Path, tmp_path: Path):
     project = Project(Path(__file__).resolve().parents[2])
     given = [*SETTINGS, f"dataset.root={root}", "transforms=imagenet_on_device", "transforms.size=24", "transforms.eval_resize=28"]
-    cautions = {
-        decode: [one.path for one in build(compose([*given, f"dataset.decode={decode}"], project=project), project, RunFolder(tmp_path)).recorder.cautions]
-        for decode in ("device", "worker")
-    }
-    assert cautions == {"device": [], "worker": ["dataset.decode"]}
+    for decode, words in (("device", []), ("worker", ["dataset.decode"])):
+        run = build(compose([*given, f"dataset.decode={decode}"], project=project), project, RunFolder(tmp_path))
+        assert [one.path for one in run.recorder.cautions if "does nothing" in one.message] == words
