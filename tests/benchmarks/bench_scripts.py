@@ -194,10 +194,10 @@ WORK = {
         spoken,
         {"torchaudio's main.py": wav2letter, "without its error rates": functools.partial(wav2letter, rates=False)},
     ),
-    "WaveRNN of width 64, 275 samples, batch 8": Work(
+    "WaveRNN of width 64, 275 samples, batch 4": Work(
         "pipeline_wavernn",
         [
-            *("experiment=wavernn_ljspeech", "dataset=generated_vocoder", "dataset.clips=64", "dataset.samples=275", "batch_size=8"),
+            *("experiment=wavernn_ljspeech", "dataset=generated_vocoder", "dataset.clips=64", "dataset.samples=275", "batch_size=4"),
             *("model.n_rnn=64", "model.n_fc=64", "model.n_res_block=3", "model.n_hidden=32", "model.n_output=32"),
         ],
         4,
