@@ -63,7 +63,7 @@ def test_an_experiment_outside_the_config_folders_is_pointed_out(here: Path, sam
     (here / "configs" / "experiment").mkdir(parents=True)
     (here / "configs" / "experiment" / "good.yaml").write_text("# @package _global_\n")
     first = samewise("check", "experiment=good", "--static").stderr.splitlines()[0]
-    assert "configs/experiment/good.yaml is there" in first
+    assert "configs/experiment/good.yaml exists, but its folder is not searched" in first
     assert first.endswith("--config-dir configs")
     assert samewise("check", "experiment=good", "--static", "--config-dir", "configs").returncode == 0
 
