@@ -16,6 +16,7 @@ os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
 
 import argparse
 import copy
+import ctypes
 import functools
 import importlib.util
 import logging
@@ -60,6 +61,11 @@ TURNS = 15
 
 class Ended(Exception):
     """The measurement is over: raised out of another runner's step."""
+
+
+def share_memory() -> None:
+    """Let all threads allocate as the main thread does: glibc would return the memory of other threads to the kernel, and samewise's loop is in the main one."""
+    ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX; before any thread
 
 
 class Turns:
@@ -252,14 +258,14 @@ def measure(overrides: list[str], count: int, references: Path | None) -> dict[s
     return found
 
 
-def in_turns(loops: Mapping[str, Callable[[int], None]], count: int) -> dict[str, tuple[float, list[float]]]:
+def in_turns(loops: Mapping[str, Callable[[int], None]], count: int, *, clock: Callable[[], float] = time.perf_counter) -> dict[str, tuple[float, list[float]]]:
     """For each loop, milliseconds per step (median over the turns of `count` steps), and each turn's ratio to the first loop."""
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(TURNS + 2):
         for name, take in loops.items():
-            began = time.perf_counter()
+            began = clock()
             take(count)
-            spent = (time.perf_counter() - began) / count
+            spent = (clock() - began) / count
             if turn >= 2:
                 seconds[name].append(spent)
     first = next(iter(seconds.values()))
@@ -308,6 +314,7 @@ def main() -> None:
     parser.add_argument("--torchvision", type=Path, metavar="FOLDER", help="measure torchvision's own script too: the folder `references` of its sources")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
+    share_memory()
     rows = {}
     for work, (overrides, count) in WORK.items():
         rows[work] = found = measure(overrides, count, args.torchvision)

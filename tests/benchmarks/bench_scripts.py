@@ -1,4 +1,4 @@
-"""Time per step beside torchaudio's own training scripts, which do the same work, as ratios to the script within one run.
+"""Processor time per step beside torchaudio's own training scripts, which do the same work, as ratios to the script within one run.
 
     python tests/benchmarks/bench_scripts.py --torchaudio FOLDER [WORK...]
 
@@ -32,6 +32,7 @@ import itertools
 import json
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -43,7 +44,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from bench_peers import Turns, advance, built, in_turns, leave, show
+from bench_peers import Turns, advance, built, in_turns, leave, share_memory, show
 from bench_step import samewise
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
@@ -260,7 +261,7 @@ def measure(work: Work, folder: Path) -> dict[str, tuple[float, list[float]]]:
         loops = {**{name: turns.take for name, turns in scripts.items()}, **ours}
         with redirect_stdout(io.StringIO()):  # the scripts' lines
             compare(work, runs, loops, samples)
-            found = in_turns(loops, work.count)
+            found = in_turns(loops, work.count, clock=time.process_time)
         for turns in scripts.values():
             turns.end()
         for run in runs.values():
@@ -277,6 +278,7 @@ def main() -> None:
         print("torchaudio's scripts are left out: name the folder `examples` of its sources (github.com/pytorch/audio, release 2.6.0) with --torchaudio FOLDER")
         return
     warnings.filterwarnings("ignore")
+    share_memory()
     for name, work in WORK.items():
         folder = args.torchaudio.resolve() / work.folder
         if args.work and not any(word in name for word in args.work):
