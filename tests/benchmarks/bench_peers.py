@@ -64,7 +64,7 @@ class Ended(Exception):
 
 
 def share_memory() -> None:
-    """Let all threads allocate as the main thread does: glibc would return the memory of other threads to the kernel, and samewise's loop is in the main one."""
+    """Let all threads allocate as the main one does, in which samewise trains: glibc returns the memory of other threads to the kernel far more often."""
     ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX; before any thread
 
 
