@@ -34,9 +34,11 @@ class ProgressBar(Callback):
         self._drawn = 0.0
         self._wait_s = min(_FIRST_S, line_s)
         self._began: tuple[float, int] = (0.0, 0)
+        self._last: int | None = None
+        self._trains = False
 
     def on_start(self, run: RunView) -> None:
-        self._began = (time.monotonic(), run.step)
+        self._began, self._last, self._trains = (time.monotonic(), run.step), run.step, True
         if run.is_main:
             epochs = f"{run.total_steps} steps of {run.batch_size} samples, {run.steps_per_epoch} per epoch"
             self._say(run.label, f"  {run.folder} on {run.device}", f"  {run.parameters:,} parameters, {run.samples:,} samples, {epochs}")
@@ -51,7 +53,10 @@ class ProgressBar(Callback):
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         now = time.monotonic()
-        if not run.is_main or now - self._drawn <= (self._refresh_s if self._bar else self._wait_s):
+        if self._last is None or outcome.step != self._last + 1:  # `verify` repeats a part of the training: its end is not the training's
+            self._began, self._drawn, self._trains = (now, outcome.step), now, False
+        self._last = outcome.step
+        if not run.is_main or outcome.step == self._began[1] or now - self._drawn <= (self._refresh_s if self._bar else self._wait_s):
             return
         self._drawn = now
         losses = "  ".join(f"{name} {value:.4f}" for name, value in outcome.losses.items())
@@ -60,8 +65,10 @@ class ProgressBar(Callback):
         else:
             self._wait_s = self._line_s
             per_step = (now - self._began[0]) / (outcome.step - self._began[1])
+            speed = f"{1 / per_step:.3g} steps/s"
             ends = time.strftime("%H:%M", time.localtime(time.time() + per_step * (run.total_steps - outcome.step)))
-            self._say(f"{self._epoch(run)}  step {outcome.step} of {run.total_steps}  {losses}  {1 / per_step:.3g} steps/s, ends at about {ends}")
+            speed += f", ends at about {ends}" if self._trains else ""
+            self._say(f"{self._epoch(run)}  step {outcome.step} of {run.total_steps}  {losses}  {speed}")
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if run.is_main:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,28 @@ import torch
 from samewise.runner.callbacks import progress
 
 TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=[progress]"]
+
+RUN: Any = SimpleNamespace(
+    is_main=True,
+    step=0,
+    label="a",
+    folder="b",
+    device="cpu",
+    parameters=1,
+    samples=1,
+    total_steps=200,
+    batch_size=1,
+    steps_per_epoch=200,
+    max_epochs=1,
+    left_out="",
+)
+
+
+def take(bar: progress.ProgressBar, steps: Iterable[int], now: list[float], step_s: float) -> None:
+    for step in steps:
+        now[0] += step_s
+        outcome: Any = SimpleNamespace(step=step, losses={"loss": 1.0})
+        bar.on_step(RUN, outcome)
 
 
 def test_a_run_reports_what_it_trains_its_progress_and_its_expected_end(samewise, tmp_path) -> None:
@@ -37,26 +61,24 @@ def test_without_a_terminal_progress_is_reported_after_ten_seconds_and_each_minu
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     bar = progress.ProgressBar()
-    run = SimpleNamespace(
-        is_main=True,
-        step=0,
-        label="a",
-        folder="b",
-        device="cpu",
-        parameters=1,
-        samples=1,
-        total_steps=200,
-        batch_size=1,
-        steps_per_epoch=200,
-        max_epochs=1,
-        left_out="",
-    )
-    bar.on_start(run)
-    for step in range(1, 201):
-        now[0] += step_s
-        bar.on_step(run, SimpleNamespace(step=step, losses={"loss": 1.0}))
+    bar.on_start(RUN)
+    take(bar, range(1, 201), now, step_s)
     told = [int(found) for found in re.findall(r"step (\d+) of 200 .* ends at about", capfd.readouterr().err)]
     assert told == expected
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_steps_that_are_repeated_have_their_own_speed_and_no_expected_end(monkeypatch: pytest.MonkeyPatch, capfd, starts: bool) -> None:
+    """`verify` repeats steps in a run that has not started, and an audit repeats parts of one, in any order."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    bar = progress.ProgressBar()
+    if starts:
+        bar.on_start(RUN)
+    take(bar, range(101, 121), now, 2.0)
+    take(bar, range(41, 81), now, 2.0)
+    told = [line for line in capfd.readouterr().err.splitlines() if "steps/s" in line]
+    assert told == [f"epoch 1/1  step {step} of 200  loss 1.0000  0.5 steps/s" for step in (107, 72)]
 
 
 def test_the_final_output_has_results_first_and_the_digest_last(samewise, tmp_path, monkeypatch) -> None:
