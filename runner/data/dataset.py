@@ -56,6 +56,15 @@ def sample_name(dataset: Any, index: int) -> str:
     return f"sample {index} ({file})" if isinstance(file, str | os.PathLike) else f"sample {index}"
 
 
+def first_difference(one: Any, two: Any) -> str | None:
+    """The entry in which two samples, or batches, differ: `, image`, empty if there are no names, None if nothing differs."""
+    if value_digest(one) == value_digest(two):
+        return None
+    if isinstance(one, Mapping) and isinstance(two, Mapping) and [*one] == [*two]:
+        return next((f", {name}" for name in one if value_digest(one[name]) != value_digest(two[name])), "")
+    return ""
+
+
 def _must_move_together(sample: Mapping[Any, Any]) -> bool:
     """Whether the sample has torchvision tv_tensors that must be transformed with the image: boxes, masks or points. Does not import torchvision."""
     kinds = (type(value) for value in sample.values())

@@ -28,6 +28,8 @@ class GeneratorTracker:
 
     def __init__(self) -> None:
         self._seeded: tuple[str, ...] | None = None
+        self.unlike: tuple[Any, Any] | None = None
+        """What `first` made twice from the same seeds, if the two differ."""
 
     def __call__(self, make: Make, first: Make) -> Any:
         """The result of `make` as if every generator had been seeded.
@@ -35,7 +37,10 @@ class GeneratorTracker:
         `first` makes a part of it, to be looked at before anything is made: does it depend on a generator that it leaves as it was?
         """
         if self._seeded is None:
-            self._seeded = _find_drawn(first)
+            self._seeded, is_plain = _find_drawn(first)
+            if not is_plain:
+                one, two = first(self._seeded), first(self._seeded)
+                self.unlike = (one, two) if value_digest(one) != value_digest(two) else None
         while True:
             others = [name for name in SEEDERS if name not in self._seeded]
             made, drawn = _make_and_probe(make, self._seeded, others)
@@ -44,15 +49,18 @@ class GeneratorTracker:
             self._seeded = (*self._seeded, *drawn)
 
 
-def _find_drawn(make: Make) -> tuple[str, ...]:
-    """The generators that a result depends on: those drawn from; all of them if a generator is read without drawing, or restored."""
+def _find_drawn(make: Make) -> tuple[tuple[str, ...], bool]:
+    """The generators that a result depends on: those drawn from; all of them if a generator is read without drawing, or restored.
+
+    Also whether it depends on nothing else than those drawn from.
+    """
     one, drawn = _make_and_probe(make, (), list(SEEDERS))
     if len(drawn) < len(SEEDERS):
         for name in _PROBES:
             SEEDERS[name](_FIRST if name in drawn else _SECOND)
         if value_digest(make(())) != value_digest(one):
-            return tuple(SEEDERS)
-    return tuple(drawn)
+            return tuple(SEEDERS), False
+    return tuple(drawn), True
 
 
 def _make_and_probe(make: Make, seeded: Collection[str], others: Collection[str]) -> tuple[Any, list[str]]:

@@ -23,7 +23,7 @@ from torch.utils.data._utils import signal_handling
 
 from samewise.runner.config import schema
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import sample_name, without_transforms
+from samewise.runner.data.dataset import first_difference, sample_name, without_transforms
 from samewise.runner.data.generator_tracker import GeneratorTracker
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
@@ -71,6 +71,7 @@ class KeyedDataset(Dataset[Any]):
     """Returns a collated batch for a `Key`. A data set with a `batch(indices)` method (in memory, nothing random) is called once per batch.
 
     With `says_places` a batch has an entry more, `place`, int64[B, 2]: each sample's epoch and its index in the data set.
+    With `must_repeat` it is a Failure that the first sample differs when it is made again from the same seeds.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class KeyedDataset(Dataset[Any]):
         self._drawn = GeneratorTracker()
         self._require = require
         self.says_places = False
+        self.must_repeat = False
 
     def __getitem__(self, key: Key) -> Batch | Failure:
         batch = (
@@ -92,6 +94,9 @@ class KeyedDataset(Dataset[Any]):
             if self._whole is not None
             else self._drawn(partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1])))
         )
+        if self.must_repeat and self._drawn.unlike and not isinstance(batch, Failure):
+            named = first_difference(*self._drawn.unlike)
+            return Failure((_does_not_repeat(self._name, f"{sample_name(self.dataset, key.indices[0])}{named}"),))
         if not self.says_places or isinstance(batch, Failure):
             return batch
         return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
@@ -123,6 +128,14 @@ class KeyedDataset(Dataset[Any]):
             who = type(without_transforms(self.dataset)).__name__
             return Failure((Problem(self._name, f"{who} fails {at}: {type(error).__name__}: {summarise_error(error)}", hint=raised_at(error)),))
 
+    def find_unlike(self, key: Key) -> str | None:
+        """The first of the samples that differs when it is made twice from the same seeds, with the entry that differs; None if there is none."""
+        for offset, index in enumerate(key.indices):
+            alone = Key(key.epoch, key.start + offset, (index,))
+            if (named := first_difference(self._make(alone, tuple(streams.SEEDERS)), self._make(alone, tuple(streams.SEEDERS)))) is not None:
+                return f"{sample_name(self.dataset, index)}{named}"
+        return None
+
     def _locate_fault(self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]) -> tuple[Problem | str, ...]:
         """Explain an error of a batch, with the sample: the first that cannot be collated alone, or else with the batch's first."""
         names = [sample_name(self.dataset, index) for index in indices]
@@ -137,6 +150,13 @@ class KeyedDataset(Dataset[Any]):
             except Exception:  # fewer samples than it can collate
                 continue
         return error.problems
+
+
+def _does_not_repeat(path: str, what: str) -> Problem:
+    """The problem for a sample that differs when it is made again."""
+    expected = "the same sample for the same index and random numbers"
+    hint = "draw random numbers from random, numpy.random or torch, which samewise seeds, and keep no state; reproducibility=fast trains without the same bits"
+    return Problem(path, f"{what} differs when the sample is made again from the same seeds", expected=expected, hint=hint)
 
 
 class _Keys:

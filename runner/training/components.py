@@ -107,7 +107,7 @@ def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split:
     if transforms and getattr(dataset, "encoded", False):
         words = "sample transforms run before the device decodes the images, so they would get none"
         raise ConfigError(Problem(f"transforms.{stage}.sample", words, expected="none", hint=_ENCODED))
-    return KeyedDataset(
+    keyed = KeyedDataset(
         WithTransform.of(dataset, transforms),
         recipe.collate,
         seed=cfg.seed,
@@ -115,6 +115,8 @@ def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split:
         name=f"dataset.{split}",
         require=recipe.require,
     )
+    keyed.must_repeat = cfg.reproducibility.deterministic
+    return keyed
 
 
 def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import combine, fingerprint_of
 from samewise.runner.config.tree import differences
+from samewise.runner.data.dataset import fingerprint
 from samewise.runner.records import shapes
 from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
@@ -150,6 +151,18 @@ def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
     for name, value in recorded.get("decides", {}).items():
         if shown.get(name, value) != value:
             yield f"environment.json contradicts itself: {name} is {shown[name]!r} where it is shown, and {value!r} under `decides`"
+
+
+def describe_foreign(foreign: Sequence[str], again: Run) -> str:
+    """Describe what differs in the environment, the data last, with the reason."""
+    data = [line for line in foreign if line.startswith("data.")]
+    said = ["the environment affects the bits, and " + "; ".join(line for line in foreign if line not in data)] if len(data) < len(foreign) else []
+    if not data:
+        return said[0]
+    samples = {name: split.dataset for name, split in again.splits.items() if not hasattr(split.dataset, "fingerprint")}
+    changing = [f"dataset.{name}" for name, dataset in samples.items() if fingerprint(dataset) != again.environment["data"][name]["fingerprint"]]
+    reason = f"{' and '.join(changing)} gives other samples each time it is read" if changing else "files have changed, or the data set does not repeat"
+    return "; ".join([*said, f"the data differ ({reason}): " + "; ".join(data)])
 
 
 def unverifiable(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from samewise.runner.records.divergence import first_divergence
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import state_of
-from samewise.runner.training.step_inspection import ComputedValue, first_difference, inspect_step, replay_and_inspect, samples_of
+from samewise.runner.training.step_inspection import ComputedValue, first_difference, inspect_step, replay_and_inspect, samples_of, unlike_sample
 
 
 def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | None) -> tuple[list[str], ComputedValue | None]:
@@ -33,7 +33,9 @@ def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | Non
             again, _ = inspect_step(there, before)
             if found := first_difference(seen, again):
                 words = f"this is not deterministic here: step {at}, taken twice from the same state, differs first in {_describe(found)}"
-                return [words], found[0] or found[1]
+                value = found[0] or found[1]
+                sample = unlike_sample(there, at) if value and value.kind == "batch" else None
+                return [words, *([f"{sample} differs when the sample is made again from the same seeds"] if sample else [])], value
         if here is not None and two is not None:
             other, _, _ = replay_and_inspect(here, two, at)
             found = first_difference(seen, other)

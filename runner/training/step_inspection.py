@@ -113,6 +113,18 @@ def samples_of(run: Run, step: int) -> list[int]:
     return [index for key in keys for index in key.indices]
 
 
+def unlike_sample(run: Run, step: int) -> str | None:
+    """The first of a step's samples that differs when it is made twice, with the entry that differs; None if there is none."""
+    keyed, threads = run.splits["train"].keyed, torch.get_num_threads()
+    torch.set_num_threads(1)  # as it is loaded
+    try:
+        with streams.preserve_generators():
+            keys = training_keys(run.order, run.plan, first_step=step - 1, steps=step, micro_batches=range(run.micro_batches))
+            return next((found for key in keys if (found := keyed.find_unlike(key))), None)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @contextmanager
 def _hooks(run: Run, seen: list[ComputedValue], note: Callable[[str, str, Any], None]) -> Generator[None]:
     with ExitStack() as held:

@@ -29,14 +29,18 @@ from torch import nn
 class Marks(torch.utils.data.Dataset):
     classes = [str(digit) for digit in range(10)]
 
-    def __init__(self, *, root):
+    def __init__(self, *, root, noisy_at=()):
+        self.noisy_at = noisy_at
         self.pixels = np.load(os.path.join(root, "pixels.npy"))
 
     def __len__(self):
         return len(self.pixels)
 
     def __getitem__(self, index):
-        return {"image": torch.from_numpy(self.pixels[index]), "label": index % 10}
+        pixels = torch.from_numpy(self.pixels[index])
+        if index in self.noisy_at:
+            pixels = pixels + int.from_bytes(os.urandom(1), "little")
+        return {"image": pixels, "label": index % 10}
 
 class Noise(nn.Module):
     def forward(self, values):
@@ -187,3 +191,23 @@ def test_an_altered_pixel_is_found_in_the_step_that_loads_it(samewise, lab, run)
     (samples,) = [line for line in found["said"] if line.startswith("it loads the samples ")]
     assert " 7," in samples
     assert found["comparable"]
+
+
+def test_a_sample_that_does_not_repeat_is_named(samewise, lab) -> None:
+    run = train(lab, "+dataset.train.noisy_at=[17]", "loader.shuffle=false", "name=noisy")
+    found = verify(samewise, run)
+    assert found["parts"] == {"step": 3, "stage": "batch", "layer": "", "reason": found["parts"]["reason"]}
+    assert "sample 17, image differs when the sample is made again from the same seeds" in found["said"]
+
+
+def test_a_data_set_that_does_not_repeat_is_refused_unless_nothing_is_promised(samewise, lab) -> None:
+    noisy = [*TINY, f"+dataset.train.noisy_at={[*range(40)]}".replace(" ", ""), "loader.shuffle=false", f"run_root={lab / 'unlike'}"]
+    for command in ("check", "train"):
+        done = samewise(command, *noisy)
+        assert done.returncode == 2
+        assert "dataset.train: sample 0, image differs when the sample is made again from the same seeds" in done.stderr
+    assert samewise("train", *noisy, "reproducibility=fast").returncode == 0
+    (run,) = (lab / "unlike").glob("*/*/summary.json")
+    told = samewise("verify", run.parent).stdout
+    assert "not comparable: the data differ (dataset.train gives other samples each time it is read): data.train was " in told
+    assert "--anyway" in told
