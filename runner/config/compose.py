@@ -6,7 +6,7 @@ few other places that import Hydra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from samewise.runner.config.loader import choices_in, chooses_several, config_lo
 from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.override_text import read_overrides, repeated
 from samewise.runner.config.project import Project
-from samewise.runner.config.references import require_modest_references
+from samewise.runner.config.references import find_references, require_modest_references, restore_references
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest
@@ -200,6 +200,7 @@ def parse(text: str, name: str = "config") -> Composed:
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
         cfg = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(text))
         choices, label = header.read(text)
+        restore_references(cfg, header.read_references(text) or {})
     except RecursionError:
         raise ConfigError(Problem(name, "is not a run's config: it is nested too deeply")) from None
     except (
@@ -217,14 +218,14 @@ def parse(text: str, name: str = "config") -> Composed:
 
 
 def dump(composed: Composed) -> str:
-    """Format the resolved config as YAML for `load`, with choices and label in its first lines."""
-    return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed.choices, composed.label)
+    """Format the resolved config as YAML for `load`, with choices, label and references in its first lines."""
+    return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed)
 
 
-def dump_plain(whole: Any, choices: Mapping[str, str], label: str = "") -> str:
-    """The same for a config that is already plain."""
+def dump_plain(whole: Any, composed: Composed) -> str:
+    """The same for one that is already plain."""
     text = yaml.dump(whole, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
-    return header.write(choices, label) + text
+    return header.write(composed.choices, composed.label, find_references(composed.cfg)) + text
 
 
 def label_of(overrides: Sequence[str]) -> str:

@@ -1,4 +1,7 @@
-"""The comments at the head of a run's config.yaml: the choice of each group, and a short label of the overrides. Imports neither torch nor mlflow."""
+"""The comments at the head of a run's config.yaml: the choice of each group, a short label of the overrides, and which values referred to others.
+
+Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from collections.abc import Mapping
 from samewise.runner.records.files import describe_misfit, parse_json
 from samewise.runner.secrets import redact
 
-_CHOICES, _LABEL = "# choices: ", "# label: "
+_CHOICES, _LABEL, _REFERENCES = "# choices: ", "# label: ", "# references: "
 
 
-def write(choices: Mapping[str, str], label: str) -> str:
-    """The lines, with line ends; the label only if there is one."""
-    return f"{_CHOICES}{json.dumps(choices)}\n" + (f"{_LABEL}{json.dumps(label)}\n" if label else "")
+def write(choices: Mapping[str, str], label: str, references: Mapping[str, str] | None = None) -> str:
+    """The lines, with line ends; the label and the references only if they are given."""
+    lines = [(_CHOICES, choices), *([(_LABEL, label)] if label else ()), *([(_REFERENCES, references)] if references is not None else ())]
+    return "".join(f"{name}{json.dumps(value)}\n" for name, value in lines)
 
 
 def read(text: str) -> tuple[dict[str, str], str]:
@@ -24,3 +28,18 @@ def read(text: str) -> tuple[dict[str, str], str]:
     if wrong := describe_misfit(choices, {str: str}, "choices") or describe_misfit(label, str, "label"):
         raise ValueError(wrong)
     return choices, redact(label)
+
+
+def read_references(text: str) -> dict[str, str] | None:
+    """What each value that is a copy of others was written as (`{"dataset.train.root": "${dataset.root}"}`); None if the config does not say.
+
+    Raises:
+        ValueError: the line is not one that `write` writes.
+    """
+    line = next((line for line in text.split("\n", 3)[:3] if line.startswith(_REFERENCES)), None)
+    if line is None:
+        return None
+    references = parse_json(line.removeprefix(_REFERENCES))
+    if wrong := describe_misfit(references, {str: str}, "references"):
+        raise ValueError(wrong)
+    return references

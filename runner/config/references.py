@@ -1,4 +1,7 @@
-"""Limits the size of a config once its `${...}` are resolved: a few lines, each repeating another value twice, can exceed any memory."""
+"""References of a config, `${...}`: limits the size of what they come to, since a few lines, each repeating another value twice, can exceed any memory.
+
+A run's config.yaml is resolved; which values were copies of others is written in its head (`header`), so that an override changes the copies too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from samewise.runner.config.tree import at
+from samewise.runner.config.tree import at, plain
 from samewise.runner.config.yaml_files import VALUES, too_many
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.secrets import redact
 
 LARGEST = 5_000_000
 """Characters and values of a whole config: a hundred times those of the largest here."""
@@ -21,6 +25,60 @@ LINKS = 50
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _SHORT = 200
 """Characters of a value that may be a part of another's path."""
+
+
+_PLAIN = re.compile(r"\$\{(?:oc\.select:)?[\w.\[\]/@-]+(?:,[\w.-]+)?\}")
+"""A reference to another value of the config. Others, such as `${oc.env:HOME}`, are not restored: a config may come from somebody else."""
+
+
+def find_references(cfg: DictConfig) -> dict[str, str]:
+    """What each value that refers to others only was written as, by path."""
+    found = dict[str, str]()
+    _collect(OmegaConf.to_container(cfg, resolve=False), (), found)
+    return found
+
+
+def _collect(node: Any, path: tuple[str, ...], found: dict[str, str]) -> None:
+    if isinstance(node, Mapping | list):
+        for key, part in cast(Mapping[Any, Any], node).items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node)):
+            _collect(part, (*path, str(key)), found)
+    elif isinstance(node, str) and _refers_only(node) and redact(node) == node and not any("." in part for part in path):
+        found[".".join(path)] = node
+
+
+def _refers_only(text: str) -> bool:
+    if "${" not in text or "\\" in text:
+        return False
+    left = text
+    while (shorter := _PLAIN.sub("_", left)) != left:
+        left = shorter
+    return "$" not in left
+
+
+def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
+    """Make values of a resolved config references again, as far as they still equal what they refer to.
+
+    Raises:
+        ConfigError: as `require_modest_references` does.
+    """
+    values = plain(cfg)
+    for path, text in references.items():
+        *above, last = path.split(".")
+        parent: Any = OmegaConf.select(cfg, ".".join(above)) if above else cfg
+        if _refers_only(text) and isinstance(parent, DictConfig | ListConfig) and at(values, path, _ABSENT) is not _ABSENT:
+            key: Any = int(last) if isinstance(parent, ListConfig) else last
+            parent[key] = text
+    require_modest_references(cfg)
+    for _ in references:
+        after = plain(cfg)
+        edited = [path for path in references if at(after, path) != at(values, path)]
+        for path in edited:
+            OmegaConf.update(cfg, path, at(values, path), merge=False)
+        if not edited:
+            break
+
+
+_ABSENT = object()
 
 
 def require_modest_references(cfg: DictConfig) -> None:

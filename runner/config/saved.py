@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samewise.runner.config import compose
+from samewise.runner.config import compose, header
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.tree import differences, paths, plain
+from samewise.runner.config.tree import differences, flat, paths, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.records import shapes
 from samewise.runner.records import trust as signatures
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import RUN, below, find
 
@@ -34,7 +35,7 @@ def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust
 
 
 def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
-    """A saved config with overrides (`seed=1`, `loader.num_workers=2`).
+    """A saved config with overrides (`seed=1`, `loader.num_workers=2`); values that referred to an overridden one change with it.
 
     Raises:
         ConfigError: an override names no key of the config, or its value does not fit.
@@ -61,8 +62,23 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems += [problem for some in compose.settle(cfg, overrides) for problem in some]
     if problems:
         raise ConfigError(*problems)
+    if header.read_references(read_text(file) or "") is None:
+        for caution in _cautions_of_copies(plain(saved.cfg), overrides):
+            print(f"warning: {caution}", file=sys.stderr)
     label = _merge_labels(saved.label, compose.label_of(overrides))
     return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides), label=label)
+
+
+def _cautions_of_copies(whole: Any, overrides: Sequence[str]) -> Iterator[Problem]:
+    """What an override of a config that does not say which values referred to others may leave as it was."""
+    values, changed = dict(flat(whole)), {override.partition("=")[0] for override in overrides}
+    for key in changed & values.keys():
+        value, name = values[key], key.rpartition(".")[2]
+        alike = [path for path, other in values.items() if path not in changed and other == value and type(other) is type(value)]
+        copies = [path for path in alike if path.rpartition(".")[2] == name or (isinstance(value, str) and path.partition(".")[0] == key.partition(".")[0])]
+        if copies and value not in (None, "") and not isinstance(value, bool):
+            message = "the config, written by an earlier version, does not say which values are copies of this one; these keep its old value"
+            yield Problem(key, message, value, hint=f"to change them too, set {', '.join(copies)}")
 
 
 def _merge_labels(before: str, after: str) -> str:

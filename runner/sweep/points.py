@@ -164,7 +164,7 @@ def _add_tags(tracking: Mapping[str, Any], name: str, point: Point, folder: Swee
 def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
     """Write each point's resolved config, so that later edits do not affect it."""
     for made in points:
-        saved = dump_plain(made.whole, made.composed.choices, made.composed.label)
+        saved = dump_plain(made.whole, made.composed)
         if redact(saved) != saved:  # the job needs it unchanged
             folder.path.chmod(0o700)
         folder.config(made.point.number).write_text(saved, encoding="utf-8")

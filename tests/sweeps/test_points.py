@@ -20,6 +20,7 @@ from samewise.runner.records import sweep_folder, trust
 from samewise.runner.records.sweep_folder import SweepFolder, label
 from samewise.runner.sweep import points as composing
 from samewise.runner.sweep.points import Composer, compose_points, identity, write_configs
+from samewise.runner.sweep.shared_runs import notes, require_same_data, require_separate
 from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.space import read_space
@@ -46,7 +47,7 @@ def test_a_point_equals_the_experiment_of_its_overrides(tmp_path: Path, given: t
         assert made.point.folder == str(alone.folder.path)
         assert dump(made.composed) == dump(alone)
         assert made.point.mode == str(alone.cfg.evaluate.mode)
-        same = parse(dump_plain({**made.whole, "tracking": plain(alone.cfg.tracking)}, made.composed.choices, alone.label))
+        same = parse(dump_plain({**made.whole, "tracking": plain(alone.cfg.tracking)}, alone))
         assert same.fingerprint == alone.fingerprint
         assert dump(same) == dump(alone)
 
@@ -150,3 +151,40 @@ def test_a_sweep_that_is_stopped_while_it_begins_is_signed(tmp_path: Path, monke
         folder.write_facts({"overrides": ["seed=1,2"]})
     assert folder.made_by.exists()
     assert trust.is_signed(folder.made_by)
+
+
+def shared(found):
+    return require_separate([one.point for one in found], lambda point: found[point.number].composed)
+
+
+def test_points_that_differ_only_in_where_their_data_are_are_refused(tmp_path: Path) -> None:
+    images = ("recipe=classification", "model=resnet18_small", "dataset=image_folder")
+    with pytest.raises(ConfigError, match=r"dataset\.root: .* points 1 \(root=a lr=0.1\) and 3 \(root=b lr=0.1\), and 1 more .*'name=NAME-\$\{dataset\.root\}'"):
+        shared(points(tmp_path, *images, "dataset.root=a,b", "optimizer.lr=0.1,0.2"))
+    with pytest.raises(ConfigError, match=r"^device: is not part of the fingerprint"):
+        shared(points(tmp_path, *images, "device=cpu,cuda"))
+    separate = points(tmp_path, *images, "dataset.root=a,b", "name=NAME-${dataset.root}")  # as the hint says
+    assert shared(separate) == {}
+    assert len({one.point.folder for one in separate}) == 2
+
+
+def test_points_that_differ_in_nothing_that_changes_a_result_are_said_once_to_be_one_run(tmp_path: Path) -> None:
+    found = shared(points(tmp_path, "experiment=resnet18_digits", "loader.num_workers=0,2", "optimizer.lr=0.1,0.10,0.2"))
+    told = set[tuple[str, ...]]()
+    assert [said.partition(": ") for said in notes(found, told)] == [
+        ("2 points are the same runs as earlier ones (2 as 1, 5 as 1)", ": ", "they have the same settings"),
+        ("2 points are the same runs as earlier ones (4 as 1, 6 as 3)", ": ", "they differ only in loader.num_workers, which does not change the result"),
+    ]
+    assert notes(found, told) == []
+
+
+def test_a_sweep_is_not_resumed_with_data_elsewhere(tmp_path: Path) -> None:
+    images = ("recipe=classification", "model=resnet18_small", "dataset=image_folder", "optimizer.lr=0.1,0.2")
+    folder = SweepFolder(tmp_path / "digits-1")
+    folder.write_facts({})
+    made = points(tmp_path, *images, "dataset.root=a")
+    write_configs(made, folder)
+    folder.add_points([one.point for one in made])
+    require_same_data(folder, read_space((*images, "dataset.root=a"), project=BARE), Composer(BARE))
+    with pytest.raises(ConfigError, match=r"made with dataset\.root=a \(now b\); hint: .*name="):
+        require_same_data(folder, read_space((*images, "dataset.root=b"), project=BARE), Composer(BARE))

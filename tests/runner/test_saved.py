@@ -1,0 +1,117 @@
+"""A run's saved config: an override changes the values that referred to it, and a config from somebody else can refer to nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.config import compose, project
+from samewise.runner.config.saved import config_in
+from samewise.runner.config.tree import at
+from samewise.runner.errors import ConfigError
+
+FOLDERS = ["recipe=classification", "model=resnet18_small", "dataset=image_folder", "dataset.root=here", "dataset.num_classes=4"]
+
+
+def saved(folder: Path, *overrides: str) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(compose.dump(compose.compose([*FOLDERS, *overrides], project=project.find(folder))))
+    return file
+
+
+def with_references(file: Path, references: object) -> Path:
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(f"# references: {json.dumps(references)}" if line.startswith("# references:") else line for line in lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("experiment", ["audio_classification_spoken_digits", "gan_digits", "retinanet_bccd", "wavernn_spoken_digits"])
+def test_a_saved_config_is_read_as_it_was(experiment: str, tmp_path: Path) -> None:
+    composed = compose.compose([f"experiment={experiment}"], project=project.find(tmp_path))
+    text = compose.dump(composed)
+    again = compose.parse(text)
+    assert again.whole == composed.whole
+    assert again.fingerprint == composed.fingerprint
+    assert compose.dump(again) == text
+
+
+def test_an_override_also_changes_the_values_that_referred_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = config_in(saved(tmp_path), ["dataset.root=there", "dataset.num_classes=7"]).whole
+    assert [at(whole, path) for path in ("dataset.root", "dataset.train.root", "dataset.valid.root")] == ["there"] * 3
+    assert [at(whole, path) for path in ("dataset.valid.num_classes", "model.num_classes", "recipe.num_classes")] == [7] * 3
+    assert capsys.readouterr().err == ""
+
+
+def test_a_value_that_was_overridden_by_itself_does_not_follow(tmp_path: Path) -> None:
+    whole = config_in(saved(tmp_path, "dataset.valid.root=elsewhere"), ["dataset.root=there"]).whole
+    assert (at(whole, "dataset.train.root"), at(whole, "dataset.valid.root")) == ("there", "elsewhere")
+
+
+def test_an_edit_of_the_file_stays(tmp_path: Path) -> None:
+    file = saved(tmp_path)
+    file.write_text(file.read_text().replace("    root: here", "    root: edited", 1))
+    whole = config_in(file).whole
+    assert [at(whole, path) for path in ("dataset.root", "dataset.train.root", "dataset.valid.root")] == ["here", "edited", "here"]
+
+
+def test_a_config_without_references_gives_a_warning_for_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = saved(tmp_path)
+    file.write_text("\n".join(line for line in file.read_text().splitlines() if not line.startswith("# references:")))
+    whole = config_in(file, ["dataset.root=there", "seed=3"]).whole
+    assert at(whole, "dataset.train.root") == "here"
+    (warning,) = capsys.readouterr().err.split("warning: ")[1:]
+    assert warning.startswith("dataset.root: ")
+    assert "set dataset.train.root, dataset.valid.root" in warning
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "${oc.env:SECRET}",
+        "${oc.${name}env:SECRET}",
+        "${${name}:SECRET}",
+        "a${oc.env:SECRET}b",
+        "${dataset.root}$",
+        "\\${dataset.root}",
+        "${oc.select:oc.env:SECRET}",
+    ],
+)
+def test_no_other_reference_is_followed(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "here")
+    file = with_references(saved(tmp_path), {"dataset.train.root": text})
+    whole = config_in(file, ["dataset.root=there"]).whole
+    assert at(whole, "dataset.train.root") == "here"
+
+
+@pytest.mark.parametrize(
+    "references",
+    [
+        {"dataset.train.root": "${dataset.train.root}"},
+        {"dataset.train.root": "${dataset.valid.root}", "dataset.valid.root": "${dataset.train.root}"},
+        {"dataset.train.root": "${dataset.train}"},
+        {"dataset.train.root": "${nothing.here}"},
+        {"no.such": "${dataset.root}", "dataset.mean.7": "${seed}", "dataset.root.x": "${seed}"},
+        {"dataset": "${model}", "optimizer.lr": "${dataset.root}"},
+        {"seed": "${seed}0"},
+    ],
+    ids=["itself", "a circle", "its parent", "nothing", "no such path", "another value", "a longer self"],
+)
+def test_a_wrong_reference_changes_nothing(references: dict[str, str], tmp_path: Path) -> None:
+    file = saved(tmp_path)
+    before = config_in(file).whole
+    assert config_in(with_references(file, references)).whole == before
+
+
+def test_references_that_grow_beyond_any_memory_are_refused(tmp_path: Path) -> None:
+    file = saved(tmp_path, *(f"+dataset.a{number}=x" for number in range(40)))
+    doubling = {f"dataset.a{number}": f"${{dataset.a{number + 1}}}${{dataset.a{number + 1}}}" for number in range(39)}
+    with pytest.raises(ConfigError, match="repeats other values so often"):
+        config_in(with_references(file, doubling))
+
+
+@pytest.mark.parametrize("references", [[], {"seed": 1}, "x", {"seed": ["${seed}"]}])
+def test_a_line_of_another_form_is_an_error(references: object, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run's config"):
+        config_in(with_references(saved(tmp_path), references))
