@@ -200,6 +200,7 @@ def parse(text: str, name: str = "config") -> Composed:
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
         cfg = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(text))
         choices, label = header.read(text)
+        assert isinstance(cfg, DictConfig)
         restore_references(cfg, header.read_references(text) or {})
     except RecursionError:
         raise ConfigError(Problem(name, "is not a run's config: it is nested too deeply")) from None
@@ -212,7 +213,6 @@ def parse(text: str, name: str = "config") -> Composed:
         AssertionError,
     ) as error:  # PyYAML's constructors raise any exception
         raise ConfigError(Problem(name, f"is not a run's config: {problem_in_file(error)}")) from None
-    assert isinstance(cfg, DictConfig)
     OmegaConf.set_struct(cfg, True)
     return Composed(cfg, choices, label=label, is_saved=True)
 
