@@ -96,7 +96,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         except SamewiseError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or explain_step_error(error, composed)) from error
+            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or explain_step_error(error, composed, run)) from error
         finally:
             run.strategy.end()
     return run

@@ -25,6 +25,7 @@ from samewise.runner.training.readings import Readings
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
 from samewise.runner.training.state import save
+from samewise.runner.training.step_errors import require_loss
 
 
 def fit(run: Run) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor,
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
     with run.precision.autocast():
         loss = run.recipe.loss(run.network, batch, phase.spec)
+    require_loss(run.recipe, loss)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
     first = run.precision.first_gradient(loss.total, nominal)
     return loss.total, first, lambda: Tally.of(loss, nominal=nominal, seen=run.recorder.trace.digests(run.step + 1, micro.batch, batch))

@@ -31,7 +31,7 @@ from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
-from samewise.runner.training.step_errors import explain_step_error, killed_worker, name_override, refused_operator
+from samewise.runner.training.step_errors import OF_STEPS, explain_later_error, explain_step_error, killed_worker, name_override, refused_operator
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -194,12 +194,12 @@ def _explain(run: Run, error: BaseException) -> BaseException:
         return (TrainingError if run.step else ConfigError)(too_much)
     if run.step == 0 and isinstance(error, DataError):
         return DataError(*[name_override(problem, run.composed) for problem in error.problems])
-    if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
-        return ConfigError(explain_step_error(error, run.composed))
+    if run.step == 0 and isinstance(error, (*OF_STEPS, SystemExit)):
+        return ConfigError(explain_step_error(error, run.composed, run))
     if isinstance(error, SystemExit):
         message, where = describe_exit("something", error)
         return TrainingError(Problem(f"step {run.step + 1}", message, hint=where))
-    return error
+    return TrainingError(explain_later_error(error, run)) if isinstance(error, OF_STEPS) else error
 
 
 def _leave_reason(run: Run, error: BaseException, raised: BaseException) -> None:

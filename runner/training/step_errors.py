@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from samewise.runner.config.tree import at
-from samewise.runner.errors import Problem, describe_exit, first_line, is_below_one, raised_at
+from samewise.runner.data import streams
+from samewise.runner.data.dataset import sample_name
+from samewise.runner.data.loading import Failure, Key, training_keys
+from samewise.runner.errors import ConfigError, Problem, describe_exit, first_line, is_below_one, raised_at, summarise_error
+from samewise.runner.interfaces import Loss, Recipe
 from samewise.runner.records import trace
 from samewise.runner.records.folder import RunFolder
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
+    from samewise.runner.training.run import Run
 
+OF_STEPS = RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, NameError
+"""What a user's code, or a library that it calls, usually raises."""
 NO_DETERMINISTIC = "does not have a deterministic implementation"
 
 
@@ -48,16 +59,57 @@ def name_override(problem: Problem, composed: Composed | None) -> Problem:
     return problem
 
 
-def explain_step_error(error: Exception | SystemExit, composed: Composed | None = None) -> Problem:
+def require_loss(recipe: Recipe, loss: object) -> None:
+    """Raise a ConfigError unless a recipe's loss is a `Loss`."""
+    if not isinstance(loss, Loss):
+        message, expected = f"{type(recipe).__name__}.loss returns {type(loss).__name__}", "samewise's Loss(total, count): samewise.runner.interfaces.Loss"
+        raise ConfigError(Problem("recipe", message, expected=expected, hint="return Loss(total, count), total being the sum of the loss over count samples"))
+
+
+def explain_step_error(error: Exception | SystemExit, composed: Composed | None = None, run: Run | None = None) -> Problem:
     """The problem for an error of a step, caused by parts that are valid alone but do not fit together."""
     if isinstance(error, SystemExit):
         message, where = describe_exit("the first step", error)
         return Problem("recipe, model, dataset, transforms", message, hint=where)
-    if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
-        return Problem("dataset.num_classes", f"the data has the label {label[1]}, but the model has no class for it", expected=f"at least {int(label[1]) + 1}")
+    if problem := _unknown_label(error, run):
+        return problem
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
     expected, hint = "a model that accepts the transformed batch, and whose outputs the recipe accepts", _advice(error, composed.cfg.model if composed else {})
     return name_override(Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint), composed)
+
+
+def explain_later_error(error: Exception, run: Run) -> Problem:
+    """The problem for an error of a step after the first, or of an evaluation or a callback between two steps."""
+    in_step = any(frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__))
+    if in_step and (problem := _unknown_label(error, run)):
+        return replace(problem, message=f"step {run.step + 1}: {problem.message}")
+    said = "" if (text := summarise_error(error)) == type(error).__name__ else f": {text}"
+    at_step = f"step {run.step + 1}" if in_step else f"after step {run.step}"
+    return Problem(at_step, f"{type(error).__name__}{said}", hint=raised_at(error, anywhere=False) or "run again with --debug for the traceback")
+
+
+def _unknown_label(error: BaseException, run: Run | None) -> Problem | None:
+    """The problem for a label that is too large, which torch's cross entropy refuses on the CPU; otherwise None."""
+    label = re.fullmatch(r"Target (-?\d+) is out of bounds\.", str(error))
+    if not isinstance(error, IndexError) or not label:
+        return None
+    number, sample = int(label[1]), _labelled(run, int(label[1])) if run else None
+    message = f"the data has the label {number}{f' ({sample})' if sample else ''}, but the model has no class for it"
+    expected = f"at least {number + 1}" if number >= 0 else "labels from 0 to num_classes - 1"
+    return Problem("dataset.num_classes", message, expected=expected, hint=raised_at(error, anywhere=False))
+
+
+def _labelled(run: Run, label: int) -> str | None:
+    """The first sample of the run's next step that has this label, and the entry; None if none is found."""
+    split = run.splits["train"]
+    with suppress(Exception), streams.preserve_generators():  # the label is known anyway
+        for key in training_keys(run.order, run.plan, first_step=run.step, steps=run.step + 1, micro_batches=range(run.micro_batches)):
+            for offset, index in enumerate(key.indices):
+                alone = split.keyed[Key(key.epoch, key.start + offset, (index,))]
+                for name, value in () if isinstance(alone, Failure) else alone.items():
+                    if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and (value == label).any():
+                        return f"{sample_name(split.dataset, index)}, {name}"
+    return None
 
 
 def _advice(error: Exception, model: Mapping[str, Any]) -> str:

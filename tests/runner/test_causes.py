@@ -59,6 +59,91 @@ def test_a_mistake_in_a_users_model_is_named(target: str, here: Path, samewise: 
     assert hint in first.partition("hint: ")[2]
 
 
+STEPS = """
+import torch
+from samewise.runner.interfaces import Loss, Recipe, Scores
+
+class Marks(torch.utils.data.Dataset):
+    def __init__(self, *, unknown=None):
+        self.unknown = unknown
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return {"image": torch.full((1, 8, 8), index / 40), "number": torch.tensor(12 if index == self.unknown else 1)}
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+
+class Numbers(Recipe):
+    def __init__(self, *, kind="loss"):
+        self.kind = kind
+
+    def loss(self, model, batch, phase):
+        total = torch.nn.functional.cross_entropy(model(batch["image"]), batch["number"], reduction="sum")
+        if self.kind == "fails" and batch["image"][0, 0, 0, 0] > 0.5:
+            raise KeyError("hue")
+        return total if self.kind == "tensor" else Loss(total, count=8)
+
+    def measure(self, model, batch):
+        return len(model(batch["image"]))
+
+    def scores(self, dataset):
+        return Count()
+
+class Count(Scores):
+    def add(self, measured):
+        pass
+
+    def compute(self):
+        return {"accuracy": 1.0}
+"""
+
+
+@pytest.fixture
+def steps(here: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]) -> Callable[..., str]:
+    """Trains five steps with a data set, model and recipe of the user's; returns the error."""
+    (here / "steps_lab.py").write_text(STEPS)
+    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["steps_lab"]\n')
+    monkeypatch.syspath_prepend(str(here))
+    data = "{_target_:steps_lab.Marks,unknown:%s}"
+    given = ["dataset=digits", "~model", "+model={_target_:steps_lab.Net}", "tracking=none", "callbacks=none", "device=cpu", "evaluate.monitor=valid/accuracy"]
+    given += ["transforms=none", "loader.shuffle=false", "batch_size=8", "max_epochs=1", "~dataset.valid", "+dataset.valid=" + data % "null"]
+
+    def train(kind: str, unknown: str = "null", code: int = 1) -> str:
+        done = samewise("train", *given, "~recipe", f"+recipe={{_target_:steps_lab.Numbers,kind:{kind}}}", "~dataset.train", "+dataset.train=" + data % unknown)
+        assert done.returncode == code, done.stderr
+        return done.stderr[done.stderr.index("error:") :]
+
+    return train
+
+
+@pytest.mark.parametrize(("sample", "step", "code"), [("3", "", 2), ("19", "step 3: ", 1)])
+def test_a_label_without_a_class_is_named_with_its_step_sample_and_line(steps: Callable[..., str], sample: str, step: str, code: int) -> None:
+    said = steps("loss", sample, code)
+    words = f"{step}the data has the label 12 (sample {sample}, number), but the model has no class for it"
+    assert said.startswith(f"error: dataset.num_classes: {words}; hint: raised at ")
+    assert "steps_lab.py:" in said
+    assert "at least 13" in said
+
+
+def test_an_error_in_a_later_step_names_the_step_and_the_users_line(steps: Callable[..., str]) -> None:
+    said = steps("fails")
+    assert said.startswith("error: step 4: KeyError: 'hue'; hint: raised at ")
+    assert "steps_lab.py:" in said
+
+
+def test_a_recipe_whose_loss_is_a_tensor_is_told_what_to_return(steps: Callable[..., str]) -> None:
+    said = steps("tensor", code=2)
+    assert said.startswith("error: recipe: Numbers.loss returns Tensor; hint: return Loss(total, count)")
+    assert "samewise.runner.interfaces.Loss" in said
+
+
 def test_an_experiment_outside_the_config_folders_is_pointed_out(here: Path, samewise: Callable[..., Any]) -> None:
     (here / "configs" / "experiment").mkdir(parents=True)
     (here / "configs" / "experiment" / "good.yaml").write_text("# @package _global_\n")
