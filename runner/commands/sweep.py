@@ -109,6 +109,7 @@ def _no_sweep_error() -> ConfigError:
 
 
 def _list(ready: PreparedSweep) -> int:
+    from samewise.runner.sweep import shared_runs
     from samewise.runner.sweep.points import compose_points
     from samewise.runner.sweep.soundness import cautions, require_sound
 
@@ -117,6 +118,9 @@ def _list(ready: PreparedSweep) -> int:
         raise ConfigError(Problem("sweeper", words, type(ready.sweeper).__name__, hint="sweeper=grid"))
     made = compose_points(list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0)
     require_sound(made, ready.project, elsewhere=ready.launcher.detached)
+    found = shared_runs.require_separate([one.point for one in made], lambda point: made[point.number].composed)
+    for note in shared_runs.notes(found, set()):
+        print(f"note: {note}", file=sys.stderr)
     for caution in cautions(made, set()):
         print(f"warning: {caution}", file=sys.stderr)
     for one in made:

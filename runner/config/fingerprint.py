@@ -69,6 +69,12 @@ def is_outside(path: str) -> bool:
     return any(".".join(parts[:end]) in OUTSIDE for end in range(1, len(parts) + 1)) or (parts[0] == "dataset" and bool(HOST_KEYS.search(parts[-1])))
 
 
+def finds_data(path: str) -> bool:
+    """Whether a path's value says where data are: it can change a result, though not the fingerprint."""
+    parts = path.split(".")
+    return parts[0] == "dataset" and any(part != "download" and HOST_KEYS.search(part) for part in parts[1:])
+
+
 def fingerprint_of(whole: dict[str, Any]) -> str:
     """The SHA-256 of `identity`: 64 hexadecimal digits."""
     text = json.dumps(identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -16,13 +16,15 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from samewise.runner.errors import ConfigError, Interrupted, PeerFailed, Problem, describe
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER, PROJECT, end_with_parent
-from samewise.runner.records import locks, sources
+from samewise.runner.records import locks, shapes, sources
+from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.summary import print_summary
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -72,7 +74,8 @@ def main(sweep: Path, number: int) -> int:
             print(said, file=sys.stderr)
     finally:
         if alone and folder.word(number).get("pid") == os.getpid():  # otherwise a later launcher has restarted it
-            folder.note(number, ended=time.time(), exit_code=code, said=said or None)
+            refused = code == ConfigError.exit_code and _is_finished(folder, number)
+            folder.note(number, ended=time.time(), exit_code=code, said=said or None, refused=refused or None)
     return code
 
 
@@ -91,6 +94,13 @@ def _require_unchanged(composed: Composed, sweep: SweepFolder, number: int) -> C
     return composed
 
 
+def _is_finished(folder: SweepFolder, number: int) -> bool:
+    """Whether the point's run is finished: this job did not accept it, since it was trained on other data or another device."""
+    with suppress(ConfigError, OSError):
+        return (read_json(folder.points()[number].run.summary, shapes.SUMMARY) or {}).get("status") == "finished"
+    return False
+
+
 def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     """Handle a signal that arrives before training starts."""
     raise Interrupted(Problem("", f"stopped by {signal.Signals(number).name} before training began", hint="run the same command again to resume"))
@@ -106,7 +116,8 @@ def _wait_for(run: RunFolder) -> None:
 def _begin(folder: SweepFolder, number: int) -> None:
     """Record that the job has started, and remove the record of an earlier attempt."""
     tries = folder.word(number).get("tries", 0) + 1
-    folder.note(number, began=time.time(), host=socket.gethostname(), pid=os.getpid(), tries=tries, ended=None, exit_code=None, said=None, reason=None)
+    earlier = dict.fromkeys(("ended", "exit_code", "said", "reason", "refused"))
+    folder.note(number, began=time.time(), host=socket.gethostname(), pid=os.getpid(), tries=tries, **earlier)
 
 
 if __name__ == "__main__":

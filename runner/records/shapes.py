@@ -109,5 +109,6 @@ WORD = {
     "said?": str,
     "reason?": str,
     "pruned?": str,
+    "refused?": bool,
 }
 SUBMISSION = {"points": [int], "job?": str, "variables?": [TEXTS]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import statistics
 import time
@@ -10,13 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from samewise.runner.config import compose
 from samewise.runner.config.project import Project
+from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import sources
 from samewise.runner.records.files import write_json
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
+from samewise.runner.sweep import shared_runs
 from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, PointResult, State, point_result
@@ -45,6 +49,7 @@ class Sweep:
     _todo: deque[Point] = field(default_factory=deque[Point])
     _running: dict[int, tuple[Point, Job]] = field(default_factory=dict[int, tuple[Point, Job]])
     _cautions: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _shared: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     _told: set[int] = field(default_factory=set[int])
     _pruned: set[int] = field(default_factory=set[int])
     _starts: Counter[int] = field(default_factory=Counter[int])
@@ -77,8 +82,10 @@ class Sweep:
         standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
         for point in self._points:
             now = self._prune_with_setting(point_result(self.folder, point, standing.get(point.number)))
+            if now.state is State.finished and not now.tries and not satisfies(point.run, compose.load(self.folder.config(point.number)).cfg):
+                now = dataclasses.replace(now, state=State.waiting)  # trained on data elsewhere: its job compares their content
             if now.state is State.failed and self.retry_failed:
-                self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None)
+                self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None, refused=None)
             elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
                 if now.state in ENDED:
                     self.watcher.show_found(now)
@@ -169,6 +176,11 @@ class Sweep:
         """Compose, check and write the points of more settings; of the first setting, `some` exist already."""
         made = compose_points(settings, self.space, self.folder, self.composer, first=len(known) - some)[some:]
         require_sound(made, self.project, elsewhere=self.launcher.detached)
+        composed = {one.point.number: one.composed for one in made}
+        every = [*known, *(one.point for one in made)]
+        found = shared_runs.require_separate(every, lambda point: composed.get(point.number) or self.composer.compose(point.overrides))
+        for note in shared_runs.notes(found, self._shared, start=len(known)):
+            self.watcher.say(f"note: {note}")
         for caution in cautions(made, self._cautions):
             self.watcher.say(f"warning: {caution}")
         write_configs(made, self.folder)

@@ -77,6 +77,9 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
     tries = int(word.get("tries", 0))
     tracked = read_mapping(point.run.tracking, shapes.TRACKING).get("run_id")
     summary = read_mapping(point.run.summary, shapes.SUMMARY)
+    state, reason = _state(word, seen)
+    if word.get("refused"):  # the finished run was trained on other data, or another device
+        return PointResult(point, state, reason, tries=tries)
     if summary.get("status") == "finished":
         metrics: Mapping[str, Any] = summary["metrics"]
         best = {name: value for name, value in (metrics["best"] or metrics["final"]).items() if name != "step"}
@@ -92,7 +95,6 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             summary.get("mlflow_run_id") or tracked,
             tries,
         )
-    state, reason = _state(word, seen)
     steps, last = latest(point.run, point.monitor)
     return PointResult(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=tracked, tries=tries)
 

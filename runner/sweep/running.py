@@ -23,6 +23,7 @@ from samewise.runner.records.sweep_folder import HOME, SweepFolder, below, find
 from samewise.runner.sweep.engine import Sweep, refuse_unlisted
 from samewise.runner.sweep.points import Composer, identity
 from samewise.runner.sweep.progress import Watcher
+from samewise.runner.sweep.shared_runs import require_same_data
 from samewise.runner.sweepers.base import Sweeper
 from samewise.runner.sweepers.space import Space, read_space
 
@@ -63,6 +64,7 @@ def prepare_sweep(asked: Sequence[str], project: Project, *, run_root: Path, tru
         raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was started, or name the sweep by its id"))
     if folder.facts:
         trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
+        require_same_data(folder, space, composer)
     if found := commands.problems(shared, project):
         raise ConfigError(*found)
     sweeper, launcher = (instantiate(shared.cfg[path], path, allowed=project.packages) for path in ("sweeper", "launcher"))

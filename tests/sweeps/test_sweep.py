@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import samewise as samewise_in_python
 from samewise.runner.errors import ConfigError
@@ -102,6 +103,25 @@ def test_points_are_listed_without_running_any(samewise: Callable[..., Any], tmp
     assert done.returncode == 0
     assert "lr=0.2" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_finished_run_on_other_data_is_not_a_points_result(tmp_path: Path, points) -> None:
+    for data, shade in (("a", 0), ("b", 90), ("copy", 0)):
+        for split in ("train", "valid"):
+            for number in range(2):
+                file = tmp_path / data / split / str(number) / "0.png"
+                file.parent.mkdir(parents=True)
+                Image.new("RGB", (16, 16), (shade, number * 100, 0)).save(file)
+    small = ("model=resnet18_small", "model.width=4", "dataset=image_folder", "dataset.num_classes=2", "dataset.image_size=16", "batch_size=2", "max_steps=2")
+    given = ("recipe=classification", *small, "tracking=none", "evaluate.pictures=false")
+    assert sweep(*given, "dataset.root=a", "optimizer.lr=0.1", folder=tmp_path).returncode == 0
+    assert sweep(*given, "dataset.root=b", "optimizer.lr=0.1", folder=tmp_path).returncode == 2  # the same sweep
+    assert sweep(*given, "dataset.root=b", "optimizer.lr=0.1,0.2", folder=tmp_path).returncode == 1
+    assert sweep(*given, "dataset.root=copy", "optimizer.lr=0.1,0.3", folder=tmp_path).returncode == 0
+    made = sorted((tmp_path / "runs" / "sweeps").iterdir(), key=lambda folder: (folder / "points.jsonl").stat().st_mtime)
+    assert [[one["state"] for one in points(tmp_path, folder.name)] for folder in made] == [["finished"], ["failed", "finished"], ["finished", "finished"]]
+    assert points(tmp_path, made[1].name)[0]["value"] is None
 
 
 def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_path: Path) -> None:
