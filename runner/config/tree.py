@@ -80,6 +80,13 @@ def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str,
             yield path, raw, lambda key=key: cfg[key]
 
 
+def differing_keys(a: DictConfig, b: DictConfig) -> tuple[str, ...]:
+    """The paths at which two configs differ, without those that `b` computes from others."""
+    found = [path for path, _, _ in differences(a, b)]
+    computed = {path for path, raw, _ in leaves(b) if isinstance(raw, str) and "${" in raw}
+    return tuple(path for path in found if path not in computed) or tuple(found)
+
+
 def paths(cfg: DictConfig | ListConfig) -> Iterator[str]:
     """The path of every value and of every mapping."""
     seen = set[str]()

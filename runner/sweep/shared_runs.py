@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import finds_data
-from samewise.runner.config.tree import at, differences, leaves
+from samewise.runner.config.tree import at, differing_keys
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.points import Composer
@@ -37,7 +37,7 @@ def require_separate(points: Sequence[Point], composed: Callable[[Point], Compos
             continue
         if first.number not in configs:
             configs[first.number] = composed(first)
-        keys = differing_keys(configs[first.number], composed(point))
+        keys = differing_keys(configs[first.number].cfg, composed(point).cfg)
         if decisive := _decisive(keys):
             wrong.setdefault(decisive, []).append((first, point))
         else:
@@ -54,7 +54,7 @@ def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> 
         return
     saved = compose.load(folder.config(point.number))
     now = composer.compose(space.at({**point.values, **({"seed": point.seed} if point.seed is not None else {})}))
-    if changed := _decisive(differing_keys(saved, now)):
+    if changed := _decisive(differing_keys(saved.cfg, now.cfg)):
         words = ", ".join(f"{key}={at(saved.whole, key)} (now {at(now.whole, key)})" for key in changed)
         hint = "restore it, or choose a different name= for a separate sweep"
         raise ConfigError(Problem(folder.id, f"this sweep was made with {words}", hint=hint))
@@ -63,13 +63,6 @@ def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> 
 def _decisive(keys: Sequence[str]) -> tuple[str, ...]:
     """Those of the keys that can change a result, though they are not in the fingerprint."""
     return tuple(key for key in keys if key == "device" or finds_data(key))
-
-
-def differing_keys(one: Composed, other: Composed) -> tuple[str, ...]:
-    """The keys in which two configs differ, without those that refer to another key."""
-    keys = [path for path, _, _ in differences(one.whole, other.whole)]
-    references = {path for path, raw, _ in leaves(other.cfg) if isinstance(raw, str) and "${" in raw}
-    return tuple(key for key in keys if key not in references) or tuple(keys)
 
 
 def notes(found: dict[tuple[str, ...], list[tuple[int, int]]], told: set[tuple[str, ...]], *, start: int = 0) -> list[str]:

@@ -15,13 +15,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from samewise.runner.config import compose
-from samewise.runner.config.fingerprint import fingerprint_of
+from samewise.runner.config.fingerprint import finds_data, fingerprint_of
+from samewise.runner.config.tree import differing_keys
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError, describe_exit, first_line
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
-from samewise.runner.records.files import read_json, write_atomically, write_json
+from samewise.runner.records.files import read_json, read_mapping, write_atomically, write_json
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
@@ -224,6 +227,8 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     differing = environment.differences(before, run.environment) if before else []
     if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
+            if all(line.startswith("data.") for line in differing):
+                raise ConfigError(_other_data(run))
             reason = "this run was started in an environment that gives different bits: " + "; ".join(differing)
             hint = "resume it in that environment, choose a different name=, or accept different bits with reproducibility.other_environment=record"
             raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
@@ -242,6 +247,18 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     write_atomically(run.folder.config, saved)
     trust.sign(run.folder.config)
     _write_code(run)
+
+
+def _other_data(run: Run) -> Problem:
+    """The problem that the run in the folder was trained on other data."""
+    before, now = compose.load(run.folder.config).cfg, run.composed.cfg
+    keys = [key for key in differing_keys(before, now) if finds_data(key)]
+    paths = [f"{key} was {OmegaConf.select(before, key)} and is {OmegaConf.select(now, key)}" for key in keys]
+    is_finished = read_mapping(run.folder.summary, shapes.SUMMARY).get("status") == "finished"
+    how = "is finished, and was trained" if is_finished else "is unfinished, and was started"
+    words = f"this run {how} on other data: {'; '.join(paths) or 'the files in its data folder have changed since'}"
+    hint = "name=NAME starts a separate run" if is_finished else "resume it with its own data; name=NAME starts a separate run"
+    return Problem(str(run.folder.path), words, hint=hint)
 
 
 def _require_its_code(run: Run) -> None:

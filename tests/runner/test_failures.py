@@ -120,10 +120,10 @@ def test_other_data_in_the_same_folder_is_refused(train, tmp_path):
     assert first.returncode == 0, first.stderr
     again = train(tmp_path / "runs", *settings, f"dataset.root={pictures[0]}")
     assert "nothing to train" in again.stdout
-    assert "data.train" not in again.stderr
+    assert "other data" not in again.stderr
     other = train(tmp_path / "runs", *settings, f"dataset.root={pictures[1]}")
     assert other.returncode == 2
-    assert "data.train" in other.stderr
+    assert "on other data" in other.stderr
     assert "name=" in other.stderr
 
 
@@ -196,9 +196,13 @@ def test_changed_data_are_noticed_at_other_paths_and_by_verify_but_not_in_a_fini
     write_images(tmp_path / "elsewhere", 200)
     assert main(here) == 0
     assert main(elsewhere) == 2
-    assert "data.train was '" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"this run is finished, and was trained on other data: dataset.root was {tmp_path / 'data'} and is {tmp_path / 'elsewhere'}; hint: name=NAME" in told
     write_images(tmp_path / "data", 200)
     assert main(here) == 0
     assert "already finished" in capsys.readouterr().out
     assert main(["verify", str(the_run(tmp_path / "runs"))]) == 1
     assert "data.train was '" in capsys.readouterr().out
+    (the_run(tmp_path / "runs") / "summary.json").unlink()
+    assert main(here) == 2
+    assert "this run is unfinished, and was started on other data: the files in its data folder have changed since; hint" in capsys.readouterr().err
