@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError, Interrupted, PeerFailed, Problem, describe
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER, PROJECT, end_with_parent
@@ -114,10 +114,13 @@ def _wait_for(run: RunFolder) -> None:
 
 
 def _begin(folder: SweepFolder, number: int) -> None:
-    """Record that the job has started, and remove the record of an earlier attempt."""
-    tries = folder.word(number).get("tries", 0) + 1
-    earlier = dict.fromkeys(("ended", "exit_code", "said", "reason", "refused"))
-    folder.note(number, began=time.time(), host=socket.gethostname(), pid=os.getpid(), tries=tries, **earlier)
+    """Record that the job has started, and remove the record of an earlier attempt, except when the first one began and the time they took."""
+    word, now = folder.word(number), time.time()
+    facts: dict[str, Any] = dict.fromkeys(("ended", "exit_code", "said", "reason", "refused"))
+    facts |= {"tries": word.get("tries", 0) + 1, "first_began": word.get("first_began", word.get("began", now))}
+    with suppress(ConfigError):  # reported later
+        facts["spent_s"] = folder.spent_s(folder.points()[number])
+    folder.note(number, began=now, host=socket.gethostname(), pid=os.getpid(), **facts)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,8 @@ POINT = {
 }
 WORD = {
     "began?": float,
+    "first_began?": float,
+    "spent_s?": float,
     "ended?": float,
     "exit_code?": int,
     "tries?": int,

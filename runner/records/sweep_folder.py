@@ -188,6 +188,14 @@ class SweepFolder:
         kept = {**self.word(number), **facts}
         write_json(self.path / "jobs" / f"{number:04d}.json", {name: value for name, value in kept.items() if value is not None})
 
+    def spent_s(self, point: Point) -> float:
+        """Seconds that a point's jobs have taken; a job that was killed left no end, and counts to the last thing it logged."""
+        word = self.word(point.number)
+        spent, ended = word.get("spent_s", 0.0), word.get("ended")
+        with suppress(OSError):
+            ended = point.run.metrics.stat().st_mtime if ended is None else ended
+        return spent + max(0.0, ended - word["began"]) if ended is not None and "began" in word else spent
+
     @contextmanager
     def hold_lock(self) -> Generator[None]:
         """Lock the sweep for the one process that starts its jobs, or raise a ConfigError; the lock ends with the process."""

@@ -29,7 +29,7 @@ class Cost:
     """The time and work that a sweep has taken.
 
     Args:
-        training_s: Seconds of training, summed over its finished runs.
+        training_s: Seconds of training, summed over its runs that did not fail; of an unfinished run, the time that its jobs took.
         span_s: From the first job's beginning to the last one's end.
         steps: Optimizer steps of all runs.
         tries: Jobs started.
@@ -46,7 +46,7 @@ class Cost:
 def cost(folder: SweepFolder, found: Sequence[PointResult]) -> Cost:
     """The cost of all points so far."""
     words = [(one, folder.word(one.point.number)) for one in found]
-    began = [float(word["began"]) for _, word in words if "began" in word]
+    began = [float(word.get("first_began", word["began"])) for _, word in words if "began" in word]
     ended = [float(word["ended"]) for _, word in words if "ended" in word]
     lost = [float(word["ended"]) - float(word["began"]) for one, word in words if one.state is State.failed and "began" in word and "ended" in word]
     once = {one.point.folder: one for one in found}.values()

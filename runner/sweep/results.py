@@ -48,7 +48,7 @@ class PointResult:
         best: Metrics at the step that was best by `evaluate.monitor`.
         final: Metrics of the last evaluation.
         steps: Optimizer steps taken.
-        seconds: Spent training.
+        seconds: Spent training; of an unfinished run, the time that its jobs took.
         weights_sha256: Of the final weights.
         mlflow_run_id: The MLflow run's.
         tries: How often the job was started.
@@ -96,7 +96,8 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             tries,
         )
     steps, last = latest(point.run, point.monitor)
-    return PointResult(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=tracked, tries=tries)
+    seconds = folder.spent_s(point) if state in (State.running, State.interrupted, State.pruned) else 0.0
+    return PointResult(point, state, reason, best=last, final=last, steps=steps, seconds=seconds, mlflow_run_id=tracked, tries=tries)
 
 
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:

@@ -23,10 +23,12 @@ from urllib.parse import unquote
 
 import pytest
 
+from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
+from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, pareto
-from samewise.runner.sweep.results import PointResult, Spread, State, rank_settings
+from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
 from samewise.runner.sweep.rows import setting_rows
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
@@ -98,6 +100,25 @@ def test_points_without_a_result_are_ignored() -> None:
     found = [outcome(0, 1.0, a="1"), outcome(1, 2.0, a="2"), outcome(2, 99.0, state=State.failed, a="2"), outcome(3, math.nan, a="3")]
     (one,) = effects(found)
     assert [(level.name, level.spread.mean) for level in one.levels] == [("1", 1.0), ("2", 2.0)]
+
+
+def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "some-1")
+    folder.write_facts({})
+    made = [dataclasses.replace(outcome(number, 0.5).point, folder=str(tmp_path / str(number))) for number in (0, 1)]
+    folder.add_points(made)
+    folder.note(0, began=1000.0, tries=1)  # killed
+    made[0].run.path.mkdir()
+    made[0].run.metrics.touch()
+    os.utime(made[0].run.metrics, (1030.0, 1030.0))
+    folder.note(1, began=1010.0, ended=1030.0, exit_code=3, tries=1)
+    assert cost(folder, point_results(folder)).training_s == pytest.approx(30 + 20)
+    job._begin(folder, 0)  # pyright: ignore[reportPrivateUsage]
+    now = folder.word(0)["began"]
+    folder.note(0, ended=now + 5, exit_code=3)
+    spent = cost(folder, point_results(folder))
+    assert spent.span_s == pytest.approx(now + 5 - 1000)
+    assert spent.training_s == pytest.approx(30 + 5 + 20)
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
