@@ -16,6 +16,7 @@ from samewise.runner.bundles import data_files, description, locked
 from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, Part
 from samewise.runner.config import saved
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, settings_text
 from samewise.runner.records import checkpoint, environment, own_code, shapes, sources
@@ -67,6 +68,12 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
         parts |= dict(_weights(folder))
     parts |= {name: _json(value) for name, value in description.describe(facts, data, folder, parts).items()}
     return parts
+
+
+def outside_weights(whole: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that name files of weights on this machine, which a bundle does not contain."""
+    named = {key: at(whole, key) for key in ("initialise.weights", "resume_from")}
+    return {key: value for key, value in named.items() if isinstance(value, str) and Path(value).expanduser().exists()}
 
 
 def _require_sound(folder: RunFolder) -> Mapping[str, Any]:

@@ -31,12 +31,12 @@ def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Fi
 
 
 def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
-    """Raise an error unless the data match the manifest; return how many files match.
+    """Raise an error unless the data match the manifest; return how many files match, each counted once.
 
     Raises:
         ConfigError: files are missing, others, or more than there were; the first few are named.
     """
-    here, problems, agreeing = places(whole), list[Problem](), 0
+    here, problems, agreeing = places(whole), list[Problem](), set[str]()
     for key, files in manifest.items():
         if key not in here:
             problems.append(
@@ -49,13 +49,14 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
         wrong = [f"{name} is missing" for name in files if name not in present]
         wrong += [f"{name} has different content" for name in files if name in present and not _agrees(present[name], files[name])]
         wrong += [f"{name} is new" for name in present if name not in files]
-        agreeing += len(files)
+        at = os.path.realpath(here[key])  # `dataset.root` and `dataset.train.root` are often one folder
+        agreeing |= {at if here[key].is_file() else os.path.join(at, name) for name in files}
         more = f", and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
         if wrong:
             problems.append(Problem(key, f"the data are not those that the run was trained with: {'; '.join(wrong[:_TOLD])}{more}", str(here[key])))
     if problems:
         raise ConfigError(*problems)
-    return agreeing
+    return len(agreeing)
 
 
 def places(whole: Mapping[str, Any]) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -45,8 +46,11 @@ def run(args: argparse.Namespace) -> int:
         signing.require_signer(args.sign)
     project = project_from(args)
     folder = saved.find(args.run, run_root=args.run_root)
-    from samewise.runner.bundles.contents import gather
+    from samewise.runner.bundles.contents import gather, outside_weights
 
+    for key, place in outside_weights(saved.config_in(folder.config).whole).items():
+        words = f"{place} is not in the bundle: whoever reproduces it also needs this file, and adds {key}=PLACE to `samewise reproduce`"
+        print(f"warning: {key}: {words}", file=sys.stderr)
     parts = gather(folder, project, with_weights=args.with_weights, hash_data=not args.no_data_hashes)
     identity = archive.write(args.out, parts)
     signature = None

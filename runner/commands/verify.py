@@ -126,7 +126,6 @@ def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
 
 def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> dict[str, Any]:
     """Check the record itself, then compare it with a second training."""
-    from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, rerun_comparison, roots, sources
@@ -134,7 +133,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.training import record_comparison
     from samewise.runner.training.build import build
 
-    original = saved.config_in(folder.config)
+    original = record_comparison.recorded_config(folder, args.overrides)
     unlike = differences(identity(original.whole), identity(composed.whole)) if args.overrides else []
     if args.audit is not None and unlike:
         raise ConfigError(

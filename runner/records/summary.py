@@ -50,7 +50,11 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     if run_root == Path("runs"):  # where commands find it by name
         namesakes = list(run_root.glob(f"*/{folder.path.name}/config.yaml"))
         run = folder.path.name if len(namesakes) < 2 else shlex.quote(f"{folder.path.parent.name}/{folder.path.name}")
-    following = [f"samewise eval {run}", f"samewise predict {run} FILE", *([ui_command(uri, run_root)] if uri else [])]
+    following = [
+        f"samewise eval {run}",
+        *([f"samewise predict {run} FILE"] if summary.get("predicts", True) else []),
+        *([ui_command(uri, run_root)] if uri else []),
+    ]
     following += [f"tensorboard --logdir {shlex.quote(str(run_root))}"] if (folder.path / "tensorboard").is_dir() else []
     following += [f"wandb sync {shlex.quote(str(one))}" for one in sorted(folder.path.glob("wandb/offline-run-*"))[-1:]]
     return [*rows, ("folder", str(folder.path)), *zip(("next", *[""] * len(following)), following, strict=False)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import combine, fingerprint_of
 from samewise.runner.config.tree import differences
@@ -88,6 +89,17 @@ def _same_bytes(told: Path, again: Path) -> bool:
     if told.is_symlink() or not told.is_file():
         return True
     return told.stat().st_size == again.stat().st_size and told.read_bytes() == again.read_bytes()
+
+
+def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
+    """The config of a run. Where its files of weights are elsewhere now, as overrides say, they are found there if their content is what the run began with."""
+    original = saved.config_in(folder.config)
+    found = [override for override in overrides if override.partition("=")[0] in ("initialise.weights", "resume_from")]
+    record = read_json(folder.summary, shapes.SUMMARY) or read_json(folder.environment, shapes.ENVIRONMENT) or {}
+    if not found or "fingerprint" not in record:
+        return original
+    code, moved = read_json(folder.sources, shapes.SOURCES) or {}, saved.config_in(folder.config, found)
+    return moved if combine(fingerprint_of(moved.whole), code.get("files") or {}) == record["fingerprint"] else original
 
 
 def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: bool) -> list[str]:

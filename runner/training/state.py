@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Recipe
 from samewise.runner.optim.build import load_state
 from samewise.runner.records import shards
 from samewise.runner.records.digest import weights_sha256
@@ -103,5 +104,6 @@ def summarise(run: Run) -> dict[str, Any]:
         "epochs": run.epoch,
         "stopped_early": run.recorder.stop_reason(),
         "metrics": {**metrics, "evaluated": evaluated} if evaluated else metrics,
+        **({"predicts": False} if type(run.recipe).read is Recipe.read or type(run.recipe).predict is Recipe.predict else {}),
         "timings": {"training_s": round(seconds, 3), "step_ms": round(1000 * seconds / max(run.step, 1), 3)},
     }

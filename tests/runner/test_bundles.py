@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from samewise_tiny import DIGITS
 
-from samewise.runner.bundles import archive, locked
+from samewise.runner.bundles import archive, data_files, locked
 from samewise.runner.errors import ConfigError
 
 TINY = (*DIGITS, "model.width=4", "max_steps=3")
@@ -222,6 +222,31 @@ def test_a_truncated_bundle_is_reported_once(samewise: Callable[..., Any], elsew
     assert done.returncode == 2
     assert f"error: cut.bundle: is cut off after {int(share * len(raw)):,} of {len(raw):,} bytes" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_files_that_several_settings_name_are_counted_once(tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", "valid/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    whole = {"dataset": {"root": str(tmp_path), "train": {"root": f"{tmp_path}/train"}, "valid": {"root": f"{tmp_path}/valid"}}}
+    assert data_files.require(data_files.list_files(whole), whole) == 3
+
+
+def test_weights_that_a_run_began_with_may_be_elsewhere(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert samewise("train", *TINY, "name=first", "max_steps=1").returncode == 0
+    shutil.copy(next(tmp_path.glob("runs/first/*/checkpoints/step-*/state.pt")), tmp_path / "init.pt")
+    assert samewise("train", *TINY, "name=second", f"initialise.weights={tmp_path}/init.pt").returncode == 0
+    done = samewise("bundle", *map(str, tmp_path.glob("runs/second/*")), "--out", "second.bundle")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: initialise.weights: {tmp_path}/init.pt is not in the bundle" in done.stderr
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "init.pt").rename(tmp_path / "elsewhere" / "init.pt")
+    done = samewise("reproduce", "second.bundle", "--here", "--trust", "initialise.weights=elsewhere/init.pt")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "the same bits: 3 of 3 steps compared" in done.stdout
+    assert "another experiment" not in done.stdout
+    assert "differs" not in done.stdout
 
 
 def test_a_bundle_other_than_the_expected_one_is_refused(samewise: Callable[..., Any], elsewhere: Path) -> None:

@@ -107,7 +107,7 @@ class Count(Scores):
 
 @pytest.fixture
 def steps(here: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]) -> Callable[..., str]:
-    """Trains five steps with a data set, model and recipe of the user's; returns the error."""
+    """Trains five steps with a data set, model and recipe of the user's; returns the error, or what is printed."""
     (here / "steps_lab.py").write_text(STEPS)
     (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["steps_lab"]\n')
     monkeypatch.syspath_prepend(str(here))
@@ -118,7 +118,7 @@ def steps(here: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., A
     def train(kind: str, unknown: str = "null", code: int = 1) -> str:
         done = samewise("train", *given, "~recipe", f"+recipe={{_target_:steps_lab.Numbers,kind:{kind}}}", "~dataset.train", "+dataset.train=" + data % unknown)
         assert done.returncode == code, done.stderr
-        return done.stderr[done.stderr.index("error:") :]
+        return done.stderr[done.stderr.index("error:") :] if code else done.stdout
 
     return train
 
@@ -142,6 +142,12 @@ def test_a_recipe_whose_loss_is_a_tensor_is_told_what_to_return(steps: Callable[
     said = steps("tensor", code=2)
     assert said.startswith("error: recipe: Numbers.loss returns Tensor; hint: return Loss(total, count)")
     assert "samewise.runner.interfaces.Loss" in said
+
+
+def test_a_recipe_that_cannot_predict_is_not_offered_for_prediction(steps: Callable[..., str], here: Path) -> None:
+    said = steps("loss", code=0)
+    assert "samewise eval " in said
+    assert "samewise predict" not in said
 
 
 def test_an_experiment_outside_the_config_folders_is_pointed_out(here: Path, samewise: Callable[..., Any]) -> None:
