@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from samewise.runner.errors import number_of
 from samewise.runner.records.sweep_folder import Point, short
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
@@ -91,7 +92,9 @@ def count_points(found: Iterable[PointResult]) -> str:
 def cost_in_words(spent: Cost) -> str:
     """The sweep's cost."""
     lost = f", {clock(spent.lost_s)} on runs that failed" if spent.lost_s >= 1 else ""
-    return f"{clock(spent.training_s)} of training, {spent.steps} steps, {spent.tries} jobs started, {clock(spent.span_s)} in all{lost}"
+    return (
+        f"{clock(spent.training_s)} of training, {number_of(spent.steps, 'step')}, {number_of(spent.tries, 'job')} started, {clock(spent.span_s)} in all{lost}"
+    )
 
 
 def number(value: float) -> str:

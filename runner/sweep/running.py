@@ -120,7 +120,7 @@ def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
             watcher.say(f"{folder.id}: {of}{todo} to run; {folder.path}")
             if launcher.detached and not wait:
                 count = sweep.submit()
-                watcher.say(f"{count} jobs submitted; `samewise sweep --status {folder.path}` shows their progress")
+                watcher.say(f"{number_of(count, 'job')} submitted; `samewise sweep --status {folder.path}` shows their progress")
                 return False
             with watcher:
                 sweep.run()

@@ -22,6 +22,7 @@ _MOST = 30
 def as_plain_values(one: PointResult) -> dict[str, Any]:
     """A result as plain values, for programs."""
     return {
+        "point": one.point.number + 1,
         "number": one.point.number,
         "setting": one.point.setting,
         "seed": one.point.seed,
@@ -105,6 +106,7 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
         for one in found
     ]
     console.print(_table(rows))
+    console.print(f"logs     {folder.log(found[0].point.number)} is point 1's; files and `number` in --json count from 0")
 
 
 def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:

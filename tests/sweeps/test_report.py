@@ -29,7 +29,8 @@ from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, pareto
 from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
-from samewise.runner.sweep.rows import setting_rows
+from samewise.runner.sweep.rows import cost_in_words, setting_rows
+from samewise.runner.sweep.tables import as_plain_values, print_points
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -119,6 +120,16 @@ def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) 
     spent = cost(folder, point_results(folder))
     assert spent.span_s == pytest.approx(now + 5 - 1000)
     assert spent.training_s == pytest.approx(30 + 5 + 20)
+    assert cost_in_words(dataclasses.replace(spent, steps=1, tries=1)).startswith("0:55 of training, 1 step, 1 job started, ")
+
+
+def test_the_status_relates_its_numbers_to_those_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, found = SweepFolder(tmp_path / "some-1"), [outcome(number, 0.5, a=str(number)) for number in (0, 1)]
+    print_points(folder, found, held=None)
+    told = capsys.readouterr().out
+    assert re.search(r"^2 +a=1 ", told, re.M)
+    assert f"{folder.path}/logs/0000.log is point 1's" in told
+    assert [(values["point"], values["number"]) for values in map(as_plain_values, found)] == [(1, 0), (2, 1)]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
