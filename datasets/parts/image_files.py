@@ -84,6 +84,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         # One array instead of a million strings: a worker that only reads them would otherwise copy them all, reference count by reference count.
         self._names = np.array([os.fsencode(name) for name in names])
         self._labels = torch.tensor(labels, dtype=torch.int64)
+        self.unused_classes = [self.classes[label] for label in sorted(set(range(len(self.classes))) - set(labels))]
         self._mode: ImageMode = mode
         self._channels = channels or 0
         self._transform = transform
@@ -184,7 +185,8 @@ def class_folders(folder: Path, *, of: str = "images") -> list[str]:
         reason = f"the folder of {of} cannot be read: {error.strerror}"
         expected = f"a folder for each class, with its {of}"
         beside = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
-        hint = did_you_mean(folder.name, beside) or "set dataset.root=FOLDER"
+        missing = f"{folder.parent} has no folder {folder.name}" if folder.parent.is_dir() and not folder.exists() else "set dataset.root=FOLDER"
+        hint = did_you_mean(folder.name, beside) or missing
         raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
 
 

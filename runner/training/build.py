@@ -38,6 +38,7 @@ from samewise.runner.training import continued, determinism
 from samewise.runner.training.compiled import compiler, facts, require_possible
 from samewise.runner.training.components import (
     Make,
+    class_cautions,
     decoding_cautions,
     make_batch_transforms,
     make_model,
@@ -110,6 +111,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *unread.cautions(composed),
             *precision.cautions(),
             *continued.cautions(cfg, schedule),
+            *class_cautions(splits),
             *decoding_cautions(cfg, splits, transforms),
             *_max_steps_caution(composed, plan),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose

@@ -20,7 +20,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.data.order import InOrder, Order, Shuffled
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 from samewise.runner.interfaces import Batch, Recipe
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
@@ -164,6 +164,14 @@ def require_decoded(splits: Mapping[str, Split], transforms: Mapping[str, Callab
         if getattr(split.dataset, "encoded", False) and not getattr(transforms[stage], "decodes", False):
             words = f"the images of dataset.{name} are still encoded, and no transform decodes them"
             raise ConfigError(Problem(f"transforms.{stage}.batch", words, expected="a transform that decodes, as the first", hint=_ENCODED))
+
+
+def class_cautions(splits: Mapping[str, Split]) -> list[Problem]:
+    """A warning if the training split of a samewise data set has no sample of some classes."""
+    unused = getattr(splits["train"].dataset, "unused_classes", None)
+    if not isinstance(unused, list) or not unused:
+        return []
+    return [Problem("dataset.train", f"has no images of {first_few(unused, 5)}", hint="add images, or remove the folders of classes that are not wanted")]
 
 
 def decoding_cautions(cfg: DictConfig, splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]) -> list[Problem]:

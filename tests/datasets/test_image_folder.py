@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,3 +215,16 @@ def test_without_split_folders_name_hashes_decide_and_additions_move_none(tmp_pa
     assert all(found.values())
     picture(seed=99).save(tmp_path / "ant" / "99.png")
     assert all(found[name] <= split(name) for name in found)
+
+
+def test_a_missing_split_is_named_in_the_folder_that_exists(tmp_path: Path):
+    with pytest.raises(DataError, match=rf"{tmp_path} has no folder train"):
+        ImageFolder(root=str(tmp_path), folder="train")
+
+
+def test_a_class_without_images_gives_a_warning(root: Path, tmp_path: Path, samewise: Callable[..., Any]):
+    (root / "train" / "wasp").mkdir()
+    reduced = ("debug=tiny", "tracking=none", "callbacks=none", "evaluate.pictures=false", "max_steps=1", f"run_root={tmp_path / 'runs'}")
+    given = (f"dataset.root={root}", "dataset.num_classes=4", "transforms=images", "model=resnet18_small", "model.width=4", "batch_size=2")
+    done = samewise("train", "recipe=classification", "dataset=image_folder", *given, *reduced)
+    assert "warning: dataset.train: has no images of wasp" in done.stderr, done.stderr
