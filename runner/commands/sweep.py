@@ -145,14 +145,17 @@ def _all(args: argparse.Namespace) -> int:
     lines = list[dict[str, Any]]()
     for folder in below(args.run_root):
         counts = Counter(one.state.value for one in point_results(folder))
-        lines.append({"id": folder.id, "points": sum(counts.values()), **counts, "overrides": folder.facts["overrides"]})
+        facts = folder.facts
+        refused = {"refused": facts["refused"]} if "refused" in facts and counts[State.waiting.value] else {}
+        lines.append({"id": folder.id, "points": sum(counts.values()), **counts, **refused, "overrides": facts["overrides"]})
     if args.json:
         print(to_json(lines, indent=2))
         return 0
     if not lines:
         print(f"no sweeps in {args.run_root}")
     for line in lines:
-        counts = ", ".join(f"{count} {name}" for name, count in line.items() if name not in ("id", "points", "overrides"))
+        counts = ", ".join(f"{count} {name}" for name, count in line.items() if name not in ("id", "points", "refused", "overrides"))
+        counts += f" (not submitted: {line['refused']})" if "refused" in line else ""
         print(f"{line['id']}  {number_of(line['points'], 'point')}: {counts or 'none yet'}\n    {' '.join(line['overrides'])}")
     return 0
 

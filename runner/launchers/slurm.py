@@ -218,7 +218,11 @@ class Slurm(Launcher):
         if done.returncode:
             for one in (file, script, *links):
                 one.unlink()
-            raise ConfigError(Problem("launcher", f"SLURM refused the jobs: {_refusal(done)}", shlex.join(command[1:-1])))
+            words = f"SLURM refused the jobs: {_refusal(done)}"
+            if "partition" in words.lower():
+                named = "is not set" if self._partition is None else f"is {self._partition}"
+                raise ConfigError(Problem("launcher.partition", f"{words}; launcher.partition {named}", hint="`sinfo` lists the cluster's partitions"))
+            raise ConfigError(Problem("launcher", words, shlex.join(command[1:-1])))
         write_json(file, {**given, "job": done.stdout.strip().partition(";")[0]})
 
     def _script(self, file: Path, code: Path) -> str:

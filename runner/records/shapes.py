@@ -85,6 +85,7 @@ SWEEP = {
     "sweeper": {"_target_": str, "objectives?": ({str: str}, None)},
     "tracking": {"enabled": bool, "uri": str},
     "run_root": str,
+    "refused?": str,
 }
 POINT = {
     "number": int,

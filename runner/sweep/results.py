@@ -114,11 +114,24 @@ def current_results(folder: SweepFolder, project: Project, *, trusted: bool = Tr
             return point_results(folder)
         launcher = open_launcher(folder, project)
         if launcher.detached:
-            return point_results(folder, launcher.look([point.number for point in folder.points()]))
+            seen = launcher.look([point.number for point in folder.points()])
+            found = point_results(folder, seen)
+            return found if folder.holder() is not None else _name_unsubmitted(found, seen)
     found = point_results(folder)
     if folder.holder() is not None:
         return found
     return [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]  # its jobs ended with it
+
+
+UNSUBMITTED = "not submitted"
+"""Why a point waits that the cluster does not know, as it refused its job."""
+
+
+def _name_unsubmitted(found: Sequence[PointResult], seen: Mapping[int, Seen]) -> list[PointResult]:
+    """The results, with the reason for points that wait, but for no job; those that are the same run as an earlier one have none of their own."""
+    firsts = {one.point.folder: one.point.number for one in reversed(found)}
+    left = {number for number in firsts.values() if number not in seen}
+    return [dataclasses.replace(one, reason=UNSUBMITTED) if one.state is State.waiting and one.point.number in left else one for one in found]
 
 
 LOCAL = "samewise.runner.launchers.local.Local"

@@ -107,7 +107,7 @@ def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
     folder, space, launcher = ready.folder, ready.space, ready.launcher
     is_new, is_first = not folder.made_by.exists(), not Path(ready.shared.cfg.run_root).exists()
     require_writable("run_root", folder.path, hint="run_root=FOLDER")
-    folder.write_facts({**folder.facts, **_facts(ready)})
+    folder.write_facts({**{name: value for name, value in folder.facts.items() if name != "refused"}, **_facts(ready)})
     with folder.hold_lock():
         settings = ready.sweeper.count()
         total = settings * max(1, len(space.seeds)) if settings is not None else None
@@ -119,7 +119,7 @@ def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
             of = f"{number_of(total, 'point')}, " if total is not None else ""
             watcher.say(f"{folder.id}: {of}{todo} to run; {folder.path}")
             if launcher.detached and not wait:
-                count = sweep.submit()
+                count = _submit(sweep, folder)
                 watcher.say(f"{number_of(count, 'job')} submitted; `samewise sweep --status {folder.path}` shows their progress")
                 return False
             with watcher:
@@ -132,6 +132,15 @@ def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
             launcher.close()
             ready.sweeper.close()
     return True
+
+
+def _submit(sweep: Sweep, folder: SweepFolder) -> int:
+    """Submit the jobs; keep the reason in sweep.json if the cluster refuses them, for `--status`."""
+    try:
+        return sweep.submit()
+    except ConfigError as error:
+        folder.write_facts({**folder.facts, "refused": f"{error.problems[0].path}: {error.problems[0].message}"})
+        raise
 
 
 def open_sweep(given: Sequence[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:

@@ -13,7 +13,7 @@ from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.results import PointResult, State, rank_settings
+from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, rank_settings
 from samewise.runner.sweep.rows import Row, columns, count_points, effect_facts, number, setting_rows
 
 _MOST = 30
@@ -106,6 +106,9 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
         for one in found
     ]
     console.print(_table(rows))
+    if any(one.reason == UNSUBMITTED for one in found):
+        why = f", since the launcher refused them: {folder.facts['refused']}" if "refused" in folder.facts else ""
+        console.print(f"{UNSUBMITTED}: `samewise sweep {folder.path}` submits these points, or the same command with other launcher settings{why}")
     console.print(f"logs     {folder.log(found[0].point.number)} is point 1's; files and `number` in --json count from 0")
 
 

@@ -124,6 +124,24 @@ def test_a_finished_run_on_other_data_is_not_a_points_result(tmp_path: Path, poi
     assert points(tmp_path, made[1].name)[0]["value"] is None
 
 
+def test_points_whose_jobs_are_refused_are_not_submitted(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
+        says = "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1" if name == "sbatch" else "exit 0"
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    refused = samewise("sweep", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path / 'runs'}", "launcher=slurm", "launcher.partition=gpu")
+    assert refused.returncode == 2
+    assert "launcher.partition: SLURM refused the jobs: Batch job submission failed: Invalid partition name specified" in refused.stderr
+    assert "launcher.partition is gpu" in refused.stderr
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    told = samewise("sweep", "--status", folder)
+    assert [line.split()[-3:] for line in told.stdout.splitlines() if "lr=" in line] == [["waiting", "not", "submitted"]] * 2
+    assert f"`samewise sweep {folder}` submits these points" in told.stdout
+    assert "Invalid partition name" in told.stdout
+    assert "2 waiting (not submitted: launcher.partition: SLURM refused" in samewise("sweep", "--status", "--run-root", tmp_path / "runs").stdout
+
+
 def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_path: Path) -> None:
     done = samewise("train", *TINY, "optimizer.lr=0.1,-2", f"run_root={tmp_path}")
     assert done.returncode == 2
