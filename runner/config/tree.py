@@ -9,6 +9,8 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from samewise.runner.errors import ConfigError, Problem
+
 
 def plain(node: Any) -> Any:
     """A config as dicts, lists and scalars, with interpolations resolved; a missing value, or a reference to one, is `???`.
@@ -68,11 +70,17 @@ def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, 
 
 
 def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Each value's path, unresolved content, and a function that resolves it."""
-    keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else [str(key) for key in cfg]
+    """Each value's path, unresolved content, and a function that resolves it.
+
+    Raises:
+        ConfigError: a key is a number or another value that is not text.
+    """
+    keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else list(cfg)
     for key in keys:
         node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)
         path = f"{under}.{key}" if under else str(key)
+        if not isinstance(key, str) and isinstance(cfg, DictConfig):
+            raise ConfigError(Problem(path, "the key is not text, which components would not get as it is", key, f"text, such as '{key}'", "quote it"))
         if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):  # pyright: ignore[reportPrivateUsage]
             yield from leaves(node, path)
         else:

@@ -213,3 +213,11 @@ def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Pa
     given = ["dataset=image_folder", f"dataset.root={here / 'data'}", "dataset.num_classes=2", "dataset.cache=memory", "batch_size=2", "device=cpu"]
     done = samewise("check", *given, "model=resnet20_cifar", "model.width=2")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_key_that_is_not_text_is_named(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "configs" / "dataset").mkdir(parents=True)
+    (tmp_path / "configs" / "dataset" / "mapped.yaml").write_text("defaults: [digits, _self_]\nlabels: {3: 12}\n")
+    done = samewise("check", "experiment=resnet18_digits", "dataset=mapped", "--config-dir", tmp_path / "configs")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: dataset.labels.3: the key is not text")
