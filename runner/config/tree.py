@@ -79,13 +79,13 @@ def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str,
     for key in keys:
         node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)
         path = f"{under}.{key}" if under else str(key)
-        if not isinstance(key, str) and isinstance(cfg, DictConfig):
+        if isinstance(cfg, DictConfig) and type(key) is not str:
             raise ConfigError(Problem(path, "the key is not text, which components would not get as it is", key, f"text, such as '{key}'", "quote it"))
         if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):  # pyright: ignore[reportPrivateUsage]
             yield from leaves(node, path)
         else:
             raw = node._value() if node is not None and not isinstance(node, list) else None  # pyright: ignore[reportPrivateUsage]
-            yield path, raw, lambda key=key: cfg[key]
+            yield path, raw, lambda key=cast(Any, key): cfg[key]
 
 
 def differing_keys(a: DictConfig, b: DictConfig) -> tuple[str, ...]:
