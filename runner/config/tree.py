@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import getitem
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
@@ -79,13 +81,13 @@ def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str,
     for key in keys:
         node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)
         path = f"{under}.{key}" if under else str(key)
-        if isinstance(cfg, DictConfig) and type(key) is not str:
+        if isinstance(cfg, DictConfig) and not isinstance(key, str):
             raise ConfigError(Problem(path, "the key is not text, which components would not get as it is", key, f"text, such as '{key}'", "quote it"))
         if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):  # pyright: ignore[reportPrivateUsage]
             yield from leaves(node, path)
         else:
             raw = node._value() if node is not None and not isinstance(node, list) else None  # pyright: ignore[reportPrivateUsage]
-            yield path, raw, lambda key=cast(Any, key): cfg[key]
+            yield path, raw, partial(getitem, cast(Any, cfg), key)
 
 
 def differing_keys(a: DictConfig, b: DictConfig) -> tuple[str, ...]:
