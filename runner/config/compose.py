@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.file_faults import is_choice, problem_in_file
+from samewise.runner.config.file_faults import NO_FOLDER, NO_SUCH_CHOICE, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, hydra_settings, remove_hydra, root_config
 from samewise.runner.config.origins import locate_problems
@@ -135,6 +135,8 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         in_files = faults_in_files(loader)
         reader = config_loader(project, in_files)
         cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(reader, some), groups=groups(loader))
+        if not project.configs:
+            problems = [replace(one, hint=one.hint or NO_FOLDER) if one.message == NO_SUCH_CHOICE else one for one in problems]
         problems = [*in_files.problems, *problems]
         if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)

@@ -22,6 +22,7 @@ from samewise.runner.config.yaml_files import lines_of
 from samewise.runner.errors import Problem, did_you_mean, first_line, nearest
 
 NO_SUCH_CHOICE = "no such choice"
+NO_FOLDER = "no config folder of yours is searched here: run the command in your project's folder, or add --config-dir FOLDER"
 
 
 class FileFaults:

@@ -221,3 +221,18 @@ def test_a_key_that_is_not_text_is_named(samewise: Callable[..., Any], tmp_path:
     done = samewise("check", "experiment=resnet18_digits", "dataset=mapped", "--config-dir", tmp_path / "configs")
     assert done.returncode == 2
     assert done.stderr.startswith("error: dataset.labels.3: the key is not text")
+
+
+def test_an_unknown_choice_outside_of_a_project_says_where_choices_are_searched(
+    samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
+    hint = "no config folder of yours is searched here"
+    monkeypatch.chdir(tmp_path)
+    assert hint not in samewise("check", "experiment=zzzz").stderr
+    (tmp_path / "pyproject.toml").rename(tmp_path / "elsewhere" / "pyproject.toml")
+    done = samewise("check", "experiment=zzzz")
+    assert done.returncode == 2
+    assert hint in done.stderr.splitlines()[0]
