@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from samewise.runner.config.tree import at, plain
+from samewise.runner.config.tree import at, differences, plain
 from samewise.runner.config.yaml_files import VALUES, too_many
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.secrets import redact
@@ -60,22 +60,27 @@ def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
 
     Raises:
         ConfigError: as `require_modest_references` does.
+        ValueError: they would change another value.
     """
     values = plain(cfg)
-    for path, text in references.items():
+    kept = {path: text for path, text in references.items() if _refers_only(text) and at(values, path, _ABSENT) is not _ABSENT}
+    for path, text in kept.items():
         *above, last = path.split(".")
+        if any(".".join(above[:end]) in kept for end in range(1, len(above) + 1)):
+            continue  # it would be written into what the other refers to
         parent: Any = OmegaConf.select(cfg, ".".join(above)) if above else cfg
-        if _refers_only(text) and isinstance(parent, DictConfig | ListConfig) and at(values, path, _ABSENT) is not _ABSENT:
-            key: Any = int(last) if isinstance(parent, ListConfig) else last
-            parent[key] = text
+        key: Any = int(last) if isinstance(parent, ListConfig) else last
+        parent[key] = text
     require_modest_references(cfg)
-    for _ in references:
+    for _ in kept:  # one that is put back may be what another refers to
         after = plain(cfg)
-        edited = [path for path in references if at(after, path) != at(values, path)]
+        edited = [path for path in kept if at(after, path) != at(values, path)]
         for path in edited:
             OmegaConf.update(cfg, path, at(values, path), merge=False)
         if not edited:
             break
+    if found := differences(cfg, values):
+        raise ValueError(f"its references give {found[0][0]} another value")
 
 
 _ABSENT = object()

@@ -62,7 +62,7 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems += [problem for some in compose.settle(cfg, overrides) for problem in some]
     if problems:
         raise ConfigError(*problems)
-    if header.read_references(read_text(file) or "") is None:
+    if overrides and header.read_references(read_text(file) or "") is None:
         for caution in _cautions_of_copies(plain(saved.cfg), overrides):
             print(f"warning: {caution}", file=sys.stderr)
     label = _merge_labels(saved.label, compose.label_of(overrides))
@@ -71,9 +71,9 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
 
 def _cautions_of_copies(whole: Any, overrides: Sequence[str]) -> Iterator[Problem]:
     """What an override of a config that does not say which values referred to others may leave as it was."""
-    values, changed = dict(flat(whole)), {override.partition("=")[0] for override in overrides}
-    for key in changed & values.keys():
-        value, name = values[key], key.rpartition(".")[2]
+    values, changed = dict(flat(whole)), dict.fromkeys(override.partition("=")[0] for override in overrides)
+    for key in changed:
+        value, name = values.get(key), key.rpartition(".")[2]
         alike = [path for path, other in values.items() if path not in changed and other == value and type(other) is type(value)]
         copies = [path for path in alike if path.rpartition(".")[2] == name or (isinstance(value, str) and path.partition(".")[0] == key.partition(".")[0])]
         if copies and value not in (None, "") and not isinstance(value, bool):

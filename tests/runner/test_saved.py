@@ -95,8 +95,10 @@ def test_no_other_reference_is_followed(text: str, tmp_path: Path, monkeypatch: 
         {"no.such": "${dataset.root}", "dataset.mean.7": "${seed}", "dataset.root.x": "${seed}"},
         {"dataset": "${model}", "optimizer.lr": "${dataset.root}"},
         {"seed": "${seed}0"},
+        {"dataset": "${model}", "dataset.num_classes": "${seed}"},
+        {"dataset.train": "${model}", "dataset.train.num_classes": "${batch_size}"},
     ],
-    ids=["itself", "a circle", "its parent", "nothing", "no such path", "another value", "a longer self"],
+    ids=["itself", "a circle", "its parent", "nothing", "no such path", "another value", "a longer self", "through another value", "through a deeper one"],
 )
 def test_a_wrong_reference_changes_nothing(references: dict[str, str], tmp_path: Path) -> None:
     file = saved(tmp_path)
