@@ -258,12 +258,17 @@ def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mappi
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
         return Problem(f"{path}.{largest}" if largest else path, f"{_name(made)} {asked}", sizes.get(largest, ...), hint="make it smaller")
     text, where = summarise_error(error) if str(error).strip() else "", raised_at(error, anywhere=False)
-    if suspect := next((key for key, value in named.items() if is_below_one(value) and value != _default(made, key)), ""):
+    if suspect := next((key for key, value in named.items() if is_below_one(value) and _is_unusual(value, _default(made, key))), ""):
         message = f"is {named[suspect]}, which may be why {_name(made)} failed: {text or type(error).__name__}"
         return Problem(f"{path}.{suspect}", message, named[suspect], "a positive number", where)
     if re.search(r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be called|super-class __init__\(\) .*never called", text):
         where = f"begin its __init__ with super().__init__(); {where}"
     return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts", hint=where)
+
+
+def _is_unusual(value: Any, default: Any) -> bool:
+    """Whether a number that is no size differs from the argument's default; a share, such as that of dropout, may be 0."""
+    return value != default and not (value == 0 and isinstance(default, float))
 
 
 def _default(made: Callable[..., Any], name: str) -> Any:

@@ -56,7 +56,7 @@ def sample_name(dataset: Any, index: int) -> str:
     return f"sample {index} ({file})" if isinstance(file, str | os.PathLike) else f"sample {index}"
 
 
-def first_difference(one: Any, two: Any) -> str | None:
+def differing_entry(one: Any, two: Any) -> str | None:
     """The entry in which two samples, or batches, differ: `, image`, empty if there are no names, None if nothing differs."""
     if value_digest(one) == value_digest(two):
         return None

@@ -23,7 +23,7 @@ from torch.utils.data._utils import signal_handling
 
 from samewise.runner.config import schema
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import first_difference, sample_name, without_transforms
+from samewise.runner.data.dataset import differing_entry, sample_name, without_transforms
 from samewise.runner.data.generator_tracker import GeneratorTracker
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
@@ -95,7 +95,7 @@ class KeyedDataset(Dataset[Any]):
             else self._drawn(partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1])))
         )
         if self.must_repeat and self._drawn.unlike and not isinstance(batch, Failure):
-            named = first_difference(*self._drawn.unlike)
+            named = differing_entry(*self._drawn.unlike)
             return Failure((_does_not_repeat(self._name, f"{sample_name(self.dataset, key.indices[0])}{named}"),))
         if not self.says_places or isinstance(batch, Failure):
             return batch
@@ -132,7 +132,7 @@ class KeyedDataset(Dataset[Any]):
         """The first of the samples that differs when it is made twice from the same seeds, with the entry that differs; None if there is none."""
         for offset, index in enumerate(key.indices):
             alone = Key(key.epoch, key.start + offset, (index,))
-            if (named := first_difference(self._make(alone, tuple(streams.SEEDERS)), self._make(alone, tuple(streams.SEEDERS)))) is not None:
+            if (named := differing_entry(self._make(alone, tuple(streams.SEEDERS)), self._make(alone, tuple(streams.SEEDERS)))) is not None:
                 return f"{sample_name(self.dataset, index)}{named}"
         return None
 
