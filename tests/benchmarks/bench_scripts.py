@@ -44,10 +44,10 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from bench_peers import Turns, advance, built, in_turns, leave, share_memory, show
 from bench_step import samewise
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
+from turns import Turns, advance, built, in_turns, leave, share_memory, show
 
 from samewise.recipes.parts.si_sdr import si_sdr
 from samewise.runner.data.loading import KeyedDataset
@@ -252,7 +252,7 @@ def measure(work: Work, folder: Path) -> dict[str, tuple[float, list[float]]]:
         samples: Samples = []
         for name, own in OURS.items():
             models = {"narrow_wav2letter": narrow_wav2letter(64, 256)}
-            run = runs[name] = built([*work.overrides, *own], Path(place) / str(len(runs)), common=COMMON, models=models)
+            run = runs[name] = built([*COMMON, *work.overrides, *own], Path(place) / str(len(runs)), models=models)
             samples = samples or work.hold(run)
             run.splits["train"].keyed = KeyedDataset(samples, functools.partial(collate, run), seed=run.seed, stream="sample")
             stack.enter_context(session(run))

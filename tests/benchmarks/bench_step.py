@@ -25,11 +25,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
+from turns import built, leave
 
-from samewise.runner.config import compose, project
 from samewise.runner.data.loading import KeyedDataset
 from samewise.runner.training.batches import training_batches
-from samewise.runner.training.build import build
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
@@ -134,11 +133,7 @@ def measure(
 ) -> tuple[float, float, float]:
     """(milliseconds by hand, milliseconds by samewise or another `loop`, median ratio)."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "configs/model").mkdir(parents=True)
-        (Path(folder) / "configs/model/mlp.yaml").write_text(MLP)
-        own = project.find(configs=[Path(folder) / "configs"])
-        composed = compose.compose(["tracking=none", *COMMON, *overrides, f"run_root={folder}/runs"], project=own)
-        run = build(composed, composed.project, composed.folder)
+        run = built([*(() if "tracking=mlflow" in overrides else ("tracking=none",)), *COMMON, *overrides], Path(folder), models={"mlp": MLP})
         if map_style:
             run.splits["train"].keyed = KeyedDataset(Plain(run), run.recipe.collate, seed=run.seed, stream="sample")
         pairs: list[tuple[float, float]] = []
@@ -148,8 +143,7 @@ def measure(
                 pair = timed(loops[0], count), timed(loops[1], count)
                 if turn >= 2:
                     pairs.append(pair)
-            run.progress.evaluated = run.step
-            run.recorder.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
+            leave(run)
     by_hand, ours = (statistics.median(side) * 1000 for side in zip(*pairs, strict=True))
     return by_hand, ours, statistics.median(b / a for a, b in pairs)
 
