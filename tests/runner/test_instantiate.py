@@ -143,6 +143,14 @@ def test_a_constructor_that_fails_is_reported_at_its_path_with_the_cause() -> No
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_a_share_of_zero_is_not_blamed_for_a_failure() -> None:
+    layer = {"_target_": "torch.nn.TransformerEncoderLayer", "d_model": 10, "nhead": 3}
+    with pytest.raises(ConfigError, match=r"^model: TransformerEncoderLayer failed: "):
+        instantiate({**layer, "dropout": 0}, "model", allowed=())
+    with pytest.raises(ConfigError, match=r"^model\.dropout: is -1, which may be why "):
+        instantiate({**layer, "nhead": 5, "dropout": -1}, "model", allowed=())
+
+
 def test_too_large_an_allocation_is_reported_with_the_argument_that_asks_for_it() -> None:
     with pytest.raises(ConfigError) as caught:
         instantiate({"_target_": "torch.nn.Linear", "in_features": 10**15, "out_features": 2}, "model", allowed=())
