@@ -52,11 +52,7 @@ def _report_signals() -> None:
 @filter_output()
 @report_exits()
 def main(argv: Sequence[str]) -> int:
-    """Run one command.
-
-    Returns:
-        As `--help` says.
-    """
+    """Run one command; return the exit code, as `--help` lists them."""
     debug = "--debug" in argv
     try:
         run = _find_command(list(argv))

@@ -27,11 +27,7 @@ FOLDER = "run"
 
 
 def _load_pyfunc(path: str) -> ServedModel:  # pyright: ignore[reportUnusedFunction] (MLflow calls it by this name)
-    """Load a model from MLflow's folder.
-
-    Raises:
-        ConfigError: this user has not made it, and `SAMEWISE_TRUST_MODEL` is not 1; or a part of it cannot be made.
-    """
+    """Load a model from MLflow's folder; ConfigError if this user has not made it and `SAMEWISE_TRUST_MODEL` is not 1, or if a part of it cannot be made."""
     return ServedModel(api.load(Path(path) / FOLDER, trust=os.environ.get(TRUST) == "1"))
 
 

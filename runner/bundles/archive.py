@@ -44,11 +44,7 @@ Part = Path | bytes
 
 
 def write(file: Path, parts: Mapping[str, Part]) -> str:
-    """Write a bundle; return its identity.
-
-    Raises:
-        ConfigError: the file is there already, or cannot be written.
-    """
+    """Write a bundle; return its identity. ConfigError if the file is there already or cannot be written."""
     listed = {name: _facts(part) for name, part in sorted(parts.items())}
     manifest = _dump({"format": FORMAT, "parts": listed})
     identity = hashlib.sha256(manifest).hexdigest()
@@ -116,13 +112,12 @@ class Contents:
 def unpack(file: Path, into: Path | None = None, *, expect: str | None = None) -> Contents:
     """Compare each part with the manifest and, if a folder is given, write the part into it.
 
+    ConfigError if it is not a bundle, or if parts of it were altered, added, removed or renamed, each of which is named.
+
     Args:
         file: The bundle.
         into: An empty or new folder; it is removed if anything is wrong.
         expect: The identity that it must have.
-
-    Raises:
-        ConfigError: it is not a bundle; or parts of it were altered, added, removed or renamed, each of which is named.
     """
     handle = open_to_read(file)
     if handle is None:

@@ -33,14 +33,13 @@ _CHECKED_OUT = "check out the code that it was trained with (environment.json ha
 def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True) -> dict[str, Part]:
     """Collect the parts of a run's bundle, without passwords, tokens and files that look like secrets.
 
+    ConfigError if the run is not finished, has no trace or was altered, or if code or versions have changed since the training.
+
     Args:
         folder: A finished run's.
         project: Whose packages and config folders go along.
         with_weights: Take the best and the last checkpoint along, and not only their digests.
         hash_data: Read all files of the data for their SHA-256.
-
-    Raises:
-        ConfigError: the run is not finished, has no trace, or was altered; or code or versions have changed since the training.
     """
     summary = _require_sound(folder)
     recorded: dict[str, Any] = read_json(folder.environment, shapes.ENVIRONMENT) or {}

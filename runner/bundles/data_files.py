@@ -31,11 +31,7 @@ def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Fi
 
 
 def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
-    """Raise an error unless the data match the manifest; return how many files match, each counted once.
-
-    Raises:
-        ConfigError: files are missing, others, or more than there were; the first few are named.
-    """
+    """Return how many files match the manifest, each counted once; ConfigError, naming the first few, if any are missing, different or additional."""
     here, problems, agreeing = places(whole), list[Problem](), set[str]()
     for key, files in manifest.items():
         if key not in here:

@@ -47,11 +47,7 @@ def text(pins: Mapping[str, str], python: str) -> str:
 
 
 def read(text: str) -> list[str]:
-    """Read the pins from a requirements file; lines other than `name==version` are refused.
-
-    Raises:
-        ConfigError: a line is something else, such as an address or an option.
-    """
+    """Read the pins from a requirements file; ConfigError if a line is not `name==version` but, say, an address or an option."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     wrong = [line for line in lines if not _PIN.fullmatch(line)]
     if wrong:

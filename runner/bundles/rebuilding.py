@@ -20,14 +20,11 @@ _INDEX = "pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL a
 
 
 def make_environment(folder: Path, *, python: str) -> Path:
-    """Create a virtual environment with a bundle's package versions; return its interpreter.
+    """Make a virtual environment of a bundle's package versions; return its interpreter. ConfigError if that Python is absent or a package cannot be installed.
 
     Args:
         folder: The unpacked bundle, in which it is made.
         python: The version of Python that the run was trained with.
-
-    Raises:
-        ConfigError: that Python is not installed, or a package cannot be installed.
     """
     pins = locked.read(read_text(folder / LOCK) or "")
     place, checked = folder / "environment", folder / "environment.txt"
@@ -48,11 +45,7 @@ def train_in(interpreter: Path, folder: Path, arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Generator[None]:
-    """Put a bundle's code, except samewise's own, first on this process's import path.
-
-    Raises:
-        ConfigError: a package of that name was imported from elsewhere.
-    """
+    """Put a bundle's code, except samewise's own, first on this process's import path; ConfigError if a package of its name was imported from elsewhere."""
     code = (folder / CODE).absolute()
     names = {entry.name.removesuffix(".py") for entry in code.iterdir() if entry.is_dir() or entry.suffix == ".py"}
     if taken := sorted(names & set(sys.modules)):
@@ -83,11 +76,7 @@ def _variables() -> dict[str, str]:
 
 
 def run_in_environment(command: Sequence[str], name: str) -> None:
-    """Run a command of the other environment.
-
-    Raises:
-        ConfigError: it fails; with its reason, and `name` for the command.
-    """
+    """Run a command of the other environment; ConfigError, with its reason and `name` for the command, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, env=_variables(), check=False)
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line]

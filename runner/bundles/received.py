@@ -37,19 +37,15 @@ class Stored(NamedTuple):
 
 @contextmanager
 def open_received(name: str, *, run_root: Path, uri: str | None = None, trust: bool = False) -> Generator[RunFolder]:
-    """Open the run called `name`.
+    """Open the run called `name`; ConfigError if there is none, or the store does not answer.
+
+    The folder of a run from a bundle or a store is temporary, and a stranger's: `records.trust` decides what may be done with its config.
 
     Args:
         name: A folder, the start of a fingerprint, an MLflow run id, `runs:/ID`, the address of its page in the MLflow UI, or a bundle's file.
         run_root: Where to look for runs, and for the MLflow store if `uri` names none.
         uri: The store to take it from, even if its folder is there.
         trust: Whether the user trusts its source.
-
-    Yields:
-        Its folder. One from a bundle or a store is temporary, and a stranger's: `records.trust` decides what may be done with its config.
-
-    Raises:
-        ConfigError: there is none, or the store does not answer.
     """
     stored = _parse_address(name, uri)
     if stored is None and Path(name).is_file():
@@ -85,16 +81,13 @@ def _parse_address(name: str, uri: str | None) -> Stored | None:
 
 
 def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolder:
-    """Download a run from an MLflow store, laid out as a run's folder.
+    """Download a run from an MLflow store, laid out as a run's folder; ConfigError if the store does not answer, has no such run, or not enough of it.
 
     Args:
         run_id: The MLflow run's.
         uri: The store's, which the user has named: MLflow's tokens are sent there.
         into: The folder to make.
         trust: Allow artifacts that the store keeps in a third place.
-
-    Raises:
-        ConfigError: the store does not answer, has no such run, or not enough of it.
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")

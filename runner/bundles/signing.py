@@ -23,11 +23,7 @@ def signature_of(bundle: Path) -> Path:
 
 
 def require_signer(key: Path) -> None:
-    """Check, before any other work, that signing will be possible.
-
-    Raises:
-        ConfigError: the package is not installed, or the key does not exist.
-    """
+    """Check, before any other work, that signing will be possible; ConfigError if the package is not installed or the key does not exist."""
     missing = [name for name in ("model_signing", "OpenSSL") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(Problem("--sign" if key.suffix != ".pub" else "--key", "needs OpenSSF's model-signing", hint="pip install 'samewise[sign]'"))
@@ -36,15 +32,12 @@ def require_signer(key: Path) -> None:
 
 
 def sign(folder: Path, bundle: Path, key: Path) -> Path:
-    """Sign an unpacked bundle; return the signature's path.
+    """Sign an unpacked bundle; return the signature's path. ConfigError if the key cannot be used, or there is a signature already.
 
     Args:
         folder: Its parts.
         bundle: The file that they are from.
         key: A private key: PEM, on curve P-256, P-384 or P-521, without a passphrase.
-
-    Raises:
-        ConfigError: the key does not do, or there is a signature already.
     """
     file = signature_of(bundle)
     if file.exists():

@@ -25,11 +25,7 @@ _REDUCED = ("debug", "debug/sizes")
 
 
 def render(wanted: Composed, *, project: Project, head: list[str]) -> str:
-    """The text of an experiment file that composes to `wanted`, with `head` as comments.
-
-    Raises:
-        ConfigError: a choice of `wanted` no longer exists.
-    """
+    """The text of an experiment file that composes to `wanted`, with `head` as comments; ConfigError if a choice of `wanted` no longer exists."""
     builds_on = wanted.choices.get("experiment")
     changed, base = _base(wanted, builds_on, project)
     if any(other_choice.LEFT_OUT in caution.message for caution in base.cautions):  # files that build on it would repeat the warning

@@ -111,15 +111,12 @@ class Composed:
 
 
 def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> Composed:
-    """Compose one experiment.
+    """Compose one experiment; ConfigError with a problem for every override that is wrong, and for what is wrong in a file.
 
     Args:
         given: Overrides as Hydra writes them: `experiment=resnet18_digits`, `optimizer.lr=0.05`, `+optimizer.nesterov=true`.
         project: Where the user's own config folders lie.
         strict: Raise what is wrong; else return it as `problems`, with the config that the faultless overrides give.
-
-    Raises:
-        ConfigError: with a problem for every override that is wrong, and for what is wrong in a file.
     """
     given = project.with_experiment(given)
     loader = reader = config_loader(project)
@@ -157,8 +154,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
 def settle(cfg: DictConfig, given: Sequence[str]) -> tuple[list[Problem], list[Problem]]:
     """Replace shorthands by what they mean now: lists of monitored metrics, their modes, and the runs or names that weights come from.
 
-    Returns:
-        What is wrong with the metrics, and with what is taken.
+    Returns what is wrong with the metrics, and with what is taken.
     """
     return monitors.settle(cfg, given), [*_settle_sources(cfg, "initialise.weights"), *_settle_sources(cfg, "resume_from")]
 
@@ -183,11 +179,7 @@ def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
 
 
 def load(path: Path) -> Composed:
-    """Load a run's saved config, with its types.
-
-    Raises:
-        ConfigError: the file does not exist, or it is not a config.
-    """
+    """Load a run's saved config, with its types; ConfigError if the file does not exist or is not a config."""
     text = read_text(path)
     if text is None:
         raise ConfigError(Problem(str(path), "does not exist", expected="a run's config.yaml"))

@@ -33,8 +33,7 @@ def read(text: str) -> tuple[dict[str, str], str]:
 def read_references(text: str) -> dict[str, str] | None:
     """What each value that is a copy of others was written as (`{"dataset.train.root": "${dataset.root}"}`); None if the config does not say.
 
-    Raises:
-        ValueError: the line is not one that `write` writes.
+    ValueError if the line is not one that `write` writes.
     """
     line = next((line for line in text.split("\n", 3)[:3] if line.startswith(_REFERENCES)), None)
     if line is None:

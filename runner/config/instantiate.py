@@ -43,14 +43,13 @@ SPECIAL = ("_target_", "_partial_", "_args_")
 def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any) -> Any:
     """Build what a config describes: a mapping with `_target_` becomes an object; other values stay, and their parts are built.
 
+    ConfigError if a target is not allowed or does not exist, or its constructor fails; the constructor's own exception is the cause.
+
     Args:
         node: A config node or plain value. `_args_` are positional arguments; with `_partial_: true` the result is a `functools.partial`.
         path: The node's path, for messages.
         allowed: The user's own packages, which targets may name too: `project.packages`.
         extra: Further arguments of the outermost target; they win over the config's.
-
-    Raises:
-        ConfigError: a target is not allowed or does not exist, or its constructor fails; the constructor's own exception is the cause.
     """
     value = plain(node) if isinstance(node, DictConfig | ListConfig) else node
     if isinstance(value, Mapping):
@@ -103,11 +102,7 @@ def _refuse_empty_weights(named: Mapping[str, Any]) -> Generator[None]:
 
 
 def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
-    """Call a constructor (or a partial); its failure becomes a problem at `path`.
-
-    Raises:
-        ConfigError: it failed; errors of samewise itself keep their kind and get `path` before theirs.
-    """
+    """Call a constructor (or a partial); its failure becomes a ConfigError at `path`. Errors of samewise keep their kind and get `path` before theirs."""
     try:
         return made(*positional, **named)
     except SamewiseError as error:
@@ -126,15 +121,12 @@ def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any)
 
 
 def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]:
-    """The class or function that `target` names.
+    """The class or function that `target` names; ConfigError if it is not allowed, does not exist, or is not a component.
 
     Args:
         target: A dotted name: `torch.optim.SGD`.
         path: The path of the mapping that has it as `_target_`.
         allowed: The user's own packages, which it may name too.
-
-    Raises:
-        ConfigError: it is not allowed, does not exist, or is not a component.
     """
     where = f"{path}._target_" if path else "_target_"
     own, allowed = tuple(allowed), (*packages_at(path), *allowed)

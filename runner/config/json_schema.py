@@ -49,11 +49,7 @@ def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]
 
 
 def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
-    """Write the schemas into a folder; return the files, and the problems as `project_schemas` does.
-
-    Raises:
-        ConfigError: a file of one of their names is there, and is something else.
-    """
+    """Write the schemas into a folder; return the files, and the problems as `project_schemas` does. ConfigError if a file in their place is something else."""
     schemas, problems = project_schemas(project)
     files = {folder / f"{name}.json": schema for name, schema in schemas.items()}
     strange = [file for file in files if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]]

@@ -37,8 +37,7 @@ _hooks = list[Callable[..., None]]()
 def make_within_root(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
     """Create a data set that writes only below its `root`: links and archives in someone else's folder may lead to any file of the user's.
 
-    Raises:
-        ConfigError: it would write elsewhere, has an address to download from, or asks for thousands of processes.
+    ConfigError if it would write elsewhere, has an address to download from, or asks for thousands of processes.
     """
     try:
         given = inspect.signature(made).bind_partial(*positional, **named).arguments

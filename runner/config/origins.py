@@ -38,9 +38,8 @@ class FileValue:
 def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     """The file or override that sets each value: the last one, in Hydra's order of merging.
 
-    Returns:
-        Config path to `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `samewise's runner/config/schema.py:157`, or
-        `override seed=1`.
+    By config path: `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `samewise's runner/config/schema.py:157`, or
+    `override seed=1`.
     """
     loader = config_loader(project, faults_in_files(config_loader(project)))
     defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)

@@ -101,8 +101,7 @@ def weights_caution(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapp
 def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], project: Project) -> list[Problem]:
     """Remove from the config, in place, what the choices found by `changes` do not accept; values set by overrides stay.
 
-    Returns:
-        What was left out and what stays, one for each group and file.
+    Returns what was left out and what stays, one problem for each group and file.
     """
     if not changed:
         return []

@@ -94,8 +94,7 @@ FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, 
 def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictConfig | None, list[str], list[Problem]]:
     """Find every wrong override by trying them one at a time.
 
-    Returns:
-        The config composed with the valid overrides (None if a file is faulty even without any), those overrides, and the problems.
+    Returns the config composed with the valid overrides (None if a file is faulty even without any), those overrides, and the problems.
     """
     read_well, problems = read_overrides(given)
     of_groups = [override for override in read_well if override.key_or_group in groups and not isinstance(override.value(), dict)]

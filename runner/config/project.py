@@ -50,13 +50,12 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
         configs = "configs"
         experiment = "mine"  # what `samewise train` trains here by default
 
+    ConfigError if the file cannot be read, names what does not exist, or has keys that are not known.
+
     Args:
         start: Where to begin; the current folder if not given.
         packages: Further packages (the `--package` option).
         configs: Further config folders (the `--config-dir` option), before the project's.
-
-    Raises:
-        ConfigError: the file cannot be read, names what does not exist, or has keys that are not known.
     """
     here = (start or Path.cwd()).resolve()
     root, settings, problems = here, cast(Mapping[str, Any], {}), list[Problem]()

@@ -58,9 +58,7 @@ def _refers_only(text: str) -> bool:
 def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
     """Make values of a resolved config references again, as far as they still equal what they refer to.
 
-    Raises:
-        ConfigError: as `require_modest_references` does.
-        ValueError: they would change another value.
+    ValueError if they would change another value; ConfigError as in `require_modest_references`.
     """
     values = plain(cfg)
     kept = {path: text for path, text in references.items() if _refers_only(text) and at(values, path, _ABSENT) is not _ABSENT}
@@ -87,11 +85,7 @@ _ABSENT = object()
 
 
 def require_modest_references(cfg: DictConfig) -> None:
-    """Raise a ConfigError if the resolved config would be too large, without resolving it.
-
-    Raises:
-        ConfigError: the config has more than `VALUES` values, would be larger than `LARGEST`, or has a chain of more than `LINKS` references.
-    """
+    """Raise a ConfigError if the config, resolved, would have over `VALUES` values or be larger than `LARGEST`, or if it chains over `LINKS` references."""
     whole = OmegaConf.to_container(cfg, resolve=False)
     known = dict[tuple[str, ...], tuple[int, int, int]]()
     try:

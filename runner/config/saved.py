@@ -24,11 +24,7 @@ from samewise.runner.records.found import RUN, below, find
 
 
 def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust: bool, received: str = "") -> Composed:
-    """A run's saved config with overrides, for a command that instantiates its components.
-
-    Raises:
-        ConfigError: as `config_in` and `records.trust.require` do.
-    """
+    """A run's saved config with overrides, for a command that instantiates its components; ConfigError as in `config_in` and `records.trust.require`."""
     composed = config_in(folder.config, overrides)
     signatures.require(folder.config, trust=trust, uses=signatures.MAKES, received=received)
     return composed
@@ -37,8 +33,7 @@ def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust
 def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     """A saved config with overrides (`seed=1`, `loader.num_workers=2`); values that referred to an overridden one change with it.
 
-    Raises:
-        ConfigError: an override names no key of the config, or its value does not fit.
+    ConfigError if an override names no key of the config, or its value does not fit.
     """
     saved = compose.load(file)
     cfg: Any = saved.cfg

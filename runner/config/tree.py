@@ -72,11 +72,7 @@ def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, 
 
 
 def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Each value's path, unresolved content, and a function that resolves it.
-
-    Raises:
-        ConfigError: a key is a number or another value that is not text.
-    """
+    """Each value's path, unresolved content, and a function that resolves it; ConfigError if a key is a number or another value that is not text."""
     keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else list(cfg)
     for key in keys:
         node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)

@@ -246,8 +246,7 @@ def evaluation_keys(length: int, batch_size: int) -> Iterator[Key]:
 def _track_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Iterate, and keep track of the workers that this starts.
 
-    Raises:
-        RuntimeError: torch's, about a worker that died; also if the worker was sending a batch, of which torch itself says only that a connection was closed.
+    A worker that died is torch's RuntimeError, also if it was sending a batch, of which torch itself says only that a connection was closed.
     """
     if not _STARTED:
         Finalize(None, _end_workers, exitpriority=10)  # by atexit, and at the end of processes forked by multiprocessing, which do not run atexit

@@ -100,7 +100,8 @@ class Call:
 def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transform, *, module: str | None = None, whole: bool = True) -> Call:
     """How a recipe calls its model on a batch: to predict; otherwise to measure; otherwise the part of the model that it calls to measure.
 
-    The outputs are the model's own, without autocast.
+    The outputs are the model's own, without autocast. ConfigError if the recipe calls neither the model nor a part of it with a tensor, or if the named part
+    does not exist.
 
     Args:
         recipe: Predicts from the batch, or measures the model on it, up to the first call.
@@ -109,9 +110,6 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
         transform: Those.
         module: The name of a module within the model, to be taken instead of it.
         whole: Include the transforms, if the model's inputs are entries of the batch that they return.
-
-    Raises:
-        ConfigError: the recipe calls neither the model nor a part of it with a tensor; or the named part does not exist.
     """
     batch = transform(loaded)
     parts = dict(model.named_modules())
@@ -136,7 +134,7 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
 
 
 def call_in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: Transform, *, whole: bool = True) -> Call:
-    """A call of the model in one of its recipe's forms.
+    """A call of the model in one of its recipe's forms; ConfigError if what comes out has no numbers, so that nothing could be compared with it.
 
     Args:
         form: It, of the transformed batch.
@@ -145,9 +143,6 @@ def call_in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transfo
         loaded: The batch before its transforms.
         transform: Those.
         whole: Include the transforms, if the form's inputs are entries of the batch that they return.
-
-    Raises:
-        ConfigError: what comes out has no numbers, so that nothing could be compared with it.
     """
     inputs = {one: tensor.detach().clone(memory_format=torch.contiguous_format) for one, tensor in form.inputs.items()}
     with torch.no_grad():

@@ -30,11 +30,7 @@ class Difference:
 
 
 def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Difference | None:
-    """The largest difference from the expected results; None if the bits are the same.
-
-    Raises:
-        ValueError: they are not the same tensors by name, shape and dtype.
-    """
+    """The largest difference from the expected results, None if the bits are the same; ValueError unless the tensors agree in name, shape and dtype."""
     if list(expected) != list(found):
         raise ValueError(f"gives {', '.join(found) or 'nothing'}, not {', '.join(expected)}")
     apart = list[Difference]()

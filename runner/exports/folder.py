@@ -49,6 +49,9 @@ def write(
 ) -> list[Runtime]:
     """Write an export, and compare each format with the model before writing export.json, which completes it.
 
+    Returns how each format compares, in order. ConfigError if the folder has something in it, a package is missing, an exporter refuses the model, or its
+    results are further off than `tolerance`.
+
     Args:
         folder: An empty one, or one to be made.
         call: The model, with an example.
@@ -56,12 +59,6 @@ def write(
         tolerance: The largest relative error (`Difference.relative`) that is accepted.
         about: Facts about the run, written to export.json unchanged.
         accuracy: Measures the loss of a quantised file; raises a ConfigError if it is too large.
-
-    Returns:
-        How each format compares, in order.
-
-    Raises:
-        ConfigError: the folder has something in it; a package is missing; an exporter refuses the model; or its results are further off than `tolerance`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(Problem("--out", "already exists and is not overwritten", str(folder), "a folder that does not exist, or an empty one"))
@@ -121,15 +118,12 @@ def write(
 
 
 def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:
-    """Run an export's test vectors in every installed runtime.
+    """Run an export's test vectors in every installed runtime; ConfigError if it is not this user's or trusted, or a file is missing, damaged or unreadable.
 
     Args:
         folder: With an export.json.
         trusted: Run an export that this user has not made, and files in it that were altered since.
         examples: The folder of programs in other languages that run it, as docs/examples.
-
-    Raises:
-        ConfigError: it is not this user's and not trusted, or a file is missing, damaged or unreadable.
     """
     said = read_json(folder / DESCRIPTION, SHAPE)
     trust.require(folder / DESCRIPTION, trust=trusted, uses="runs the models in the folder")

@@ -122,11 +122,7 @@ def require(form: Format) -> None:
 
 
 def write(form: Format, call: Call, path: Path) -> list[Operator]:
-    """Write the model in a format; return the result of each operator of its program.
-
-    Raises:
-        ConfigError: a package is missing, or the exporter refuses the model, in the exporter's words.
-    """
+    """Write the model in a format; return each operator's result. ConfigError if a package is missing, or the exporter, in its own words, refuses the model."""
     require(form)
     try:
         with _quiet():
@@ -138,21 +134,13 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
 
 
 def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Run a file in its runtime.
-
-    Raises:
-        ValueError: it fails, in the runtime's words.
-    """
+    """Run a file in its runtime; ValueError, in the runtime's words, if it fails."""
     with _explain_errors(form):
         return form.load(path)(inputs)
 
 
 def operators(form: Format, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
-    """The results of single operators in a file's runtime.
-
-    Raises:
-        ValueError: it fails, in the runtime's words.
-    """
+    """The results of single operators in a file's runtime; ValueError, in the runtime's words, if it fails."""
     with _explain_errors(form):
         return form.operators(path, inputs, names)
 

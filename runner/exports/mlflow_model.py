@@ -25,11 +25,7 @@ _PACKAGES: Final = ("mlflow", "onnx", "onnxruntime")
 def log(client: MlflowClient, export: Path, name: str, *, step: int, run_id: str, register: str | None = None) -> dict[str, str]:
     """Log an export with its run.
 
-    Returns:
-        `model`, the logged model's id; with `register`, `registered` and `version`.
-
-    Raises:
-        Exception: whatever the client raises when the store cannot be reached.
+    Returns `model`, the logged model's id; with `register` also `registered` and `version`. Raises whatever the client raises when the store cannot be reached.
     """
     from samewise.runner.tracking import logged_model
 

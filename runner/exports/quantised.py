@@ -57,8 +57,7 @@ def _split_batch(call: Call, inputs: dict[str, Tensor]) -> list[dict[str, Tensor
 def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: float) -> Accuracy:
     """The metric that chooses the run's checkpoints, with the model and with a runtime in place of `call`, which may be a part of it.
 
-    Raises:
-        ConfigError: more is lost; or the recipe measures the model in another way than by this call.
+    ConfigError if more is lost, or if the recipe measures the model in another way than by this call.
     """
     name = run.evaluate.monitor.rpartition("/")[2]
     exact = measure_split(run, "valid", model).compute()[name]

@@ -109,8 +109,8 @@ def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> 
 def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> tuple[list[str], str, str]:
     """Which weights in the file differ from the model's, and two descriptions of it.
 
-    Returns:
-        Their names, though nothing may come of it for these inputs; why results are wrong; why nobody could look, where the format holds weights by name.
+    Returns their names, though nothing may come of it for these inputs; why results are wrong; and why nobody could look, where the format holds weights by
+    name.
     """
     try:
         others = form.altered_weights(path, weights)

@@ -80,11 +80,7 @@ def main(sweep: Path, number: int) -> int:
 
 
 def _require_unchanged(composed: Composed, sweep: SweepFolder, number: int) -> Composed:
-    """The config with the folder that the sweep expects for this run.
-
-    Raises:
-        ConfigError: the code, or a file that the config uses, has changed since the sweep was made.
-    """
+    """The config with the folder that the sweep expects for this run; ConfigError if the code, or a file in use, has changed since the sweep was made."""
     point = sweep.points()[number]
     composed = dataclasses.replace(composed, place=Path(point.folder))
     if composed.fingerprint != point.fingerprint:

@@ -43,19 +43,12 @@ class Server:
         self._headers = {"Content-Type": "application/json", **_headers()}
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False) -> Any:
-        """Send one request.
+        """Send one request and return the answer, read as JSON; Refused if its status is an error, NoAnswer if none came, or one that is not Ray's.
 
         Args:
             path: Below the address.
             body: To be sent as JSON.
             post: With POST, otherwise GET.
-
-        Returns:
-            The answer, read as JSON.
-
-        Raises:
-            Refused: with a status that is an error.
-            Away: no answer, or one that is not Ray's.
         """
         data = json.dumps(body or {}).encode() if post else None
         request = urllib.request.Request(f"{self.address}{path}", data=data, headers=self._headers, method="POST" if post else "GET")
@@ -73,11 +66,7 @@ class Server:
 
 
 def address_from(given: str | None) -> str:
-    """The given address, or the one in Ray's variables.
-
-    Raises:
-        ConfigError: the address is missing, or is not an HTTP address.
-    """
+    """The given address, or the one in Ray's variables; ConfigError if it is missing or is not an HTTP address."""
     named = next((name for name in ADDRESSES if os.environ.get(name)), None)
     path, address = ("launcher.address", given) if given else (named or "launcher.address", os.environ[named] if named else None)
     if not address:

@@ -24,11 +24,10 @@ CONFIGS = "project_configs"
 def snapshot(sweep: SweepFolder) -> Path:
     """Copy samewise's files, the project's packages and config folders, and other code that the points reach, to SWEEP/code/DIGEST; nothing installed.
 
+    Returns the folder with the copy, one for each state of the code.
+
     Args:
         sweep: The sweep's folder; its facts name the packages and the config folders, the first searched first.
-
-    Returns:
-        The folder with the copy, one for each state of the code.
     """
     packages, configs = sweep.facts.get("packages", ()), sweep.facts.get("configs", ())
     found = collect_sources(packages, [Path(folder) for folder in configs], sources.files_in(sweep.sources))

@@ -21,12 +21,11 @@ _WORTH = {"data": 0.1, "transfer": 0.1, "transforms": 0.15, "exchange": 0.15, "o
 def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What to change, the part with the largest share of a step first.
 
+    For each cause: its `part`, its `share` of the step, `why` in a sentence, and `change`, by override whether it gives the same bits.
+
     Args:
         run: What was measured.
         found: A rank's measurement: `measured_ms`, `parts_ms`, `ranges_ms`, `batch_ms`.
-
-    Returns:
-        For each cause its `part`, its `share` of the step, `why` in a sentence, and `change`, by override whether it gives the same bits.
     """
     parts, whole = found["parts_ms"], found["measured_ms"] or 1.0
     cores = len(os.sched_getaffinity(0))

@@ -53,7 +53,7 @@ class Size:
 def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Callable[[Size], None]) -> list[Size]:
     """Try doubled batch sizes until one does not fit or is no faster; with `largest`, until one does not fit, then between the last two.
 
-    The learning rate is 0: weights stay as they are, whatever the size.
+    The learning rate is 0: weights stay as they are, whatever the size. Returns all that were tried, by size.
 
     Args:
         run: Of one process.
@@ -61,9 +61,6 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
         largest: Go on until memory ends.
         memory: The most bytes that may be taken; None: on CUDA all, else 0.8 of what is free.
         tell: Is told each size as it has been tried.
-
-    Returns:
-        All that were tried, by size.
     """
     trial, unit = RepeatedRun(run), run.micro_batches
     most = run.plan.samples

@@ -21,11 +21,8 @@ _MARGIN = 3.0
 def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[float, float]]:
     """Train from the start while the learning rate rises exponentially from `low` to `high`, until the loss diverges.
 
-    Returns:
-        The learning rate of the optimizer's first group and the loss, for each step.
-
-    Raises:
-        ConfigError: the experiment has several optimizers, whose losses do not show it.
+    Returns the learning rate of the optimizer's first group and the loss, for each step. ConfigError if the experiment has several optimizers, whose losses do
+    not show it.
     """
     if len(run.phases) > 1:
         names = ", ".join(phase.spec.name for phase in run.phases)
@@ -49,14 +46,10 @@ def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[f
 
 
 def suggest(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Choose a learning rate from a range test.
+    """Choose a learning rate from a range test; TrainingError if the loss did not fall.
 
-    Returns:
-        `lr`, the suggestion; `reason`; `steepest`, the rate at which the smoothed loss falls fastest per factor of the rate; `lowest`, that of the lowest
-        smoothed loss, beyond which training is worse; `diverges`, where the smoothed loss was twice that or the loss not finite, or None.
-
-    Raises:
-        TrainingError: the loss did not fall.
+    Returns `lr`, the suggestion; `reason`; `steepest`, the rate at which the smoothed loss falls fastest per factor of the rate; `lowest`, that of the lowest
+    smoothed loss, beyond which training is worse; `diverges`, where the smoothed loss was twice that or the loss not finite, or None.
     """
     finite = [(rate, loss) for rate, loss in curve if math.isfinite(loss)]
     smoothed = smooth([loss for _, loss in finite])

@@ -61,8 +61,7 @@ def find(run: Run, *, steps: int, most: int | None, tell: Callable[[Loading], No
 def suggest(tried: list[Loading], *, cuda: bool) -> dict[str, Any]:
     """Choose from the settings measured.
 
-    Returns:
-        `num_workers`, `prefetch_factor`, `pin_memory`: the fewest workers, then the least made ahead, among the fastest; `reason`; `tried`.
+    Returns `num_workers`, `prefetch_factor`, `pin_memory`: the fewest workers, then the least made ahead, among the fastest; `reason`; `tried`.
     """
     fastest, alone = min(one.ms for one in tried), next(one for one in tried if not one.num_workers)
     chosen = min((one for one in tried if one.ms <= (1 + NEAR) * fastest), key=lambda one: (one.num_workers, one.prefetch_factor, one.ms))

@@ -50,8 +50,7 @@ class Scope:
 def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
     """The run of a config in a temporary folder, with journal and trace open as in training.
 
-    Raises:
-        ConfigError: a part cannot be made, the parts do not fit together, or there is too little memory.
+    ConfigError if a part cannot be made, the parts do not fit together, or there is too little memory.
     """
     run: Run | None = None
     with tempfile.TemporaryDirectory(prefix="samewise-measured-") as temporary, streams.preserve_generators():
@@ -86,11 +85,7 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
 def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
     """Measure a config's training, in this process and its other ranks, and write the profile.
 
-    Returns:
-        What was found; the same on all ranks.
-
-    Raises:
-        ConfigError: the experiment has too few steps, or cannot be trained.
+    Returns what was found, the same on all ranks. ConfigError if the experiment has too few steps, or cannot be trained.
     """
     out = Path(asked.out)
     with rehearse(composed) as run:

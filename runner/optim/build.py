@@ -31,10 +31,8 @@ def build_optimizers(
 ) -> dict[str, Optimizer]:
     """One optimizer per phase, in order, from the config's `optimizer` (one for all, or one per phase) and its `param_groups`.
 
-    The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a component, here always with `_partial_`.
-
-    Raises:
-        ConfigError: names, options or values are wrong, or the optimizer cannot train this model.
+    The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a component, here always with `_partial_`. ConfigError if
+    names, options or values are wrong, or the optimizer cannot train this model.
     """
     nodes = _nodes(plain(optimizer), phases)
     options: dict[str, Any] = plain(rules) or {}

@@ -20,22 +20,19 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
 
     A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `lr_factor`, `frozen_until: EPOCHS` (`unfreezing`) or `frozen: true`,
     which freezes the layers' running statistics too, unless it says `frozen_statistics: train`. One that freezes must take all that it matches, unless that is
-    every parameter: then it freezes the rest. Or it is `{layer_decay: NUMBER}`, which takes no parameters but multiplies each learning rate by the number
-    once for every block between it and the last one (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146). With `unfreeze_every: EPOCHS` beside it each block waits
-    so long for the one behind it (`unfreezing`). The blocks are the model's direct children that have parameters, and in the place of a module that `blocks`
-    names each of its children; what comes before and after these is a block too.
+    every parameter: then it freezes the rest. Or it is `{layer_decay: NUMBER}`, which takes no parameters but multiplies each learning rate by the number once
+    for every block between it and the last one (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146). With `unfreeze_every: EPOCHS` beside it each block waits so
+    long for the one behind it (`unfreezing`). The blocks are the model's direct children that have parameters, and in the place of a module that `blocks` names
+    each of its children; what comes before and after these is a block too.
+
+    Returns one dict a group, in the order of each group's first parameter: `name`, `params` as (name, parameter) pairs in the model's order, the rule's
+    options, and `lr_factor` if the learning rate is a multiple of the optimizer's. ConfigError if a rule is malformed or matches nothing, or nothing is left to
+    train.
 
     Args:
         model: Its parameters that a rule freezes get `requires_grad=False`; those that already are frozen belong to no group.
         rules: By name, in order; `runner.optim.matching` describes the patterns. A rule of null is left out.
         prefixes: Only parameters below these go into groups (a phase's share); rules are looked up in the whole model.
-
-    Returns:
-        One dict a group, in the order of each group's first parameter: `name`, `params` as (name, parameter) pairs in the model's order, the rule's
-        options, and `lr_factor` if the learning rate is a multiple of the optimizer's.
-
-    Raises:
-        ConfigError: a rule is malformed or matches nothing, or nothing is left to train.
     """
     every = named_parameters(model)
     share = {one.name for one in named_parameters(model, prefixes)}

@@ -41,6 +41,8 @@ SETTINGS: Final = ("rules", "weights", "sha256", "into", "strict", "exclude", "p
 def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = "", images: Images | None = None) -> None:
     """Initialise `model` in place: rules, then weights from a file, then parametrisations, then what is frozen.
 
+    ConfigError if a setting is wrong, a pattern matches nothing, or the file does not fit the model.
+
     Args:
         model: On the CPU. Random methods draw from the default generator, in the model's order of parameters.
         settings: The config's `initialise`; every key may be missing. `rules`: by name (or a list), in order, each
@@ -49,9 +51,6 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
             `parametrise`. `frozen`: patterns of parameters that are not trained; `frozen_statistics`: freeze (if missing) or train, see `frozen.freeze`.
         made_by: The model's `_target_`, whose published weights may be given by a short name.
         images: Training images for the methods that look at some; None: these leave weights as they are, since others are loaded afterwards.
-
-    Raises:
-        ConfigError: a setting is wrong, a pattern matches nothing, or the file does not fit the model.
     """
     given: dict[str, Any] = plain(settings) if isinstance(settings, DictConfig) else dict(settings)
     unknown = [Problem(f"initialise.{key}", "no such key", hint=nearest(key, SETTINGS)) for key in given if key not in SETTINGS]

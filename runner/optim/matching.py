@@ -66,11 +66,7 @@ def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Nam
 
 
 def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Named]:
-    """The parameters that match `pattern`, or any of several, in order; `path` is its place in the config.
-
-    Raises:
-        ConfigError: a pattern is malformed, or means no parameter at all.
-    """
+    """The parameters that match `pattern`, or any of several, in order; ConfigError, at `path`, if a pattern is malformed or means no parameter at all."""
     patterns = [pattern] if isinstance(pattern, str) else list(cast("Sequence[Any]", pattern)) if isinstance(pattern, Sequence) else []
     if not patterns or not all(isinstance(one, str) and one for one in patterns):
         raise ConfigError(Problem(path, "is not a pattern", pattern, "a kind, head, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them"))

@@ -36,14 +36,13 @@ class LowRank(nn.Module):
 def lora(module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float | None = None) -> nn.Module:
     """Freeze a weight, and train a low-rank change to it.
 
+    ValueError if the weight is not a matrix, or the rank is too large.
+
     Args:
         module: Changed in place.
         name: Of the weight.
         rank: Of the change.
         alpha: The change is multiplied by `alpha / rank`; None: by 1.
-
-    Raises:
-        ValueError: the weight is not a matrix, or the rank is too large.
     """
     weight = cast("Tensor", getattr(module, name))
     least = min(weight.shape[0], math.prod(weight.shape[1:])) if weight.dim() > 1 else 0
@@ -68,12 +67,11 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
 def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
     """Parametrise the matching weights (T. Salimans, D. Kingma: weight norm, arXiv 1602.07868; T. Miyato et al.: spectral norm, arXiv 1802.05957).
 
+    ConfigError if a rule is malformed or matches nothing, or a weight cannot be parametrised so.
+
     Args:
         model: Changed in place; the parameters' names change with it (`fc.weight` to `fc.parametrizations.weight.original0`).
         rules: By name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that match are left alone.
-
-    Raises:
-        ConfigError: a rule is malformed, matches nothing, or a weight cannot be parametrised so.
     """
     for name, rule in rules.items():
         path = f"initialise.parametrisations.{name}"

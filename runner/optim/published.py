@@ -22,13 +22,12 @@ AUDIO: Final = "https://download.pytorch.org/torchaudio/"
 def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -> dict[str, Tensor]:
     """Load the weights of that name, in the layout of the library's own model.
 
+    ConfigError if the weights do not exist, cannot be downloaded, or differ from the file in the cache.
+
     Args:
         name: `torchvision:IMAGENET1K_V2`, of the model that the config makes; `torchvision:ResNet50_Weights.IMAGENET1K_V2`, of any; `torchaudio:BUNDLE`.
         made_by: The model's `_target_`.
         sha256: What the file's must be, or begin with. torchvision publishes its own.
-
-    Raises:
-        ConfigError: the weights do not exist, cannot be downloaded, or differ from the file in the cache.
     """
     file, url, checksum, make = _load_torchvision(name, made_by) if name.startswith("torchvision:") else _load_torchaudio(name, sha256)
     fetch(url, file, checksum or sha256 or "")
@@ -39,11 +38,7 @@ def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -
 
 
 def fetch(url: str, file: Path, checksum: str) -> None:
-    """Download a file unless it exists. It appears complete or not at all, even if several processes fetch it.
-
-    Raises:
-        ConfigError: it cannot be downloaded, or does not match its checksum.
-    """
+    """Download a file unless it exists; ConfigError if that fails or the checksum does not match. It appears whole or not at all, whoever else fetches it."""
     if file.is_file():
         return
     try:

@@ -34,8 +34,7 @@ class Waiting:
 def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int) -> list[Waiting]:
     """The parameters that rules with `frozen_until: EPOCHS` or `unfreeze_every: EPOCHS` keep frozen, the next to be trained first.
 
-    Raises:
-        ConfigError: a rule is malformed, or nothing is trained at the beginning.
+    ConfigError if a rule is malformed, or nothing is trained at the beginning.
     """
     waits = [(epochs, one) for one, epochs in epochs_frozen(model, rules) if one.parameter.requires_grad]
     if waits and len(waits) == sum(one.requires_grad for one in model.parameters()):

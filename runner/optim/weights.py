@@ -37,7 +37,7 @@ def load_weights(
     parametrise: Callable[[], object] = lambda: None,
     made_by: str = "",
 ) -> None:
-    """Load a state_dict.
+    """Load a state_dict; ConfigError if the file does not exist, is not a state_dict, or does not fit.
 
     Args:
         model: Changed in place.
@@ -49,9 +49,6 @@ def load_weights(
         exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`).
         parametrise: Parametrises the model's weights; called before loading if the file's are parametrised, otherwise after.
         made_by: The `_target_` of the model.
-
-    Raises:
-        ConfigError: the file does not exist, it is not a state_dict, or it does not fit.
     """
     if file is None:
         parametrise()

@@ -15,18 +15,16 @@ Images = Callable[[int], Tensor]
 def whitening_(tensor: Tensor, images: Images | None, *, samples: int = 5000, eps: float = 5e-4) -> Tensor:
     """Fill a convolution's weight with the eigenvectors of its patches' covariance, each divided by the root of its eigenvalue, then with their negatives.
 
-    After D. Page (https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam (https://github.com/tysam-code/hlb-CIFAR10); K. Jordan 2024
-    (arXiv 2404.00498), section 3.2. As there the covariance is taken around zero, which is the mean of normalised images. Computed in float64; the largest
-    eigenvalue comes first, and of an eigenvector, whose sign is free, the largest element is positive.
+    After D. Page (https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam (https://github.com/tysam-code/hlb-CIFAR10); K. Jordan 2024 (arXiv
+    2404.00498), section 3.2. As there the covariance is taken around zero, which is the mean of normalised images. Computed in float64; the largest eigenvalue
+    comes first, and of an eigenvector, whose sign is free, the largest element is positive. ValueError if the weight has another shape, the images have other
+    channels, or a number is out of its range.
 
     Args:
         tensor: float[2 n, C, h, w] with n = C h w, or float[n, C, h, w]: then without the negatives. Changed in place.
         images: Where images come from; None: the weight stays as it is.
         samples: How many images are looked at; no more than there are.
         eps: Added to each eigenvalue, so that directions in which patches hardly differ are not blown up.
-
-    Raises:
-        ValueError: the weight has another shape, the images have other channels, or a number is out of its range.
     """
     size = tensor[0].numel()
     if tensor.ndim != 4 or len(tensor) not in (size, 2 * size):

@@ -16,16 +16,13 @@ from samewise.runner.processes.this_process import is_rank
 
 
 def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None = None) -> Peers:
-    """Wait for the other ranks, and create the process group.
+    """Wait for the other ranks, and create the process group; ConfigError if some, which it names, do not come, or the backend is not there.
 
     Args:
         backend: For tensors on the run's device: gloo, nccl or mpi. Tensors on the CPU are sent by gloo, except with mpi.
         join_timeout_s: Seconds to wait for all ranks to arrive.
         timeout_s: Seconds that a collective may take.
         init_method: As in `meeting_point`.
-
-    Raises:
-        ConfigError: some do not come, named; or the backend is not there.
     """
     if not is_rank():
         return Alone()

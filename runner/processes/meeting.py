@@ -27,12 +27,11 @@ _met: dict[str, Any] = {}
 def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
     """The store at which the ranks of this process's job meet. The environment defines the ranks (RANK, WORLD_SIZE).
 
+    ConfigError if the meeting point cannot be reached, its port is taken, or it is not valid.
+
     Args:
         timeout_s: Seconds to wait for it.
         init_method: Where: `tcp://host:port` at rank 0, `file:///path` that all see and that is not there yet; null or `env://`: MASTER_ADDR and MASTER_PORT.
-
-    Raises:
-        ConfigError: the meeting point cannot be reached, its port is taken, or it is not valid.
     """
     if "store" in _met:
         return _met["store"]
@@ -104,11 +103,7 @@ def listen_locally() -> None:
 
 
 def store_on_this_machine(port: int, timeout_s: float) -> Any:
-    """A store that accepts connections from this machine only; torch's own accepts any. Port 0 means any free port.
-
-    Raises:
-        OSError: another program uses the port.
-    """
+    """A store that accepts connections from this machine only; torch's own accepts any. Port 0 means any free port; OSError if another program uses it."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((LOOPBACK, port))
@@ -166,11 +161,7 @@ def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
 
 
 def wait_for(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False) -> list[str]:
-    """Wait up to so many seconds for all keys, or with `until_failed` for a failed rank's message. Returns the missing keys.
-
-    Raises:
-        PeerFailed: a rank has failed.
-    """
+    """Wait up to so many seconds for all keys, or with `until_failed` for a failed rank's message; return the missing keys. PeerFailed if a rank has failed."""
     end, wanted = time.monotonic() + timeout_s, [FAILED] if until_failed else keys
     try:
         while not store.check(wanted):

@@ -34,8 +34,7 @@ CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 def prepare(settings: Any) -> None:
     """Set the environment variables that torch, MKL, oneDNN and cuBLAS read on start.
 
-    Raises:
-        ConfigError: torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
+    ConfigError if torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
     """
     late = [name for name, value in settings.variables.items() if os.environ.get(name) != str(value) and _is_read(name)]
     if late:

@@ -44,8 +44,7 @@ class CheckpointFolder:
 def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
     """The checkpoints in a folder, by step. Only `load` checks whether they are intact. Other files and folders are ignored.
 
-    Raises:
-        CheckpointError: the folder cannot be read now: that is not the same as having none.
+    CheckpointError if the folder cannot be read now: that is not the same as having none.
     """
     try:
         names = os.listdir(folder)
@@ -61,8 +60,7 @@ def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
 def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
     """The checkpoint in a folder for `best`, `last`, a step, or a metric of `evaluate.also`; for `best` the last one if none is marked.
 
-    Raises:
-        CheckpointError: there are no checkpoints, or the named one does not exist.
+    CheckpointError if there are no checkpoints, or the named one does not exist.
     """
     kept = list_checkpoints(folder)
     if not kept:
@@ -106,8 +104,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 def files_of(path: Path) -> list[Path]:
     """The files that were written into a checkpoint's folder, without others that are beside them.
 
-    Raises:
-        DamagedFile: one is a link, which may lead to any file of the user's, or not a regular file.
+    DamagedFile if one is a link, which may lead to any file of the user's, or is not a regular file.
     """
     folder = path / shards.FOLDER
     listed = [path / "manifest.json", path / "state.pt", *(sorted(folder.iterdir()) if folder.is_dir() else ())]
@@ -131,9 +128,8 @@ def _require_format(path: Path, written: Mapping[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint's folder, on the CPU, without the tensors in shards, which `load_sharded` adds.
 
-    Raises:
-        DamagedCheckpoint: it is incomplete, cut short or altered.
-        CheckpointError: it cannot be read now: the disk fails, there is too little memory, its format is another.
+    DamagedCheckpoint if it is incomplete, cut short or altered; CheckpointError if it cannot be read now: the disk fails, there is too little memory, its
+    format is another.
     """
     try:
         return _read(path)
@@ -199,9 +195,7 @@ def _require_whole_tensors(found: Any) -> None:
 def load_tensors(path: Path) -> Any:
     """Load a torch.save file of tensors and plain values. Anything else is refused, and nothing that the file names is created or called.
 
-    Raises:
-        pickle.UnpicklingError: there is something else in it.
-        Exception: it is not such a file.
+    pickle.UnpicklingError if there is something else in it, or some other exception if it is not such a file.
     """
     _require_as_large_as_it_is(path)
     try:
@@ -219,12 +213,7 @@ def load_tensors(path: Path) -> Any:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint's folder, on the CPU.
-
-    Raises:
-        DamagedCheckpoint: it is incomplete, cut short or altered.
-        CheckpointError: it cannot be read now.
-    """
+    """The state in a checkpoint's folder, on the CPU. DamagedCheckpoint if it is incomplete, cut short or altered; CheckpointError if it cannot be read now."""
     return load_sharded(read(path), path)
 
 
@@ -241,10 +230,8 @@ def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], 
 def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[CheckpointFolder | None, dict[str, Any], list[Problem]]:
     """(checkpoint, its state, problems of newer ones); (None, {}, []) if there are no checkpoints.
 
-    Only damage is a reason to take an older one: what cannot be read now may be read later.
-
-    Raises:
-        CheckpointError: none is sound, or one that is newer than the newest sound one cannot be read and is not damaged.
+    Only damage is a reason to take an older one: what cannot be read now may be read later. CheckpointError if none is sound, or if one that is newer than the
+    newest sound one cannot be read and is not damaged.
     """
     problems, refused, older = list[Problem](), False, ""
     for one in reversed(list_checkpoints(folder)):

@@ -59,9 +59,7 @@ class Checkpoints:
         """Write a checkpoint with the metrics of an evaluation at its step; in the background, a copy is made first so that training may continue.
 
         The state is named tensors and plain values; with `shards`, the SHA-256 of each file in `shards_folder`, it lacks the tensors that are there.
-
-        Raises:
-            TrainingError: this one, or the one before it, could not be written.
+        TrainingError if this one, or the one before it, could not be written.
         """
         self.wait()
         if not self._settings.background:

@@ -25,8 +25,7 @@ LARGEST = 64 << 20
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Write a file so that a reader, even after a crash, sees either the old content or the new.
 
-    Raises:
-        TrainingError: the disk is full or the file cannot be written; the old content is still there.
+    TrainingError if the disk is full or the file cannot be written; the old content is still there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     raw = data.encode() if isinstance(data, str) else data
@@ -68,16 +67,13 @@ def try_writing(folder: Path) -> str:
 
 
 def require_writable(option: str, place: Path, *, file: bool = False, hint: str = "") -> None:
-    """Refuse a place that cannot be written, before doing the work whose result goes there.
+    """Raise a ConfigError if a place cannot be written, before doing the work whose result goes there.
 
     Args:
         option: What names the place: `--output`.
         place: A folder, which may have yet to be made; with `file` a file, whose folder is there.
         file: Whether it is one.
         hint: What to do.
-
-    Raises:
-        ConfigError: nothing can be written there.
     """
     folder = place.absolute().parent if file else place
     if file and not folder.is_dir():
@@ -106,12 +102,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def open_to_read(path: Path) -> BufferedReader | None:
-    """Open a file of a run or sweep; None if there is none. Pipes and devices are refused, not waited for.
-
-    Raises:
-        DamagedFile: a pipe or a device is in its place.
-        ConfigError: it cannot be read now.
-    """
+    """Open a file of a run or sweep; None if there is none. DamagedFile if it is a pipe or a device, not waited for; ConfigError if it cannot be read now."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -138,9 +129,7 @@ def sha256(path: Path) -> str:
 def read_text(path: Path) -> str | None:
     """The text of a file; None if there is none.
 
-    Raises:
-        DamagedFile: it is larger than any that is written here, not UTF-8, or a pipe.
-        ConfigError: it cannot be read now.
+    DamagedFile if it is larger than any that is written here, not UTF-8, or a pipe; ConfigError if it cannot be read now.
     """
     handle = open_to_read(path)
     if handle is None:
@@ -161,9 +150,7 @@ def read_text(path: Path) -> str | None:
 def read_json(path: Path, shape: Any = object) -> Any:
     """The value in a file, checked against a shape of `shapes`; None if there is no file. An empty file is damaged, not missing.
 
-    Raises:
-        DamagedFile: it is not JSON, or of another shape.
-        ConfigError: it cannot be read now.
+    DamagedFile if it is not JSON, or of another shape; ConfigError if it cannot be read now.
     """
     text = read_text(path)
     if text is None:
@@ -192,9 +179,7 @@ _TOLD = set[Path]()
 def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
     """The lines of a file from `offset` with their numbers (from 1) and ends; the last may lack its end. None if there is no file.
 
-    Raises:
-        DamagedFile: it is a pipe, or a line is longer than any that is written here.
-        ConfigError: it cannot be read now.
+    DamagedFile if it is a pipe, or a line is longer than any that is written here; ConfigError if it cannot be read now.
     """
     handle = open_to_read(path)
     if handle is None:

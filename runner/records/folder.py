@@ -76,11 +76,9 @@ class RunFolder:
     """A lock: held by the process that sends the run's metrics to MLflow."""
 
     def create(self) -> None:
-        """Make the folder.
+        """Make the folder; ConfigError if it cannot be written.
 
-        Raises:
-            ConfigError: it cannot be written.
-            DamagedFile: a file to be written is a link; or `checkpoints` is one, in a folder that this user has neither made nor trusts.
+        DamagedFile if a file to be written is a link; or `checkpoints` is one, in a folder that this user has neither made nor trusts.
         """
         if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
             words = "is a link, which may lead to any folder of yours, and the run's folder is not signed by you"
@@ -98,14 +96,10 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Generator[Callable[[], None]]:
-        """Lock the folder for writing; the lock ends with the process, however that ends.
+        """Lock the folder for writing; the lock ends with the process, however that ends. ConfigError if another process holds it.
 
-        Yields:
-            To be called before anything that counts is written, once the config is: it raises a TrainingError where this folder or what was in it is gone,
-            though there may be another of its name.
-
-        Raises:
-            ConfigError: another process holds it.
+        Yields a function to be called before anything that counts is written, once the config is: it raises a TrainingError where this folder or what was in it
+        is gone, though there may be another of its name.
         """
         try:
             with locks.hold(self.lock) as is_gone:

@@ -18,8 +18,7 @@ RESTORE: Final = "if it is one, restore config.yaml from a copy: nothing else re
 def find(name: str, *, run_root: Path) -> RunFolder:
     """Find the run called `name`: its folder, its experiment's or folder's name, the start of its fingerprint, or its MLflow run id.
 
-    Raises:
-        ConfigError: none matches, or several do.
+    ConfigError if none matches, or several do.
     """
     if not name.strip():
         raise ConfigError(Problem("RUN", "is empty", name, RUN))
@@ -84,11 +83,7 @@ def below(run_root: Path) -> Iterator[RunFolder]:
 
 
 def checkpoint_of(name: str, *, run_root: Path) -> Path:
-    """The folder of the best checkpoint of the run `RUN`, or its last if none is marked best; for `RUN/last` its last.
-
-    Raises:
-        ConfigError: the run does not exist, or has no checkpoint.
-    """
+    """The folder of the best checkpoint of `RUN`, its last if none is marked best, or for `RUN/last` its last; ConfigError if run or checkpoint is missing."""
     folder = find(name.removesuffix("/last"), run_root=run_root).checkpoints
     for link in ("latest",) if name.endswith("/last") else ("best", "latest"):
         if (folder / link).is_dir():

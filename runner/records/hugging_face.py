@@ -34,11 +34,7 @@ def settle_commit(weights: str) -> str:
 
 
 def snapshot(weights: str) -> Path:
-    """The checkpoint's folder in the cache.
-
-    Raises:
-        ConfigError: it is not there, or `weights` is not such a name.
-    """
+    """The checkpoint's folder in the cache; ConfigError if it is not there, or `weights` is not such a name."""
     given = _NAMED.fullmatch(weights)
     if given is None:
         raise ConfigError(Problem(PATH, "is not the name of a Hugging Face model", weights, "hf:OWNER/NAME, or hf:OWNER/NAME@REVISION"))
@@ -69,8 +65,7 @@ def cache() -> Path:
 def files_at(path: Path) -> list[Path]:
     """The weight files at a path: the file itself; in a folder, a samewise checkpoint or safetensors, one file or those of an index, in order.
 
-    Raises:
-        ConfigError: a folder has none, or one is missing.
+    ConfigError if a folder has none, or one is missing.
     """
     if not path.is_dir():
         return [path]
@@ -96,8 +91,7 @@ def _safetensors(folder: Path) -> list[Path]:
 def digest_of(files: Sequence[Path]) -> str:
     """The SHA-256 of a file; of several, that of the lines `SHA256  NAME` as sha256sum prints them.
 
-    Raises:
-        ConfigError: a file in the cache is not the one that its name says.
+    ConfigError if a file in the cache is not the one that its name says.
     """
     digests = [sha256(file) for file in files]
     for file, digest in zip(files, digests, strict=True):

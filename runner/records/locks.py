@@ -22,19 +22,14 @@ class LockHeld(Exception):
 
 @contextlib.contextmanager
 def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Callable[[], bool]]:
-    """Hold a lock.
+    """Hold a lock; yield a function that returns whether the file is gone, even if there is another with its name.
+
+    LockHeld if another process holds it and `wait` is false; DamagedFile if a folder, a pipe or a link is in its place.
 
     Args:
         path: The file, created if missing.
         wait: For another process that holds it.
         sign: Write into the file who holds it.
-
-    Yields:
-        A function that returns whether the file is gone, even if there is another with its name.
-
-    Raises:
-        Held: another process holds it, and `wait` is false.
-        DamagedFile: a folder, a pipe or a link is in its place.
     """
     from filelock import FileLock, Timeout
 

@@ -19,8 +19,7 @@ SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
 class PredictionFile:
     """A .json or .csv file, written at the end, completely or not at all. Keeps plain values only, to save memory.
 
-    Raises:
-        ConfigError: the form does not go with the ending, or the file cannot be written there.
+    ConfigError if the form does not go with the ending, or the file cannot be written there.
     """
 
     def __init__(self, path: Path, form: Form | None) -> None:
@@ -34,11 +33,7 @@ class PredictionFile:
         self._images = dict[int | str, Path]()
 
     def add(self, file: Path, prediction: Prediction, made: Sequence[Path]) -> None:
-        """Add a file's prediction.
-
-        Raises:
-            ConfigError: the prediction has no such form, or another image has the same number.
-        """
+        """Add a file's prediction; ConfigError if it has no such form, or another image has the same number."""
         if self.form == "coco":
             number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else file.stem
             if self._images.setdefault(number, file) != file:

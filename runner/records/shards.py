@@ -122,11 +122,7 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
 
 
 def _read_index(folder: Path, listed: Collection[str]) -> Any:
-    """The index, if it describes only tensors in the listed files.
-
-    Raises:
-        pickle.UnpicklingError: it names something else.
-    """
+    """The index, if it describes only tensors in the listed files; pickle.UnpicklingError if it names something else."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 

@@ -135,11 +135,7 @@ class SweepFolder:
                 self.path.parent.parent.rmdir()
 
     def points(self) -> list[Point]:
-        """All points so far; a line cut off by a crash is ignored.
-
-        Raises:
-            ConfigError: a line is lost: its point's number would be given to another.
-        """
+        """All points so far; a line cut off by a crash is ignored. ConfigError if a line is lost: its point's number would be given to another."""
         found = list[Point]()
         file, torn = self.path / "points.jsonl", 0
         for number, line in read_lines(file):

@@ -32,12 +32,7 @@ class Syntax:
 
 
 def read(file: str) -> Syntax:
-    """Read a file's syntax.
-
-    Raises:
-        OSError: it cannot be read.
-        SyntaxError, ValueError: it is not Python.
-    """
+    """Read a file's syntax; OSError if it cannot be read, SyntaxError or ValueError if it is not Python."""
     return _read(file, *_state(file))
 
 

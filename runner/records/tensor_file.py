@@ -29,12 +29,7 @@ _CALLED: Final = {kind: name for name, kind in KINDS.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, on the CPU.
-
-    Raises:
-        ValueError: it is not such a file, or it is cut short.
-        OSError: it cannot be read.
-    """
+    """The tensors in a file, on the CPU; ValueError if it is not such a file or is cut short, OSError if it cannot be read."""
     if path.exists() and not path.is_file():
         raise ValueError("it is not a regular file")
     try:
@@ -62,8 +57,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Write tensors in row-major order; the same tensors give the same bytes. `about` becomes the header's `__metadata__`.
 
-    Raises:
-        ValueError: the format does not support a dtype.
+    ValueError if the format does not support a dtype.
     """
     header, parts, at = dict[str, Any]({"__metadata__": dict(about)} if about else {}), list[bytes](), 0
     for name in sorted(tensors):

@@ -218,8 +218,7 @@ def shorten(numbers: Sequence[int]) -> str:
 def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """A trace's head, and its lines by step. A missing file is an empty trace; an incomplete last line is left out.
 
-    Raises:
-        DamagedFile: a line is not what was written, so a comparison with it would be meaningless.
+    DamagedFile if a line is not what was written, so that a comparison with it would be meaningless.
     """
     head, lines, before = dict[str, Any](), dict[int, dict[str, Any]](), None
     for number, text in read_lines(path):
@@ -239,11 +238,7 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
 
 
 def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """A run's trace, which must be as long as its summary says, if there is one.
-
-    Raises:
-        DamagedFile: it is shorter, empty, or `read_trace` finds it damaged.
-    """
+    """A run's trace; DamagedFile if `read_trace` finds it damaged, or if it is empty or shorter than the summary, if there is one, says."""
     head, lines = read_trace(folder.trace)
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     steps = int(summary.get("steps", 0))

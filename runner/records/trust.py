@@ -29,8 +29,7 @@ _KEY_DIGITS = 64
 def sign(file: Path, text: str | None = None) -> bool:
     """Record that this user has made, or trusts, a run's config.yaml or a sweep's sweep.json, whose text is about to be written.
 
-    Returns:
-        Whether it could be: without a home that can be written, nothing is signed.
+    Returns whether it could be: without a home that can be written, nothing is signed.
     """
     key, text = _key(), read_text(file) if text is None else text
     if key is None or text is None:
@@ -62,16 +61,13 @@ def is_trusted(file: Path, *, trust: bool) -> bool:
 
 
 def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
-    """Refuse a folder that this user has neither made nor trusts.
+    """Raise a ConfigError for a folder that this user has neither made nor trusts: it has no signature of this user's.
 
     Args:
         file: Its config.yaml or sweep.json.
         trust: As in `is_trusted`.
         uses: What the command is about to do with the file's content.
         received: What the user named, if the folder was unpacked from it for this command alone.
-
-    Raises:
-        ConfigError: it has no signature of this user's.
     """
     if not is_trusted(file, trust=trust):
         hint = f"this command {uses}. If you trust whoever made {'it' if received else 'the folder'}, add --trust{'' if received else '; it is remembered'}"

@@ -92,20 +92,12 @@ class Strategy(abc.ABC):
         """Where this process computes."""
 
     def processes(self, device: str, replicas: int) -> int:
-        """How many processes `samewise train` is to start on this machine.
-
-        Raises:
-            ConfigError: they cannot carry so many replicas, or there are not devices enough.
-        """
+        """How many processes `samewise train` is to start on this machine; ConfigError if they cannot carry the replicas, or there are not devices enough."""
         return 1
 
     @abc.abstractmethod
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        """Take up the work: `device` is auto, cpu or cuda.
-
-        Raises:
-            ConfigError: the device does not exist, or the replicas cannot be carried.
-        """
+        """Take up the work on `device`: auto, cpu or cuda. ConfigError if the device does not exist, or the replicas cannot be carried."""
 
     @abc.abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -123,8 +115,7 @@ class Strategy(abc.ABC):
     def coming(self, plan: Plan, step: int) -> None:
         """The step that comes, counted from 0, so that one whose processes wait for each other knows which have samples. Nobody waits here.
 
-        Raises:
-            ConfigError: the plan has steps that cannot be carried.
+        ConfigError if the plan has steps that cannot be carried.
         """
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
@@ -186,11 +177,7 @@ def _pair(left: Tally, right: Tally) -> Tally:
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu` or `cuda`.
-
-    Raises:
-        ConfigError: `cuda` was requested, but there is no CUDA device.
-    """
+    """The torch device for `auto`, `cpu` or `cuda`; ConfigError if `cuda` was requested, but there is no CUDA device."""
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
         raise ConfigError(Problem("device", "torch finds no CUDA device", name, "cpu, or auto", "run `samewise doctor` to see what this machine has"))

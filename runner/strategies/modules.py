@@ -14,11 +14,7 @@ LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 def match_modules(model: nn.Module, patterns: Sequence[str] | str, path: str) -> list[tuple[str, nn.Module]]:
-    """The modules that match one of the patterns, in the model's order; never the model itself.
-
-    Raises:
-        ConfigError: a pattern means none, or one that is never called.
-    """
+    """The modules that match one of the patterns, in the model's order, never the model itself; ConfigError if a pattern means none, or one never called."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     every = [(name, module) for name, module in model.named_modules() if name]
     for pattern in patterns:

@@ -76,8 +76,7 @@ class RankStrategy(Strategy, abc.ABC):
     def count_processes(self, device: str, *, otherwise: int) -> int:
         """How many processes `samewise train` starts on this machine; with `nproc=null`, `otherwise`.
 
-        Raises:
-            ConfigError: there are not devices enough, or others were started than the config says.
+        ConfigError if there are not devices enough, or others were started than the config says.
         """
         wanted = self.nproc or otherwise
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
@@ -91,11 +90,7 @@ class RankStrategy(Strategy, abc.ABC):
         return wanted
 
     def _meet(self, device: str, accumulate: int) -> None:
-        """Connect to the other processes, and choose this one's device.
-
-        Raises:
-            ConfigError: they do not come, or there are not devices enough.
-        """
+        """Connect to the other processes, and choose this one's device; ConfigError if they do not come, or there are not devices enough."""
         if device != "cpu" and is_rank() and torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         wanted = choose_device(device)

@@ -21,13 +21,10 @@ Buffers = list[tuple[nn.Module, str, Tensor]]
 
 
 def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> None:
-    """Make the modules that match the patterns recompute their activations. Parameter names do not change.
+    """Make the modules that match the patterns recompute their activations. Parameter names do not change. ConfigError if a pattern means no module.
 
-    Random numbers are those of the first time, of torch's generators (`torch.utils.checkpoint` keeps their state), Python's and NumPy's. The second time
-    begins with the buffers as they were before the first and leaves them alone: batch norm's statistics are updated once.
-
-    Raises:
-        ConfigError: a pattern means no module.
+    Random numbers are those of the first time, of torch's generators (`torch.utils.checkpoint` keeps their state), Python's and NumPy's. The second time begins
+    with the buffers as they were before the first and leaves them alone: batch norm's statistics are updated once.
     """
     for _, module in match_modules(model, patterns, path):
         if not is_recomputed(module):

@@ -108,11 +108,7 @@ def whole(value: Any, *, is_main: bool) -> Any:
 
 
 def take_whole_states(optimizer: Optimizer) -> Optimizer:
-    """Make the optimizer of a sharded model load unsharded states.
-
-    Raises:
-        ConfigError: torch cannot step it on shards.
-    """
+    """Make the optimizer of a sharded model load unsharded states; ConfigError if torch cannot step it on shards."""
     if isinstance(optimizer, REFUSED):
         name = type(optimizer).__name__
         raise ConfigError(Problem("optimizer", f"torch cannot step {name} on sharded parameters", name, hint="another optimizer, or strategy=elastic"))

@@ -37,15 +37,12 @@ class _Tracer(fx.Tracer):
 
 
 def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -> list[nn.Module]:
-    """Split the model into stages that share its layers.
+    """Split the model into stages that share its layers; ConfigError if it cannot be traced, or not be cut there.
 
     Args:
         model: Takes tensors by position; its control flow does not depend on values.
         split: The names of the submodules (`layer3`) at which a new stage begins, in order.
         opened: Look into modules whose activations are computed twice, to see all that is called: the stages do not do that, then.
-
-    Raises:
-        ConfigError: it cannot be traced, or not be cut there.
     """
     _require_names(model, split)
     tracer = fx.Tracer() if opened else _Tracer()

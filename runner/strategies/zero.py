@@ -20,8 +20,7 @@ class DividedOptimizer(Layout):
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """The same optimizer, sharded: each process steps its share of the parameters and sends them to the others. It must not have stepped yet.
 
-        Raises:
-            ConfigError: its parameters are not all of one dtype, which torch asks for.
+        ConfigError if its parameters are not all of one dtype, which torch asks for.
         """
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for group in optimizer.param_groups for parameter in group["params"]})
         if len(dtypes) > 1:

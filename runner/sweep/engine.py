@@ -56,13 +56,9 @@ class Sweep:
     _stopping: int = 0
 
     def prepare(self) -> int:
-        """Compose and check the points that are known but not written yet, and find those still to do.
+        """Compose and check the points that are known but not written yet, and find those still to do; ConfigError with what is wrong with any of them.
 
-        Returns:
-            How many are to do now, those included that the sweeper will be asked for.
-
-        Raises:
-            ConfigError: what is wrong with any of them.
+        Returns how many are to do now, those included that the sweeper will be asked for.
         """
         known = self.folder.points()
         if changed := sources.list_changes(self.folder.sources):
@@ -106,11 +102,7 @@ class Sweep:
         return len(jobs)
 
     def run(self) -> None:
-        """Start and watch jobs until nothing is left to do.
-
-        Raises:
-            Interrupted: asked to stop; jobs that ran have saved.
-        """
+        """Start and watch jobs until nothing is left to do; Interrupted if asked to stop, once the jobs that ran have saved."""
         with on_signals((signal.SIGINT, signal.SIGTERM), self._ask_stop):
             self._report_ended()
             while True:

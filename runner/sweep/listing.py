@@ -130,8 +130,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
     """The runs that meet all conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`.
 
-    Raises:
-        ConfigError: a condition cannot be parsed, names a value that no run has, or compares it with an impossible one.
+    ConfigError if a condition cannot be parsed, names a value that no run has, or compares it with an impossible one.
     """
     found = everything = list(runs)
     for condition in conditions:
@@ -209,11 +208,7 @@ def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
 
 
 def delete(runs: Sequence[ListedRun]) -> None:
-    """Delete runs' folders with their checkpoints. Their records in MLflow stay.
-
-    Raises:
-        ConfigError: one of them is being written; then none is deleted.
-    """
+    """Delete runs' folders with their checkpoints; their records in MLflow stay. ConfigError if one of them is being written: then none is deleted."""
     with contextlib.ExitStack() as held:
         for one in runs:
             try:

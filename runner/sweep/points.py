@@ -71,14 +71,13 @@ class Composer:
 def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | None = None, with_code: bool = True) -> tuple[str, Composed]:
     """The sweep's id, and the config that its points share: the experiment's name and a hash of the base config and what varies.
 
+    ConfigError if the part that all points share is wrong.
+
     Args:
         space: What varies.
         composer: Composes the points; if no choice of a group varies, little is left to compose for each.
         sweeper: The sweeper's config; the shared one if not given.
         with_code: Whether other code of the user's makes it another sweep.
-
-    Raises:
-        ConfigError: the part that all points share is wrong.
     """
     shared = composer.compose(space.fixed)
     problems = shared.problems or tuple(faults.unresolvable(shared.cfg))

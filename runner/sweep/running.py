@@ -43,7 +43,7 @@ class PreparedSweep:
 
 
 def prepare_sweep(asked: Sequence[str], project: Project, *, run_root: Path, trust: bool, wait: bool) -> PreparedSweep:
-    """Prepare a sweep from overrides, or from an existing sweep's name.
+    """Prepare a sweep from overrides, or from an existing sweep's name; ConfigError with what is wrong with it.
 
     Args:
         asked: Overrides, or the id or folder of a sweep.
@@ -51,9 +51,6 @@ def prepare_sweep(asked: Sequence[str], project: Project, *, run_root: Path, tru
         run_root: Where to look for sweeps by id.
         trust: Use a folder that someone else has made.
         wait: Stay until the jobs have ended, even if the launcher does not need it.
-
-    Raises:
-        ConfigError: what is wrong with it.
     """
     given, named = _overrides(asked, run_root=run_root, trust=trust)
     space, folder, shared, composer = open_sweep(given, project)
@@ -75,11 +72,7 @@ def prepare_sweep(asked: Sequence[str], project: Project, *, run_root: Path, tru
 
 
 def _report_code_changes(space: Space, folder: SweepFolder, shared: Composed, composer: Composer, named: SweepFolder | None) -> None:
-    """Report what has changed in the code since the same sweep was made.
-
-    Raises:
-        ConfigError: it is the earlier sweep that was asked for.
-    """
+    """Report what has changed in the code since the same sweep was made; ConfigError if it is the earlier sweep that was asked for."""
     config, _ = identity(space, composer, with_code=False)
     made = [one for one in ([named] if named else below(folder.path.parents[1])) if sources.config_in(one.sources) == config and one.id != folder.id]
     if not made:
@@ -95,14 +88,9 @@ def _report_code_changes(space: Space, folder: SweepFolder, shared: Composed, co
 
 
 def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
-    """Train every point, or resume the sweep.
+    """Train every point, or resume the sweep; return whether it has ended: if not, its jobs are submitted.
 
-    Returns:
-        Whether it has ended; False: its jobs are submitted.
-
-    Raises:
-        ConfigError: what is wrong with any of its points.
-        Interrupted: asked to stop; jobs that ran have saved.
+    ConfigError with what is wrong with any of its points; Interrupted if asked to stop, once the jobs that ran have saved.
     """
     folder, space, launcher = ready.folder, ready.space, ready.launcher
     is_new, is_first = not folder.made_by.exists(), not Path(ready.shared.cfg.run_root).exists()

@@ -19,15 +19,12 @@ _SHOWN = 5
 def require_separate(points: Sequence[Point], composed: Callable[[Point], Composed]) -> dict[tuple[str, ...], list[tuple[int, int]]]:
     """Find the points that are the same run as an earlier one.
 
+    Returns the numbers of the point and of the first one with its run, by the keys in which the two differ. ConfigError if two differ in their data's location
+    or their device: only one would be trained, and its result shown for both.
+
     Args:
         points: All of the sweep so far.
         composed: Gives a point's config; called only for points that share a run.
-
-    Returns:
-        The numbers of the point and of the first one with its run, by the keys in which the two differ.
-
-    Raises:
-        ConfigError: two differ in their data's location or their device. Only one would be trained, and its result shown for both.
     """
     firsts, configs = dict[str, Point](), dict[int, Composed]()
     found, wrong = dict[tuple[str, ...], list[tuple[int, int]]](), dict[tuple[str, ...], list[tuple[Point, Point]]]()

@@ -32,16 +32,12 @@ _PAGE = 200
 
 
 def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, str]]]:
-    """All of samewise's runs in a store, the last changed at the end; writes nothing.
+    """All of samewise's runs in a store, the last changed at the end; writes nothing. ConfigError if it is not the address of a store, or does not answer.
+
+    Returns the runs; and what decides the result and is not the same in all of them: by folder, the values by path of the config.
 
     Args:
         uri: The store's, which the user has named: MLflow's tokens are sent there.
-
-    Returns:
-        The runs; and what decides the result and is not the same in all of them: by folder, the values by path of the config.
-
-    Raises:
-        ConfigError: it is not the address of a store, or the store does not answer.
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")

@@ -68,20 +68,12 @@ def make_durable(folder: Path) -> None:
 
 
 def sampler(name: str, options: Mapping[str, Any], *, seed: int) -> BaseSampler:
-    """The sampler with this name in `SAMPLERS`.
-
-    Raises:
-        ConfigError: the choice, or one of its options, does not exist.
-    """
+    """The sampler with this name in `SAMPLERS`; ConfigError if the choice, or one of its options, does not exist."""
     return _make(SAMPLERS, name, "sampler", {"seed": seed, **options})
 
 
 def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
-    """The pruner with this name in `PRUNERS`; None never stops a trial.
-
-    Raises:
-        ConfigError: the choice, or one of its options, does not exist.
-    """
+    """The pruner with this name in `PRUNERS`; None never stops a trial. ConfigError if the choice, or one of its options, does not exist."""
     return NopPruner() if name is None else _make(PRUNERS, name, "pruner", options)
 
 

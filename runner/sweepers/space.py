@@ -109,11 +109,7 @@ class Space:
         return tuple(chosen)
 
     def grid(self) -> Iterator[dict[str, str]]:
-        """All combinations, the last dimension changing fastest.
-
-        Raises:
-            ConfigError: a dimension is an interval, which cannot be listed.
-        """
+        """All combinations, the last dimension changing fastest; ConfigError if a dimension is an interval, which cannot be listed."""
         endless = [dimension for dimension in self.dimensions if dimension.interval]
         if endless:
             hint = "give values, or choose sweeper=random, sobol or optuna"
@@ -128,11 +124,7 @@ class Space:
 
 
 def read_space(given: Sequence[str], *, project: Project) -> Space:
-    """Parse the overrides of a sweep.
-
-    Raises:
-        ConfigError: an override cannot be read, or has no values.
-    """
+    """Parse the overrides of a sweep; ConfigError if one cannot be read, or has no values."""
     parser = OverridesParser.create(config_loader=config_loader(project))
     parts = list[str | Dimension]()
     given, problems = remove_split_overrides(given, parser)

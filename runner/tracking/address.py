@@ -62,11 +62,7 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
 
 
 def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
-    """The URI as any process in any folder can use it, with an absolute path for an SQLite file.
-
-    Raises:
-        ConfigError: MLflow does not accept it as a tracking URI.
-    """
+    """The URI as any process in any folder can use it, with an absolute path for an SQLite file; ConfigError if MLflow does not accept it as a tracking URI."""
     found = problem(uri, path=path)
     if found is not None:
         raise ConfigError(found)

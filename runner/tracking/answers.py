@@ -214,8 +214,7 @@ def connect(uri: str) -> MlflowClient:
 def open_reader(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
     """A client that reads a store for one command, whatever a server sends. `told` makes the problem from an error.
 
-    Raises:
-        ConfigError: whatever went wrong inside, but for what samewise itself has found.
+    Whatever goes wrong inside becomes a ConfigError, but for what samewise itself has found.
     """
     taken = _Taken()
     _command.append(taken)

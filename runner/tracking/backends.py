@@ -34,14 +34,10 @@ class Backend(Protocol):
     sent: Sent
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Send everything that has not been sent.
+        """Send everything that has not been sent; RunGone if the copy was deleted. After an error of the backend a later call continues where this one stopped.
 
         Args:
             alive: Whether the trainer is at work; if not, the copy is ended as the journal says.
-
-        Raises:
-            RunGone: the copy was deleted.
-            Exception: an error of the backend; a later call continues where this one stopped.
         """
         ...
 

@@ -31,8 +31,7 @@ _SECONDS = 30.0
 def prepare(base: str) -> str:
     """Set up the pages of all experiments with samewise runs, and return the address of the one with the latest run.
 
-    Returns:
-        The list of experiments where none has such runs, or the server answers otherwise than expected: then MLflow's pages are as they come.
+    Returns the list of experiments where none has such runs, or the server answers otherwise than expected: then MLflow's pages are as they come.
     """
     try:
         found = _ask(base, "experiments/search", {"max_results": 200, "order_by": ["last_update_time DESC"]}).get("experiments", [])

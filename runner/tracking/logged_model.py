@@ -52,7 +52,7 @@ def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: 
 
 
 def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Callable[..., None]) -> str:
-    """Log another model of a run, such as an export.
+    """Log another model of a run, such as an export; return its id. Raises whatever the client raises when the store cannot be reached.
 
     Args:
         client: Of the store that has the run.
@@ -60,12 +60,6 @@ def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Ca
         run_id: The MLflow run's.
         step: The optimizer steps that its weights have.
         write: Writes the model's folder, given as `path`, with its `model_id`.
-
-    Returns:
-        The logged model's id.
-
-    Raises:
-        Exception: whatever the client raises when the store cannot be reached.
     """
     experiment = client.get_run(run_id).info.experiment_id
     model = client.create_logged_model(experiment, name=_model_name(name), source_run_id=run_id)
@@ -128,8 +122,7 @@ def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id
 def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
     """Link the files of the best checkpoint (else the newest), and no others, into a folder; copy them if the disk has no links.
 
-    Raises:
-        ConfigError: there is none; one of its files is a link, or no regular file; or it is elsewhere in a folder that this user has neither made nor trusts.
+    ConfigError if there is none, or one of its files is a link or no regular file, or it is elsewhere in a folder that this user has neither made nor trusts.
     """
     kept = next((link.resolve() for link in (folder.checkpoints / "best", folder.checkpoints / "latest") if link.is_dir()), None)
     files = files_of(kept) if kept else []

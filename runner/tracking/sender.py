@@ -101,15 +101,14 @@ def quiet_mlflow() -> Generator[None]:
 def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int, *, since: float) -> int:
     """Send until the trainer has ended and everything is sent, or nothing has succeeded for `flush_timeout_s` since.
 
+    Returns 0 if everything was sent, 1 if not.
+
     Args:
         folder: The run's.
         settings: The config's `tracking`.
         lifeline: Tells of the trainer's end.
         trainer: Its process.
         since: From when on another sender has tried in this one's place (`time.monotonic`): of many killed trainings not each sender waits anew.
-
-    Returns:
-        0: everything was sent; 1: not.
     """
     sampler = _sampler(folder, trainer) if settings["log_system"] else None
     copies = [Copy(name, folder, settings) for name in backends_of(settings)]

@@ -53,14 +53,12 @@ class Sending:
         self.progress = progress.load(folder).at(remove_password(settings["uri"]))
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Send everything that has not been sent.
+        """Send everything that has not been sent; RunGone if the MLflow run was deleted: the next pass makes another.
+
+        After an error of the client, if the store cannot be reached, a later pass continues where this one stopped.
 
         Args:
             alive: Whether the trainer is running; if not, the run's status becomes the journal's, or KILLED.
-
-        Raises:
-            RunGone: the MLflow run was deleted. The next pass makes another.
-            Exception: an error of the client if the store cannot be reached; a later pass continues where this one stopped.
         """
         self._ensure_run()
         if alive and self.progress.status != "RUNNING":

@@ -56,17 +56,14 @@ def unlimit_queries(store: sqlite3.Connection) -> None:
 
 
 def require(uri: str, *, trust: bool) -> None:
-    """Refuse a store that makes MLflow show or call things outside its folder, unless it is trusted.
+    """Raise a ConfigError if a store makes MLflow show or call things outside its folder and is not trusted, or cannot be read.
 
-    The store changes with every run, so what is signed, and asked for once, is a list of these places beside it. A trigger or a view can change
-    what the store says once it has been looked at, so those that MLflow does not make are on the list too.
+    The store changes with every run, so what is signed, and asked for once, is a list of these places beside it. A trigger or a view can change what the store
+    says once it has been looked at, so those that MLflow does not make are on the list too.
 
     Args:
         uri: As `check_uri` gives it; any but that of an SQLite file passes.
         trust: Whether the user has said `--trust`.
-
-    Raises:
-        ConfigError: it is not trusted, or cannot be read.
     """
     file = sqlite_file(uri)
     if file is None:

@@ -122,8 +122,7 @@ class WithSender(Tracker):
 def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | None) -> Tracker:
     """Open the tracker for `tracking`. Call `start` after writing the folder's files.
 
-    Raises:
-        ConfigError: `tracking.report_to` or `tracking.uri` is not possible here, or the store's folder cannot be made.
+    ConfigError if `tracking.report_to` or `tracking.uri` is not possible here, or the store's folder cannot be made.
     """
     backends = backends_of(cast(Mapping[str, Any], settings))
     if not backends:

@@ -27,8 +27,7 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tuple[SamewiseError | None, int | None]:
     """Run torch's elastic agent until it ends.
 
-    Returns:
-        The message for ranks that ended without one, else None; and the rank that seems to be lost for good, else None.
+    Returns the message for ranks that ended without one, else None; and the rank that seems to be lost for good, else None.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std

@@ -57,12 +57,9 @@ from samewise.runner.training.view import View
 
 
 def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False) -> Run:
-    """Build every part of a config's run. Writes nothing: only the session that trains does.
+    """Build every part of a config's run; ConfigError if a part cannot be made or the data are missing. Writes nothing: only the session that trains does.
 
     With `alone` this process carries all replicas, whatever the strategy: to try or to evaluate, not to train.
-
-    Raises:
-        ConfigError: a part cannot be made; the data are missing.
     """
     cfg = composed.cfg
     make: Make = partial(make_part, cfg, project)

@@ -13,11 +13,7 @@ from samewise.runner.records.files import read_json
 
 
 def cautions(config: Any, schedule: Schedule) -> list[Problem]:
-    """Warnings before such a run trains; none for other runs. The schedule covers the whole training.
-
-    Raises:
-        ConfigError: nothing is left to train.
-    """
+    """Warnings before such a run trains; none for other runs. The schedule covers the whole training. ConfigError if nothing is left to train."""
     taken = config.resume_from and read_json(Path(config.resume_from).expanduser() / "manifest.json", shapes.MANIFEST)
     if not taken:
         return []

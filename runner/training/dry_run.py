@@ -31,13 +31,8 @@ from samewise.runner.training.step_errors import explain_step_error, name_overri
 def dry_run(composed: Composed, project: Project) -> list[str]:
     """Take one optimizer step and measure one batch of the validation split; nothing is kept.
 
-    Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it takes its own part of the step.
-
-    Returns:
-        What there is to say of those processes, in sentences, and warnings.
-
-    Raises:
-        ConfigError: something cannot be built or does not fit together.
+    Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it takes its own part of the step. Returns what there is to say
+    of those processes, in sentences, and warnings. ConfigError if something cannot be built or does not fit together.
     """
     with simulate_ranks(0, 1):  # whatever this machine's devices: the config may be meant for another
         strategy, wanted = _requested_processes(composed, project)

@@ -67,8 +67,7 @@ def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
 def models_to_evaluate(run: Run, weights: str | None = None) -> dict[str, nn.Module]:
     """The trained model under an empty prefix, and those of callbacks under theirs (`ema/`); with `weights` only the one of that name.
 
-    Raises:
-        ConfigError: no callback keeps such weights.
+    ConfigError if no callback keeps such weights.
     """
     kept = {name: model for callback in run.callbacks.values() for name, model in callback.models().items()}
     if weights:
@@ -99,8 +98,7 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
 def rehearse(run: Run) -> None:
     """Evaluate one batch before the first step, so that errors in the evaluation show now and not an epoch later.
 
-    Raises:
-        ConfigError: `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics.
+    ConfigError if `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics.
     """
     part = run.splits["valid"]
     scores = run.recipe.scores(part.dataset)

@@ -34,16 +34,14 @@ def require_finite_step(
 ) -> None:
     """Raise an error before the step's last optimizer steps if a loss is not finite, or a gradient for another reason than float16's loss scale.
 
+    TrainingError with the name of the first that is not finite; SamewiseError if the recipe knows why a loss is not finite.
+
     Args:
         run: It is at the step.
         losses: Of a phase, by name.
         norm: Its gradients' 2-norm.
         gradients: What `largest` made of those of all of the model's parameters, in order; None: those that are there.
         explain: Each raises what a recipe knows of a loss that is not finite.
-
-    Raises:
-        TrainingError: the first that is not finite, by name.
-        SamewiseError: the recipe knows why a loss is not finite.
     """
     wrong = next((f"the {name} is" for name, value in losses.items() if not math.isfinite(value)), "")
     if wrong:

@@ -30,10 +30,8 @@ class _Switch:
 def fresh_torch_state() -> Generator[None]:
     """Within it, torch's settings are those of a fresh process; afterwards they are restored.
 
-    The experiment's variables must be in the environment already, and its switches are set within.
-
-    Raises:
-        ConfigError: a block is open, such as `with torch.autocast(...)`, that would change bits and cannot be closed from here.
+    The experiment's variables must be in the environment already, and its switches are set within. ConfigError if a block is open
+    that would change bits and cannot be closed from here, such as `with torch.autocast(...)`.
     """
     was_imported = "torch" in sys.modules
     import torch

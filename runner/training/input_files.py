@@ -15,8 +15,7 @@ from samewise.runner.interfaces import Recipe
 def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
     """Files as given; for a folder all files below it that the recipe reads, for a pattern (`photos/*.jpg`, `**` for any depth) all matches, sorted.
 
-    Raises:
-        ConfigError: a folder has none, or a pattern matches nothing: with a problem for each.
+    ConfigError if a folder has none, or a pattern matches nothing, with a problem for each.
     """
     files, problems = list[Path](), list[Problem]()
     for one in asked:

@@ -38,11 +38,7 @@ from samewise.runner.training.agent import outcomes, run_agent
 
 
 def processes(composed: Composed) -> int:
-    """How many processes the config requests on this machine. Imports torch.
-
-    Raises:
-        ConfigError: they do not go with the replicas or the devices.
-    """
+    """How many processes the config requests on this machine; ConfigError if they do not go with the replicas or the devices. Imports torch."""
     from samewise.runner.config.instantiate import instantiate
 
     strategy = instantiate(composed.cfg.strategy, "strategy", allowed=composed.project.packages)
@@ -52,13 +48,9 @@ def processes(composed: Composed) -> int:
 def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module: str = __name__, work: Mapping[str, Any] | None = None) -> None:
     """Start so many ranks and wait for them; `as_json`: how rank 0 prints the summary, `debug`: print the failed rank's traceback.
 
-    Each runs `module`: this one trains, another calls `main` with what it does instead, which is given `work`.
-
-    Raises:
-        ConfigError: they are far more than this machine's cores.
-        PeerFailed: one of them has failed; what it said is printed.
-        TrainingError: one of them died without an error message.
-        Interrupted: this process was asked to stop before a rank could say that it has saved.
+    Each runs `module`: this one trains, another calls `main` with what it does instead, which is given `work`. ConfigError if they are far more than this
+    machine's cores; PeerFailed if one of them has failed, and what it said is printed; TrainingError if one died without an error message; Interrupted if this
+    process was asked to stop before a rank could say that it has saved.
     """
     require_few_in_all(composed.cfg, nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:

@@ -29,11 +29,9 @@ from samewise.runner.training.step_errors import require_loss
 
 
 def fit(run: Run) -> dict[str, Any]:
-    """Train until the end from wherever the run stands, and return its summary.
+    """Train until the end from wherever the run stands, and return its summary. Interrupted if asked to stop; the run is saved.
 
-    Raises:
-        TrainingError: the loss, a gradient or a weight is not finite, a disk is full, an operator is not deterministic.
-        Interrupted: asked to stop; the run is saved.
+    TrainingError if the loss, a gradient or a weight is not finite, a disk is full, or an operator is not deterministic.
     """
     with session(run) as summary:
         batches = training_batches(run)

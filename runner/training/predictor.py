@@ -44,8 +44,7 @@ class Predictor:
     def predict(self, files: Sequence[Path]) -> list[Prediction]:
         """Predict files as one batch: for one file always the same bits. With several, the last bits may differ.
 
-        Raises:
-            DataError: one cannot be read, or is not what the recipe predicts from.
+        DataError if one cannot be read, or is not what the recipe predicts from.
         """
         with streams.scope(self.seed, "predict"), torch.no_grad():
             batch = self.batch_of(files)
@@ -61,14 +60,13 @@ class Predictor:
     ) -> Iterator[tuple[Path, Prediction, list[Path]]]:
         """Yield each file's prediction as soon as it is made, and the pictures or sounds written for it.
 
+        ConfigError if there is no score for the threshold; or at the end, with a problem for each file that cannot be read; the others are predicted.
+
         Args:
             asked: As `files` gives them.
             output: A folder for pictures and sounds; None: none are written.
             threshold: The least score of what is predicted; None: all.
             batch: How many files the model takes at once. Where they do not fit together, it takes them one by one.
-
-        Raises:
-            ConfigError: there is no score for the threshold; or at the end, with a problem for each file that cannot be read; the others are predicted.
         """
         if threshold is not None and not 0 <= threshold <= 1:
             raise ConfigError(Problem("--threshold", "is not a valid score", threshold, "a number from 0 to 1"))
@@ -89,8 +87,7 @@ class Predictor:
     def batch_of(self, samples: Sequence[Any]) -> Batch:
         """A batch for the model from files, which the recipe reads, or from the data set's samples: transformed as in evaluation, on the device.
 
-        Raises:
-            DataError: a file cannot be read.
+        DataError if a file cannot be read.
         """
         read = [self._read(Path(one)) if isinstance(one, str | Path) else one for one in samples]
         transformed = WithTransform.of(read, self.samples)
@@ -150,10 +147,8 @@ def build_predictor(
 ) -> Predictor:
     """Build the parts that apply a trained model to files, without the data set, from a config and a checkpoint's state.
 
-    `labels` has `classes` and `category_ids`, as the run's data set has them. `weights` are those that a callback keeps under this name, as `ema`.
-
-    Raises:
-        ConfigError: a part cannot be made, or no callback keeps such weights.
+    `labels` has `classes` and `category_ids`, as the run's data set has them. `weights` are those that a callback keeps under this name, as `ema`. ConfigError
+    if a part cannot be made, or no callback keeps such weights.
     """
     cfg = composed.cfg
     make: Make = partial(make_part, cfg, project)

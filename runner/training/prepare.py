@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 
 def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | Mapping[str, Any] | None:
-    """Do what precedes training in `train`.
+    """Do what precedes training in `train`; ConfigError with all that is wrong, PeerFailed if a rank has failed, and said why.
 
-    Returns:
-        The run, for `fit`; the summary of a finished run; None if ranks have trained it and printed its summary.
-
-    Raises:
-        ConfigError: with all that is wrong.
-        PeerFailed: a rank has failed, and said why.
+    Returns the run, for `fit`; the summary of a finished run; None if ranks have trained it and printed its summary.
     """
     project = composed.project
     sound = settings_are_sound(composed)
@@ -59,8 +54,7 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
 def finished_summary(composed: Composed) -> dict[str, Any] | None:
     """A finished run's summary. None if it is damaged (with a warning), or if run_root is not a folder, which `check` reports.
 
-    Raises:
-        ConfigError: it exists and cannot be read now.
+    ConfigError if it exists and cannot be read now.
     """
     try:
         summary = read_json(composed.folder.summary, shapes.SUMMARY)

@@ -40,8 +40,7 @@ class Readings:
     def add(self, phase: TrainingPhase, tally: Tally, norm: Tensor, micro_batches: Sequence[Tally]) -> None:
         """Take in a phase whose optimizer is about to step. On the CPU it is read at once; a device is waited for once, at the last phase.
 
-        Raises:
-            TrainingError: a loss or gradient that was read is not finite.
+        TrainingError if a loss or gradient that was read is not finite.
         """
         reads = phase is self._run.phases[-1] or self._run.strategy.device.type == "cpu"
         gradients = None if reads else largest([one.grad for one in self._run.parameters])

@@ -14,11 +14,8 @@ from samewise.runner.training.state import restore
 def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which: str) -> tuple[Run, int]:
     """A run restored at one of its checkpoints, in one process, and the checkpoint's step; warns if its code has changed.
 
-    The config is made to read no initial weights, whose file may be elsewhere. The checkpoint is best, last, a step, or a monitored metric.
-
-    Raises:
-        ConfigError: a part cannot be made.
-        CheckpointError: there is no such checkpoint.
+    The config is made to read no initial weights, whose file may be elsewhere. The checkpoint is best, last, a step, or a monitored metric. ConfigError if a
+    part cannot be made, CheckpointError if there is no such checkpoint.
     """
     kept = checkpoint.choose_checkpoint(folder.checkpoints, "best" if which == composed.cfg.evaluate.monitor else which)
     state = checkpoint.load(kept.path)

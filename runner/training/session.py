@@ -43,8 +43,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 def session(run: Run) -> Generator[dict[str, Any]]:
     """Resume the run at its newest intact checkpoint, and end it cleanly. Only the main process writes.
 
-    Yields:
-        The run's summary, empty until training has ended.
+    Yields the run's summary, empty until training has ended.
     """
     status, summary, begun = "FAILED", dict[str, Any](), dict[str, Any]()
     with ExitStack() as held, streams.preserve_generators(), _signals(run):
@@ -219,8 +218,7 @@ def _leave_reason(run: Run, error: BaseException, raised: BaseException) -> None
 def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     """Write config and environment to the folder; raise an error, or lower the level, if a process's environment gives other bits.
 
-    Raises:
-        ConfigError: `reproducibility.other_environment` is refuse and something differs that decides bits.
+    ConfigError if `reproducibility.other_environment` is refuse and something differs that decides bits.
     """
     _require_alike(run, surroundings)
     before = read_json(run.folder.environment, shapes.ENVIRONMENT)

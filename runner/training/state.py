@@ -46,11 +46,7 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load a checkpoint's weights into a model.
-
-    Raises:
-        ConfigError: it has other ones, by name or shape: overrides have changed the model since.
-    """
+    """Load a checkpoint's weights into a model; ConfigError if it has other ones, by name or shape: overrides have changed the model since."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -62,8 +58,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
 def save(run: Run) -> None:
     """Write a checkpoint, and make everything logged before it durable.
 
-    Raises:
-        TrainingError: a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
+    TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
     """
     require_finite_model(run)
     run.recorder.require_folder()

@@ -23,11 +23,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 
 def check(composed: Composed, project: Project) -> None:
-    """Find the config's errors without building anything. Imports torch.
-
-    Raises:
-        ConfigError: with all problems, those of composing included.
-    """
+    """Find the config's errors without building anything; ConfigError with all problems, those of composing included. Imports torch."""
     found = problems(composed, project)
     if found:
         raise ConfigError(*found)

@@ -38,8 +38,7 @@ def merge_left_over(found: Sequence[Problem], composed: Composed) -> list[Proble
 def _replaced_groups(composed: Composed, wrong: set[str]) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
     """Groups, among those with problems, whose component is no longer that of the choice's file.
 
-    Yields:
-        The group, its choice, the keys that the choice's file sets, and the choices whose component is the one that is named now.
+    Yields the group, its choice, the keys that the choice's file sets, and the choices whose component is the one that is named now.
     """
     loader = config_loader(composed.project)
     for group, choice in composed.choices.items():
