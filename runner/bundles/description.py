@@ -114,7 +114,7 @@ def _croissant(facts: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
             for name, about in files.items()
         ]
     return {
-        "@context": _CONTEXT,
+        "@context": dict(sorted(_CONTEXT.items())),
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": f"data-of-{facts['name']}",
@@ -123,37 +123,18 @@ def _croissant(facts: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
     }
 
 
-_CONTEXT: dict[str, Any] = {
+_TERMS = (
+    "citeAs column extract field fileObject fileProperty fileSet format includes isLiveDataset jsonPath key md5 parentField path recordSet references regex "
+    "repeated replace separator source subField transform"
+)
+_CONTEXT: dict[str, Any] = {term: f"cr:{term}" for term in _TERMS.split()} | {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
     "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "fileProperty": "cr:fileProperty",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
 }
+"""All of Croissant 1.0, since mlcroissant warns of any other."""
