@@ -13,7 +13,7 @@ class Beside(MetaPathFinder):
     """Finds the modules only when they are imported: some import all of torch, for which the collection of most tests should not wait."""
 
     def __init__(self) -> None:
-        folders = ("", "datasets", "docs", "kept", "launchers", "oracle", "recipes", "runner")
+        folders = ("", "datasets", "docs", "kept", "launchers", "oracle", "recipes", "runner", "security")
         paths = [(folder, path) for folder in folders for path in Path(__file__).parent.joinpath(folder).glob("*.py")]
         modules = [(folder, path) for folder, path in paths if not path.name.startswith(("test_", "conftest", "helpers"))]
         self.known = {"_".join(filter(None, ("samewise", folder, path.stem))): path for folder, path in modules}

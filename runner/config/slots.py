@@ -166,14 +166,6 @@ def known_slots() -> dict[tuple[Kind, Any], list[str]]:
     return {key: sorted(names, key=lambda name: (len(name), name)) for key, names in found.items()}
 
 
-def reachable() -> dict[str, tuple[str, str]]:
-    """The same by name: its kind, and `class` or what a function returns."""
-    return {
-        names[0]: (kind.words, "class" if isinstance(one, type) else f"returns {getattr(return_class(one), '__name__', '')}")
-        for (kind, one), names in known_slots().items()
-    }
-
-
 def _modules(package: str) -> Iterator[types.ModuleType]:
     try:
         module = importlib.import_module(package)

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import torchvision
 
-from samewise.runner.config.slots import reachable
+from samewise.runner.config.slots import known_slots, return_class
+
+
+def reachable() -> dict[str, str]:
+    """By the shortest name: its kind, and `class` or what a function returns."""
+    return {
+        names[0]: f"{kind.words}, {'class' if isinstance(one, type) else 'returns ' + getattr(return_class(one), '__name__', '')}"
+        for (kind, one), names in known_slots().items()
+    }
+
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    lines = [f"{name}  {kind}, {how}" for name, (kind, how) in sorted(reachable().items())]
+    lines = [f"{name}  {how}" for name, how in sorted(reachable().items())]
     head = f"# torchvision {torchvision.__version__.partition('+')[0]}"
     Path(__file__).with_name("reachable.txt").write_text("\n".join([head, *lines]) + "\n")
