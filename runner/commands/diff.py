@@ -84,7 +84,6 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
 
 
 def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
-    """Render the comparison as a web page."""
     from samewise.runner.sweep.page import document, table
 
     names = [f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)]

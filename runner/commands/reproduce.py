@@ -117,7 +117,6 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
 
 
 def _verify_arguments(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:
-    """The arguments for `samewise verify`."""
     options = [*(["--steps", str(args.steps)] if args.steps else []), *(["--anyway"] if args.anyway else []), *(["--json"] if args.json else [])]
     return [str(run.path), *args.overrides, "--trust", "--project", str(folder / CODE), *options]
 

@@ -195,5 +195,4 @@ def _resolve_relative_store(uri: str, stores: list[str]) -> str:
 
 
 def _run_root(folder: RunFolder) -> Path:
-    """The run root that contains the folder."""
     return folder.path.parent.parent

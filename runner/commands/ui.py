@@ -140,7 +140,6 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> N
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Stop the server and its worker."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)

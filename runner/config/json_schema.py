@@ -194,7 +194,6 @@ class Writer:
         return closed_object({name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))}, additionalProperties=json_types.PART)
 
     def _settings(self, name: str, kind: type) -> Schema:
-        """The schema of a settings dataclass."""
         about, kinds, keys = field_summaries(kind), typing.get_type_hints(kind), dict[str, Schema]()
         for field, one in kinds.items():
             whole = self._changes_schema(f"{name}.{field}") if f"{name}.{field}" in slots.KINDS else json_types.schema_of(one)

@@ -87,7 +87,6 @@ def _states(pod: Mapping[str, Any], which: str) -> list[Mapping[str, Any]]:
 
 
 def _end(pod: Mapping[str, Any]) -> str:
-    """How a pod ended."""
     for one in _states(pod, "terminated"):
         reason = one.get("reason", "Error")
         return f"failed with exit code {one['exitCode']}" if reason == "Error" else str(reason)
@@ -95,7 +94,6 @@ def _end(pod: Mapping[str, Any]) -> str:
 
 
 def _wait(pod: Mapping[str, Any]) -> str:
-    """What a pod is waiting for."""
     waiting = [str(one.get("reason", "")) for one in _states(pod, "waiting")]
     unplaced = [
         f"{one.get('reason')}: {one.get('message', '')}"

@@ -113,7 +113,6 @@ class Ray(Launcher):
             self._ask(f"/api/jobs/{quote(job['submission_id'])}/stop", post=True)
 
     def _request(self, job: Job, attempt: int, code: Path) -> dict[str, Any]:
-        """The request for a job."""
         name = f"{self._prefix}{job.number:04d}-{attempt}"
         start = shlex.join([self._python, *Job(job.number, job.name, self._home).arguments])
         log, mark = shlex.quote(str(self._sweep.log(job.number).absolute())), shlex.quote(str(self._mark(name)))
@@ -161,7 +160,6 @@ class Ray(Launcher):
         return found
 
     def _read(self, job: Mapping[str, Any]) -> Seen:
-        """Interpret Ray's description of a job."""
         status = str(job["status"])
         if status == "RUNNING":
             return Seen(Standing.running)

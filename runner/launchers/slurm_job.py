@@ -80,7 +80,6 @@ class Batch:
                     process.send_signal(signal.SIGUSR1)  # srun passes it on to all ranks; at SIGTERM it would kill them
 
     def _state(self) -> str:
-        """The job's state in SLURM."""
         found = re.search(r"\bJobState=(\w+)", _output_of("scontrol", "show", "job", "--oneliner", self._id))
         return found[1] if found else ""
 

@@ -191,7 +191,6 @@ class Sweep:
         return max(1, len(self.space.seeds))
 
     def _collect(self) -> None:
-        """Record the jobs that have ended."""
         seen = self.launcher.look(list(self._running))
         for number, known in seen.items():
             if known.standing is not Standing.gone:

@@ -135,7 +135,6 @@ def _make_point(number: int, setting: Setting, seed: str | None, overrides: Sequ
 
 
 def _needs(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The resources that its job needs."""
     strategy: Any = whole["strategy"] if isinstance(whole["strategy"], dict) else {}
     processes = int(strategy.get("nproc") or (1 if strategy.get("rank_invariant") else whole["replicas"]))
     return {

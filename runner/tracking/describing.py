@@ -117,7 +117,6 @@ def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str
 
 
 def _result(folder: RunFolder) -> str:
-    """A finished run's result in words."""
     try:
         metrics = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}
     except DamagedFile:  # the metrics are still sent
