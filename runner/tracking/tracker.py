@@ -58,17 +58,10 @@ class Silent(Tracker):
     def __init__(self) -> None:
         pass
 
-    def start(self) -> None:
-        """Does nothing."""
+    def _do_nothing(self, *given: Any, **named: Any) -> None:
+        pass
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Does nothing."""
-
-    def before_checkpoint(self, step: int) -> None:
-        """Does nothing."""
-
-    def finish(self, status: str) -> None:
-        """Does nothing."""
+    start = log = before_checkpoint = finish = _do_nothing
 
 
 class WithSender(Tracker):
