@@ -229,7 +229,7 @@ def _inspect_step(folder: RunFolder, composed: Composed, project: Project, step:
     """The first thing in which a step differs, and the reason in words."""
     from samewise.runner.config import saved
     from samewise.runner.training.build import build
-    from samewise.runner.training.step_difference import explain_difference
+    from samewise.runner.training.step_inspection import explain_difference
 
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as one, tempfile.TemporaryDirectory(prefix="samewise-verify-") as two:
         as_it_was = composed if not changed else saved.config_in(folder.config, QUIET)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
@@ -20,10 +24,10 @@ from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes
 from samewise.runner.processes.simulated import SimulatedPeers
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
+from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
 from samewise.runner.strategies.tree import copy_all
-from samewise.runner.strategies.zero import DividedOptimizer
 
 HOOKS = ("fp16", "bf16", "powersgd")
 
@@ -179,3 +183,35 @@ def _register(network: DistributedDataParallel, *, hook: str | None, rank: int, 
         network.register_comm_hook(power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step), power.powerSGD_hook)
     elif hook is not None:
         network.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
+
+
+@final
+class DividedOptimizer(Layout):
+    """Each process holds all weights, and the optimizer state for its share of them: torch's ZeroRedundancyOptimizer, saved as the optimizer inside it."""
+
+    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """The same optimizer, sharded: each process steps its share of the parameters and sends them to the others. It must not have stepped yet.
+
+        ConfigError if its parameters are not all of one dtype, which torch asks for.
+        """
+        dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for group in optimizer.param_groups for parameter in group["params"]})
+        if len(dtypes) > 1:
+            raise ConfigError(Problem("strategy.zero", "needs parameters of one dtype", ", ".join(dtypes), expected="one", hint="strategy.zero=false"))
+        accepted = inspect.signature(type(optimizer)).parameters
+        every = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+        settings = {key: value for key, value in optimizer.defaults.items() if every or key in accepted}
+        return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The complete state on rank 0, as the optimizer inside would have it; nothing on the other ranks. All ranks must call it."""
+        if not isinstance(optimizer, ZeroRedundancyOptimizer):
+            return optimizer.state_dict()
+        optimizer.consolidate_state_dict(to=0)
+        if not self.peers.is_main:
+            return {}
+        state = optimizer.state_dict()
+        for parameter_state in state["state"].values():  # torch moves all of it to the CPU, but fused kernels need the step count on the parameter's device
+            for name, value in parameter_state.items():
+                if isinstance(value, torch.Tensor):
+                    parameter_state[name] = value.cpu()
+        return state

@@ -7,16 +7,18 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.joining import join
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.processes.lost_connections import here, places
+from samewise.runner.processes.meeting import is_one_machine, listen_locally, meeting_point, wait_for
 from samewise.runner.processes.packing import from_rank
-from samewise.runner.processes.peers import Processes
-from samewise.runner.processes.simulated import is_simulated
+from samewise.runner.processes.peers import Alone, Peers, Processes
+from samewise.runner.processes.simulated import SimulatedPeers, is_simulated
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout
@@ -95,7 +97,7 @@ class RankStrategy(Strategy, abc.ABC):
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         wanted = choose_device(device)
         backend = self.backend or ("nccl" if wanted.type == "cuda" and not self.share_devices else "gloo")
-        self.peers = join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s, init_method=self.init_method)
+        self.peers = _join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s, init_method=self.init_method)
         self.layout = Layout(self.peers)
         self._device, self._accumulate = wanted, accumulate
 
@@ -142,3 +144,39 @@ class OneReplicaEach(RankStrategy, abc.ABC):
         if isinstance(self.peers, Processes) and buffers:
             self.peers.doing = doing
             copy_all(buffers, from_rank(0, buffers))
+
+
+def _join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None) -> Peers:
+    """Wait for the other ranks, and create the process group; ConfigError if some, which it names, do not come, or the backend is not there.
+
+    The backend is for tensors on the run's device. Tensors on the CPU are sent by gloo, except with mpi.
+    """
+    if not is_rank():
+        return Alone()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if is_simulated():
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        return SimulatedPeers(None, rank=rank, size=size, timeout_s=timeout_s)
+    if is_one_machine():
+        listen_locally()
+    store = meeting_point(join_timeout_s, init_method)
+    store.set(f"joined/{rank}", f"{here()} {os.getpid()}")
+    expected = [f"joined/{number}" for number in range(size)]
+    missing = wait_for(store, expected, join_timeout_s)
+    if missing:
+        numbers = ", ".join(str(expected.index(key)) for key in missing)
+        reason = f"rank {numbers} of {size} did not join within {join_timeout_s:g} s"
+        hint = "start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT"
+        raise ConfigError(Problem("strategy.join_timeout_s", reason, expected=f"ranks 0 to {size - 1}", hint=hint))
+    places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
+    if not dist.is_initialized():
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's flight recorder, so that a message can name the collective
+        try:
+            dist.init_process_group(
+                f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(Problem("strategy.backend", first_line(error), backend, "gloo, or nccl with CUDA")) from error
+    return Processes(store, rank=rank, size=size, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Examines one step: a digest of each value that it computes, in order, so that the first tensor that differs can be named."""
+"""Examines one step: a digest of each value that it computes, in order, to name the first tensor that differs from a record, and the reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from torch import Tensor, nn
 
 from samewise.runner.data import streams
 from samewise.runner.data.loading import training_keys
+from samewise.runner.errors import CheckpointError
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe
+from samewise.runner.records import checkpoint, trace
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.digest import tensors_in, value_digest
+from samewise.runner.records.divergence import first_divergence
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
@@ -123,6 +127,69 @@ def unlike_sample(run: Run, step: int) -> str | None:
             return next((found for key in keys if (found := keyed.find_unlike(key))), None)
     finally:
         torch.set_num_threads(threads)
+
+
+def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | None) -> tuple[list[str], ComputedValue | None]:
+    """Explain, in words, why a recorded run's first differing step differs; and the first value that does, if known.
+
+    `there` is built from the original config, `here` from the changed one, None if nothing was changed; both are new.
+    """
+    head, lines = trace.read_trace_of(folder)
+    for run in (there, here):
+        if run is not None:
+            run.recorder.trace.algorithm = trace.algorithm_of(folder.trace, head)
+    first = max((known for known in lines if known < step), default=0) + 1  # a sparse trace shows only that it is one of several steps
+    one, two = _nearest(folder, first, there), None if here is None else copy_to_cpu(state_of(here))
+    for at in range(first, step + 1):
+        seen, line, before = replay_and_inspect(there, one, at)
+        agrees = at not in lines or first_divergence(head, lines[at], line) is None
+        if not agrees:
+            again, _ = inspect_step(there, before)
+            if found := first_difference(seen, again):
+                words = f"this is not deterministic here: step {at}, taken twice from the same state, differs first in {_describe(found)}"
+                value = found[0] or found[1]
+                sample = unlike_sample(there, at) if value and value.kind == "batch" else None
+                return [words, *([f"{sample} differs when the sample is made again from the same seeds"] if sample else [])], value
+        if here is not None and two is not None:
+            other, _, _ = replay_and_inspect(here, two, at)
+            found = first_difference(seen, other)
+            if found:
+                words = f"examined closely, step {at} differs first in {_describe(found)}"
+                matches = "matches the record: the overrides cause the difference"
+                differs = "does not match the record either: the overrides are not the only cause"
+                return [words, f"trained without the overrides, step {at} {matches if agrees else differs}"], found[0] or found[1]
+            two = copy_to_cpu(state_of(here))
+        if not agrees:
+            return list(_compare_with_record(there, at, head, lines[at], line)), None
+        one = copy_to_cpu(state_of(there))
+    return [f"examined closely, step {step} shows no difference: it did not occur again"], None
+
+
+def _nearest(folder: RunFolder, step: int, run: Run) -> Mapping[str, Any]:
+    """The state of the last readable checkpoint before a step, or that of a new run."""
+    for kept in reversed(checkpoint.list_checkpoints(folder.checkpoints)):
+        if 0 < kept.step < step:
+            try:
+                return checkpoint.load(kept.path)
+            except CheckpointError:
+                continue
+    return copy_to_cpu(state_of(run))
+
+
+def _describe(found: tuple[ComputedValue | None, ComputedValue | None]) -> str:
+    one, two = found
+    if one and two and (one.kind, one.name) == (two.kind, two.name):
+        return str(one) + (f": {one.value} there, {two.value} here" if one.kind == "option" else "")
+    return f"the order of computation: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
+
+
+def _compare_with_record(run: Run, step: int, head: dict[str, Any], recorded: dict[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
+    yield f"step {step} gives the same bits each time here, but not the recorded ones: those come from another machine, other data or other code"
+    stage, _ = first_divergence(head, recorded, line) or ("", "")
+    if stage == "batch":
+        samples = samples_of(run, step)
+        more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""
+        yield f"it loads the samples {', '.join(map(str, samples[:16]))}{more} of dataset.train, one of which has changed"
 
 
 @contextmanager

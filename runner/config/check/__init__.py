@@ -2,22 +2,26 @@
 
 A rule is a function that takes the config and yields problems: `settings` has those of the runner's own keys (without torch), `components` those of
 every `_target_`, `unread` those of keys that nothing reads, `commands` those of what a launcher runs, `machine` what this machine cannot do. To add one,
-write it and put it into its file's `RULES`. `left_over` puts many of them into one, where `_target_` names another component than the choice's.
+write it and put it into its file's `RULES`. `_merge_left_over` puts many of them into one, where `_target_` names another component than the choice's.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.config.check import components
 from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE
+from samewise.runner.config.loader import config_loader, groups, text_of
 from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.project import Project
+from samewise.runner.config.slots import KINDS
 from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
 
@@ -31,7 +35,7 @@ def check(composed: Composed, project: Project) -> None:
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """The problems that `check` raises."""
-    from samewise.runner.config.check import commands, left_over, machine, unread
+    from samewise.runner.config.check import commands, machine, unread
 
     whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
@@ -39,10 +43,47 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     found += unread.problems(composed)
     wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
     found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # the arguments of the choice are unknown
-    found = left_over.merge_left_over(found, composed)
+    found = _merge_left_over(found, composed)
     found = [at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem for problem in found]
     found = found if composed.is_saved else locate_problems(found, composed.overrides, composed.project)
     return list({(problem.path, problem.message): problem for problem in reversed([*composed.problems, *found])}.values())[::-1]
+
+
+def _merge_left_over(found: Sequence[Problem], composed: Composed) -> list[Problem]:
+    """Merge the problems of arguments that a choice set for a different component into one problem per choice."""
+    told = list(found)
+    for group, choice, keys, others in [] if composed.is_saved else _replaced_groups(composed, {problem.path.partition(".")[0] for problem in found}):
+        paths = {f"{group}.{key}" for key in keys}
+        left = [problem for problem in told if problem.path in paths and problem.message.endswith(components.NO_SUCH_ARGUMENT)]
+        if not left:
+            continue
+        names = ", ".join(problem.path.rpartition(".")[2] for problem in left)
+        hint = (
+            f"choose {group}={others[0]}; in a file: `- override /{group}: {others[0]}`"
+            if others
+            else f"put the _target_ and its arguments into a file of your own, CONFIGS/{group}/NAME.yaml, and choose that; "
+            f"or remove what is left over by {' '.join(f'~{problem.path}' for problem in left)}"
+        )
+        target = composed.whole[group]["_target_"]
+        words = f"does not take what is left over from {group}={choice}: {names}"
+        told[told.index(left[0])] = Problem(f"{group}._target_", words, target, hint=hint)
+        told = [problem for problem in told if problem not in left]
+    return told
+
+
+def _replaced_groups(composed: Composed, wrong: set[str]) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
+    """Groups, among those with problems, whose component is no longer that of the choice's file.
+
+    Yields the group, its choice, the keys that the choice's file sets, and the choices whose component is the one that is named now.
+    """
+    loader = config_loader(composed.project)
+    for group, choice in composed.choices.items():
+        if group not in KINDS or group not in wrong or "_target_" not in (composed.whole.get(group) or {}):
+            continue
+        target, sets = composed.whole[group]["_target_"], yaml.safe_load(text_of(loader, f"{group}/{choice}")) or {}
+        if sets.get("_target_", target) != target:
+            texts = {name: yaml.safe_load(text_of(loader, f"{group}/{name}")) or {} for name in groups(loader)[group]}
+            yield group, choice, sets, [name for name, text in texts.items() if text.get("_target_") == target]
 
 
 def at_source(problem: Problem, cfg: DictConfig) -> Problem:
