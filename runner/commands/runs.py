@@ -37,11 +37,7 @@ EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action",
-        nargs="?",
-        choices=("list", "rm", "gc"),
-        default="list",
-        help="list (default); rm: delete the given runs; gc: delete those that failed",
+        "action", nargs="?", choices=("list", "rm", "gc"), default="list", help="list (default); rm: delete the given runs; gc: delete those that failed"
     )
     parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rm: {RUN}")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")

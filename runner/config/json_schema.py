@@ -179,11 +179,7 @@ class Writer:
                 if value not in several.setdefault(key, []):
                     several[key].append(value)
         keys = {key: values[0] if len(values) == 1 else {"anyOf": values} for key, values in several.items()} | {"_target_": _ref(f"target of {place}")}
-        return {
-            "if": {"type": "object", "required": ["_target_"]},
-            "then": _ref(f"place {place}"),
-            "else": closed_object(keys, type=["object", "null"]),
-        }
+        return {"if": {"type": "object", "required": ["_target_"]}, "then": _ref(f"place {place}"), "else": closed_object(keys, type=["object", "null"])}
 
     def _part(self, path: str) -> Schema:
         """A part of a component, or changes to the chosen one."""

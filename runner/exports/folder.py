@@ -39,13 +39,7 @@ SHAPE: Final = {"files": {str: SHA256}, "inputs": dict, "outputs": dict, "tolera
 
 
 def write(
-    folder: Path,
-    call: Call,
-    *,
-    to: Sequence[str],
-    tolerance: float,
-    about: Mapping[str, Any],
-    accuracy: Callable[[formats.Run], Accuracy] | None = None,
+    folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any], accuracy: Callable[[formats.Run], Accuracy] | None = None
 ) -> list[Runtime]:
     """Write an export, and compare each format with the model before writing export.json, which completes it.
 

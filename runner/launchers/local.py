@@ -156,10 +156,5 @@ def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None
     command = [*(["taskset", "-c", ",".join(map(str, cores))] if cores else []), *job.command]
     with open(SweepFolder(job.sweep).log(job.number), "ab") as log:
         return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **environment, ENDS_WITH_LAUNCHER: "1"},
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **environment, ENDS_WITH_LAUNCHER: "1"}, start_new_session=True
         )

@@ -70,11 +70,7 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
         if is_keeper and host == LOOPBACK:
             return store_on_this_machine(int(given["MASTER_PORT"]), timeout_s)
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            host,
-            int(given["MASTER_PORT"]),
-            is_master=is_keeper,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
+            host, int(given["MASTER_PORT"]), is_master=is_keeper, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
         )
     except (RuntimeError, OSError, OverflowError) as error:
         path = "strategy.init_method" if address else "MASTER_PORT"

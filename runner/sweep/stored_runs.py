@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-_STATES = {
-    "FINISHED": State.finished,
-    "FAILED": State.failed,
-    "KILLED": State.interrupted,
-    "RUNNING": State.running,
-    "SCHEDULED": State.waiting,
-}
+_STATES = {"FINISHED": State.finished, "FAILED": State.failed, "KILLED": State.interrupted, "RUNNING": State.running, "SCHEDULED": State.waiting}
 _LEFT_OUT = ("system/", "speed/", "train/", PREFIX)
 _PAGE = 200
 

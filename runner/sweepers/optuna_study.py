@@ -24,13 +24,7 @@ try:
 except ImportError as missing:
     raise ConfigError(Problem("sweeper", f"needs Optuna 5: {missing}", hint="pip install 'samewise[sweep]'")) from None
 
-SAMPLERS: Mapping[str, type[BaseSampler]] = {
-    "tpe": TPESampler,
-    "gp": GPSampler,
-    "cmaes": CmaEsSampler,
-    "nsgaii": NSGAIISampler,
-    "random": RandomSampler,
-}
+SAMPLERS: Mapping[str, type[BaseSampler]] = {"tpe": TPESampler, "gp": GPSampler, "cmaes": CmaEsSampler, "nsgaii": NSGAIISampler, "random": RandomSampler}
 PRUNERS: Mapping[str, type[BasePruner]] = {"median": MedianPruner, "successive_halving": SuccessiveHalvingPruner, "hyperband": HyperbandPruner}
 FILE = "optuna.log"
 """The study's journal, in the sweep's folder: what `optuna-dashboard` reads."""

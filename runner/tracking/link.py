@@ -134,11 +134,7 @@ def environment() -> dict[str, str]:
     home = os.path.dirname(os.path.dirname(os.path.abspath(samewise.__file__)))
     given = os.environ.get("PYTHONPATH", "")
     path = given if "site-packages" in home or home in given.split(os.pathsep) else os.pathsep.join(filter(None, [given, home]))
-    return {
-        **os.environ,
-        **({"PYTHONPATH": path} if path else {}),
-        "OMP_NUM_THREADS": "1",
-    }
+    return {**os.environ, **({"PYTHONPATH": path} if path else {}), "OMP_NUM_THREADS": "1"}
 
 
 def wait_for(link: Link, seconds: float) -> bool:
