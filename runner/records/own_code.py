@@ -23,7 +23,7 @@ def record(used: Iterable[str]) -> dict[str, str]:
     """A digest for each of samewise's files used by the classes and functions that a run's config, or the user's code, names."""
     own = [name for name in used if name.startswith("samewise.")]
     files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
-    return {label: _digest(digests) for label, digests in files.items()}
+    return {label: digest(digests) for label, digests in files.items()}
 
 
 def changes(environment: Mapping[str, Any]) -> list[str]:
@@ -32,7 +32,7 @@ def changes(environment: Mapping[str, Any]) -> list[str]:
     if not before or environment.get("code_state") == sources.raw_state(before):
         return []
     found = sources.files_present(before)
-    return differences(before, {label: _digest(digests) for label, digests in found.items()})
+    return differences(before, {label: digest(digests) for label, digests in found.items()})
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -41,5 +41,6 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [f"samewise's own code has changed: {first_few(names, 5)}"] if names else []
 
 
-def _digest(digests: Mapping[str, str]) -> str:
+def digest(digests: Mapping[str, str]) -> str:
+    """A short digest of many: of the parts of a file, or of all files."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]

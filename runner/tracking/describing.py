@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from samewise.runner.config import header
 from samewise.runner.config.tree import flat
 from samewise.runner.errors import DamagedFile
-from samewise.runner.records import shapes
+from samewise.runner.records import own_code, shapes
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 
@@ -59,8 +59,9 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
         "mlflow.user": _user(),
         "mlflow.note.content": _note(folder, config, environment, fingerprint),
     }
-    facts = {name: value for name, value in environment.items() if name not in ("data", "decides", "git", "fingerprint", "level")}
+    facts = {name: value for name, value in environment.items() if name not in ("code_state", "data", "decides", "git", "fingerprint", "level")}
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
+    facts["code"] = own_code.digest(environment["code"]) if isinstance(environment.get("code"), Mapping) else None  # one tag; environment.json has each file
     found |= {key(f"env.{name}"): _fit(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
     found |= {key(str(name)): value for name, value in own.items()}
     return {name: str(value) for name, value in found.items() if value not in (None, "")}

@@ -16,6 +16,7 @@ import pytest
 from samewise_runner_tracking_store import Store, expected, finish, start
 
 from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records import own_code
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import sender
 from samewise.runner.tracking.progress import is_behind
@@ -50,7 +51,10 @@ def test_a_finished_run_is_in_mlflow_with_all_its_data(folder: RunFolder, store:
         "who": "a test",
     }
     assert told.items() <= tags.items()
-    assert tags["env.versions.torch"] == "2"
+    assert {name: value for name, value in tags.items() if name.startswith("env.")} == {
+        "env.versions.torch": "2",
+        "env.code": own_code.digest({"samewise/a.py": "1", "samewise/b.py": "2"}),  # one tag for all files
+    }
     inputs = "select d.name, d.digest, d.dataset_profile from inputs i join datasets d on d.dataset_uuid = i.source_id where i.destination_id = ?"
     assert [(name, digest, json.loads(profile)) for name, digest, profile in store.rows(inputs, run)] == [("digits", "a" * 36, {"num_rows": 1000})]
     artifacts = store.path.parent / "mlartifacts" / run / "artifacts"

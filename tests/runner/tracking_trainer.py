@@ -33,7 +33,18 @@ def main() -> None:
     write_atomically(folder.config, "# choices: " + json.dumps({"model": "resnet18"}) + "\n" + OmegaConf.to_yaml(OmegaConf.create(config)))
     trust.sign(folder.config)
     data = {"train": {"name": "digits", "size": 1000, "fingerprint": "a" * 64}}
-    write_json(folder.environment, {"fingerprint": "f" * 64, "level": "R1", "versions": {"torch": "2"}, "git": {"commit": "c" * 40}, "data": data})
+    write_json(
+        folder.environment,
+        {
+            "fingerprint": "f" * 64,
+            "level": "R1",
+            "versions": {"torch": "2"},
+            "code": {"samewise/a.py": "1", "samewise/b.py": "2"},
+            "code_state": "3",
+            "git": {"commit": "c" * 40},
+            "data": data,
+        },
+    )
     checkpoint = folder.checkpoints / "step"
     resume = int(checkpoint.read_text()) if checkpoint.exists() else None
     tracker = open_tracker(folder, settings, resume_step=resume)
