@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +14,16 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, DataError, SamewiseError
+from samewise.runner.data.loading import Loader, MicroBatch, training_keys
+from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.strategies.base import Strategy
+from samewise.runner.strategies.base import Strategy, Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import rehearse
-from samewise.runner.training.loop import train_step
+from samewise.runner.training.loop import forward, train_step
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
 from samewise.runner.training.step_errors import explain_step_error, name_override, refused_operator
@@ -86,6 +87,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 train_step(run, next(training_batches(run)))
                 rehearse(run)
+                run.recorder.cautions.extend(_means_for_sums(run) if alone else [])
         except DataError as error:
             raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
         except SamewiseError:
@@ -95,6 +97,23 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         finally:
             run.strategy.end()
     return run
+
+
+def _means_for_sums(run: Run) -> list[Problem]:
+    """A caution if a loss's count doubles where each sample comes twice, but its total stays: it is a mean, where a sum is wanted."""
+    key = next(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
+    few, found = key.indices[: min(2, len(key.indices) // 2)], list[Problem]()
+    with suppress(Exception):  # the step itself was sound: this model or loss needs more samples, or others
+        for phase in run.phases:
+            batches = Loader(run.splits["train"].keyed, lambda: iter((replace(key, indices=few), replace(key, indices=few * 2))))
+            with phase.training(run.step):
+                once, twice = (Tally.read([forward(run, phase, MicroBatch(0, batch))[2]()])[0][0] for batch in batches)
+            first, second = once.sums["loss"], twice.sums["loss"]
+            if twice.count > 1.5 * once.count and abs(second - first) < 0.1 * abs(first):
+                words = f"the total for {once.count:g} is {first:.4g}, and for the same twice {second:.4g}: it is a mean, which is divided again"
+                where = f"recipe ({type(run.recipe).__name__}.loss)"
+                found.append(Problem(where, words, expected="a sum over count", hint='reduction="sum" in torch\'s losses'))
+    return found
 
 
 def _disable_caches(composed: Composed) -> Composed:

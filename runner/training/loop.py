@@ -55,7 +55,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
             run.recorder.trace.phase_ends(run.step + 1)
         run.clear_gradients()
         with phase.training(run.step):
-            tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
+            tallies = run.strategy.carry(micro_batches, partial(forward, run, phase))
         tally = run.strategy.reduce(tallies)
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
         readings.add(phase, tally, norm, tallies)  # what is not finite ends here, before it is in the weights
@@ -65,7 +65,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     return readings.outcome()
 
 
-def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Tensor, Callable[[], Tally]]:
+def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Tensor, Callable[[], Tally]]:
     """A micro-batch's loss, the gradient its backward pass begins with, and its tally: read after that pass, since reading a value waits for the device."""
     streams.enter(run.seed, "step", run.step, micro.number, phase.number)
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))

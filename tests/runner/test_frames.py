@@ -43,4 +43,4 @@ def test_four_frames_lead_from_the_command_to_the_optimizer_step(samewise: Calla
 
 
 def test_the_loop_fits_on_one_screen() -> None:
-    assert sum(len(inspect.getsource(function).splitlines()) for function in (loop.fit, loop.train_step, loop._forward)) <= 60
+    assert sum(len(inspect.getsource(function).splitlines()) for function in (loop.fit, loop.train_step, loop.forward)) <= 60

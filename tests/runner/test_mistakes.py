@@ -215,6 +215,30 @@ def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Pa
     assert done.returncode == 0, done.stderr
 
 
+MEAN = """
+from samewise.recipes.classification import Classification
+from samewise.runner.interfaces import Loss
+
+
+class Mean(Classification):
+    def loss(self, model, batch, phase):
+        loss = super().loss(model, batch, phase)
+        return Loss(loss.total / loss.count, loss.count)
+"""
+
+
+def test_a_loss_that_is_a_mean_is_warned_about(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "averaged.py").write_text(MEAN)
+    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["averaged"]\n')
+    monkeypatch.syspath_prepend(str(here))
+    given = ["experiment=resnet18_digits", "model.width=4", "debug=tiny", "device=cpu", "--strict"]
+    assert samewise("check", *given).returncode == 0
+    done = samewise("check", *given, "recipe._target_=averaged.Mean")
+    assert done.returncode == 2
+    assert "warning: recipe (Mean.loss): the total for " in done.stdout
+    assert "it is a mean" in done.stdout
+
+
 def test_a_key_that_is_not_text_is_named(samewise: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "configs" / "dataset").mkdir(parents=True)
     (tmp_path / "configs" / "dataset" / "mapped.yaml").write_text("defaults: [digits, _self_]\nlabels: {3: 12}\n")

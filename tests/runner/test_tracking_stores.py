@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from samewise_runner_tracking_store import Store, expected, finish, start
 
-from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records import own_code
+from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import sender
 from samewise.runner.tracking.progress import is_behind
