@@ -30,6 +30,9 @@ class Case:
         parts: For each of several phases, the parts of the model that it trains.
         groups: `param_groups`.
         frozen: `initialise.frozen`.
+        statistics: `initialise.frozen_statistics`.
+        second: The options of the second phase's optimizer, if it has one of its own.
+        recomputed: `activation_checkpointing`.
         average: decay and every_steps of an average of the weights.
         strategy: Its name and settings; it runs on `processes`.
     """
@@ -52,9 +55,17 @@ class Case:
     parts: tuple[tuple[str, ...], ...] = ()
     groups: dict[str, Any] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
+    statistics: str = "freeze"
+    second: dict[str, Any] = field(default_factory=dict)
+    recomputed: tuple[str, ...] = ()
     strategy: str = "single"
     settings: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps an epoch has."""
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
     @property
     def rounding(self) -> float:
@@ -72,6 +83,7 @@ class Case:
         average = {"_target_": "samewise.runner.callbacks.ema.ExponentialMovingAverage", "rescale": False}
         average |= dict(zip(("decay", "every_steps"), self.average or (), strict=False))
         schedule = {"_target_": f"samewise.runner.optim.schedules.{'Cosine' if self.cosine else 'Constant'}", "unit": "step"}
+        optimizer = {"_target_": f"torch.optim.{self.optimizer}", "_partial_": True, **self.options}
         given: dict[str, Any] = {
             "name": "step",
             "run_root": str(run_root),
@@ -83,10 +95,11 @@ class Case:
             "model": {"_target_": f"{PACKAGE}.toys.{self.model}"},
             "dataset": {split: {"_target_": f"{PACKAGE}.toys.Toys", "samples": self.samples, "uneven": self.uneven} for split in ("train", "valid")},
             "transforms": {"train": {"sample": [], "batch": []}, "eval": {"sample": [], "batch": []}},
-            "optimizer": {"_target_": f"torch.optim.{self.optimizer}", "_partial_": True, **self.options},
+            "optimizer": {"phase0": optimizer, "phase1": {**optimizer, **self.second}} if self.second else optimizer,
             "scheduler": schedule,
             "param_groups": self.groups,
-            "initialise": {"frozen": list(self.frozen)},
+            "initialise": {"frozen": list(self.frozen), **({"frozen_statistics": self.statistics} if self.frozen else {})},
+            "activation_checkpointing": list(self.recomputed),
             "precision": {"_target_": "samewise.runner.precision.Precision", "dtype": self.dtype, "initial_scale": 8.0},
             "strategy": {"_target_": f"samewise.runner.strategies.{self.strategy}.{CLASSES[self.strategy]}", **self.settings},
             "callbacks": {"ema": average} if self.average else {},

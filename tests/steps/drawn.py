@@ -32,7 +32,9 @@ GROUPS: list[dict[str, Any]] = [
     {},
     {"norms": {"match": "norm", "weight_decay": 0.0}, "head": {"match": "head.*", "lr_factor": 3.0}},
     {"stem": {"match": "stem.*", "frozen": True}},
+    {"stem": {"match": "stem.*", "frozen": True, "frozen_statistics": "train"}},
 ]
+LATER: dict[str, Any] = {"stem": {"match": "stem.*", "frozen_until": 1}}
 NORMLESS, CUTTABLE = ("Letters", "Matrices"), {"Image": "head", "Letters": "body", "Matrices": "body"}
 PLAIN = ("SGD", "ASGD")
 
@@ -51,7 +53,8 @@ def cases(draw: st.DrawFn, strategy: str = "single") -> Case:
     rest = draw(st.integers(replicas, batch_size - 1))
     if strategy == "fsdp" and optimizer in ("Adafactor", "Rprop"):  # torch supports neither on shards
         optimizer, options = "SGD", {"lr": 0.3}
-    groups = draw(st.sampled_from(GROUPS if model not in NORMLESS and optimizer != "Rprop" else [{}, GROUPS[2]]))
+    rules = GROUPS if model not in NORMLESS and optimizer != "Rprop" else [{}, *GROUPS[2:]]
+    groups = draw(st.sampled_from([*rules, LATER] if strategy in ("single", "elastic") else rules))
     frozen = draw(st.sampled_from([(), ("stem.*",)])) if not groups else ()
     two_phases = not cut and draw(st.booleans())
     return Case(
@@ -63,7 +66,7 @@ def cases(draw: st.DrawFn, strategy: str = "single") -> Case:
         accumulate=accumulate,
         batch_size=batch_size,
         samples=2 * batch_size + rest,
-        steps=2 if drop_last else 3,
+        steps=2 + (not drop_last) + 2 * (groups is LATER),
         drop_last=drop_last,
         uneven=draw(st.booleans()),
         clip_norm=draw(st.sampled_from([None, 0.1, 100.0])),
@@ -73,6 +76,9 @@ def cases(draw: st.DrawFn, strategy: str = "single") -> Case:
         parts=(("stem", "body"), ("head",)) if two_phases else (),
         groups=groups,
         frozen=frozen,
+        statistics=draw(st.sampled_from(["freeze", "train"])),
+        second={"lr": 0.5 * options["lr"]} if two_phases and draw(st.booleans()) else {},
+        recomputed=() if cut else draw(st.sampled_from([(), ("body",), ("stem", "head")])),
         strategy=strategy,
         settings={"split": [CUTTABLE[model]]} if cut else {"find_unused_parameters": True} if strategy == "ddp" and two_phases else {},
         processes=1 if strategy == "single" else 3 if strategy == "elastic" and replicas == 3 else 2,

@@ -36,12 +36,13 @@ def train(case: Case, initial: Mapping[str, Tensor]) -> Trained:
     model = toys.MODELS[case.model]()
     model.load_state_dict(initial)
     model = model.double().train()
-    frozen = _freeze(model, case)
     data = toys.Toys(samples=case.samples, uneven=case.uneven)
     states: dict[str, dict[str, Any]] = {name: {} for name, _ in model.named_parameters()}
+    updates = dict.fromkeys(states, 0)
     done = Trained({}, {name: value.clone() for name, value in model.state_dict().items()})
     for step in range(case.steps):
         losses, norm = 0.0, None
+        frozen = _freeze(model.train(), case, step // case.steps_per_epoch)
         for phase, parts in enumerate(case.parts or ((),)):
             names = [name for name, _ in model.named_parameters() if name not in frozen and (not parts or name.split(".")[0] in parts)]
             gradient, loss = _gradient(model, case, data, step, phase, names)
@@ -51,9 +52,10 @@ def train(case: Case, initial: Mapping[str, Tensor]) -> Trained:
                 gradient = {name: value * min(1.0, case.clip_norm / norm) for name, value in gradient.items()}
             rule = textbook.RULES[case.optimizer]
             for name, value in gradient.items():
-                options = _options(model, case, name, step)
+                options = _options(model, case, name, step, phase)
                 held = model.get_parameter(name)
-                held.data = rule(held.data, value, states[name], options, step + 1)
+                updates[name] += 1
+                held.data = rule(held.data, value, states[name], options, updates[name])
         done.losses.append(losses)
         done.norms.append(norm)
         if case.average and (step + 1) % case.average[1] == 0:
@@ -62,22 +64,24 @@ def train(case: Case, initial: Mapping[str, Tensor]) -> Trained:
     return done
 
 
-def _freeze(model: nn.Module, case: Case) -> set[str]:
-    """The names of the parameters that are not trained; a batch norm without trained parameters keeps its statistics."""
-    frozen = {
-        name for name, _ in model.named_parameters() if any(fnmatchcase(name, pattern) for pattern in case.frozen) or _rule(model, case, name).get("frozen")
-    }
+def _freeze(model: nn.Module, case: Case, epoch: int) -> set[str]:
+    """The names of the parameters that are not trained; a batch norm without trained parameters keeps its statistics, unless told otherwise."""
+    frozen, held = set[str](), set[str]()
+    for name, _ in model.named_parameters():
+        rule, given = _rule(model, case, name), any(fnmatchcase(name, pattern) for pattern in case.frozen)
+        if given or rule.get("frozen") or epoch < rule.get("frozen_until", 0):
+            frozen.add(name)
+            held |= {name} if (case.statistics if given else rule.get("frozen_statistics", "freeze")) == "freeze" else set()
     for name, module in model.named_modules():
         inside = [f"{name}.{inner}" for inner, _ in module.named_parameters(recurse=False)]
-        if isinstance(module, _BatchNorm) and inside and frozen.issuperset(inside):
+        if isinstance(module, _BatchNorm) and inside and held.issuperset(inside):
             module.eval()
     return frozen
 
 
 def _gradient(model: nn.Module, case: Case, data: toys.Toys, step: int, phase: int, names: list[str]) -> tuple[dict[str, Tensor], float]:
     """The gradient of the mean loss over the step's samples, and that mean."""
-    per_epoch = case.samples // case.batch_size if case.drop_last else math.ceil(case.samples / case.batch_size)
-    first = step % per_epoch * case.batch_size
+    first = step % case.steps_per_epoch * case.batch_size
     size, pieces = min(case.batch_size, case.samples - first), case.replicas * case.accumulate
     total, count, sums = 0.0, 0.0, dict.fromkeys(names)
     start = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -106,10 +110,11 @@ def _set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         buffer.copy_(values[name])
 
 
-def _options(model: nn.Module, case: Case, name: str, step: int) -> dict[str, Any]:
+def _options(model: nn.Module, case: Case, name: str, step: int, phase: int) -> dict[str, Any]:
     """The optimizer's options for a parameter: those of the first matching rule override the optimizer's own, at the schedule's rate."""
     rule = _rule(model, case, name)
-    options = {**case.options, **{key: value for key, value in rule.items() if key not in ("match", "lr_factor", "frozen")}}
+    ours = ("match", "lr_factor", "frozen", "frozen_until", "frozen_statistics")
+    options = {**case.options, **(case.second if phase else {}), **{key: value for key, value in rule.items() if key not in ours}}
     options["lr"] *= rule.get("lr_factor", 1.0)
     if case.cosine:
         options["lr"] *= (1 + math.cos(math.pi * step / case.steps)) / 2

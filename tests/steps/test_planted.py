@@ -24,6 +24,9 @@ ONE = Case(
 )
 HALF = ONE.varied(dtype="float16", drop_last=True, steps=2, uneven=False)
 TWO = ONE.varied(strategy="elastic", replicas=4, batch_size=24, samples=60, processes=2)
+LATER = ONE.varied(
+    parts=(("stem", "body"), ("head",)), groups={"stem": {"match": "stem.*", "frozen_until": 1}}, second={"lr": 0.05}, recomputed=("body",), steps=5
+)
 DDP = Case(strategy="ddp", memory_format="channels_last", replicas=2, processes=2, batch_size=24, samples=49, drop_last=False, steps=3)
 
 FAULTS: dict[str, tuple[Case, str, str, str]] = {
@@ -54,6 +57,10 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "the same samples in every step": (ONE, "data.plan", "first = place * self.batch_size", "first = 0 * place * self.batch_size"),
     "a factor that is added": (ONE, "optim.build", 'group["lr"] = factor * lr', 'group["lr"] = factor + lr'),
     "an average the wrong way round": (ONE, "callbacks.ema", "mine.lerp_(theirs, alpha)", "mine.lerp_(theirs, 1 - alpha)"),
+    "a layer that waits for a step too long": (LATER, "training.phase", "if step < one.until", "if step <= one.until"),
+    "a waiting layer whose statistics move": (LATER, "training.phase", "now.layers if now else ()", "()"),
+    "one optimizer for both phases": (LATER, "optim.build", "nodes[phase.name]", "nodes[phases[0].name]"),
+    "statistics updated again in the backward pass": (LATER, "strategies.recompute", "_restore(before)", "pass"),
     "gradients clipped while they are scaled": (HALF, "precision", "self._scaler.unscale_(optimizer)", "self._scaler.get_scale()"),
     "another process's samples": (TWO, "strategies.elastic", "range(mine.start * self._accumulate,", "range(mine.start,"),
     "shares added in no place": (TWO, "strategies.replicas", "rows[left].add_(rows[right])", "rows[right].add_(rows[left])"),
@@ -69,7 +76,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [ONE, HALF, TWO, DDP], ids=["one process", "float16", "two processes", "ddp"])
+@pytest.mark.parametrize("case", [ONE, HALF, LATER, TWO, DDP], ids=["one process", "float16", "frozen at first", "two processes", "ddp"])
 def test_without_a_fault_both_agree(case: Case) -> None:
     assert not disagreements(case)
 
