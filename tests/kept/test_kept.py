@@ -45,7 +45,7 @@ def test_show_prints_the_same_as_before(experiment: str, tmp_path: Path, monkeyp
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("experiment", [marked(name) for name in kept.EXPERIMENTS])
 def test_a_reduced_experiment_does_not_diverge_and_keeps_its_bits(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
-    done = samewise("train", f"experiment={experiment}", "debug=tiny", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
+    done = samewise(*kept.command(experiment, tmp_path))
     assert done.returncode == 0, done.stderr
     (journal,) = tmp_path.glob("*/*/metrics.jsonl")
     logged = [json.loads(line).get("metrics", {}) for line in journal.read_text().splitlines()]
