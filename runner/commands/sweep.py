@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.commands import add_overrides, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem, number_of
 from samewise.runner.launchers.base import Launcher, Standing
-from samewise.runner.records import trust
+from samewise.runner.records import locks, trust
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, below, find
@@ -39,6 +39,7 @@ EXAMPLES = """examples:
   samewise sweep resnet18_digits-1a2b3c4d      resume it, as running the same command again would
   samewise sweep resnet18_digits-1a2b3c4d --retry-failed
   samewise sweep resnet18_digits-1a2b3c4d --cancel
+  samewise sweep resnet18_digits-1a2b3c4d --cancel --points 3,5     only these; the rest of the sweep goes on
 
 Running the same command again resumes the same sweep: finished runs are not run again, and killed ones resume."""
 
@@ -49,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show the progress of the sweep, or of all sweeps if none is named")
     what.add_argument("--cancel", action="store_true", help="let its running jobs save and stop, and start no more")
+    parser.add_argument("--points", metavar="N,N", help="with --cancel: stop only these points, as --status numbers them")
     what.add_argument("--list", action="store_true", help="compose, check and print its points without starting any")
     parser.add_argument("--retry-failed", action="store_true", help="also run failed points again")
     parser.add_argument("--wait", action="store_true", help="wait until the jobs have ended, even if the launcher can continue without this command")
@@ -59,11 +61,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.status and not args.overrides:
         return _all(args)
+    if args.points and not args.cancel:
+        raise ConfigError(Problem("--points", "only limits what --cancel stops", args.points, hint="samewise sweep SWEEP --cancel --points 3,5"))
     if args.status or args.cancel:
         folder = _find_sweep(args)
         if args.cancel:
             _require_trust(folder, args)
-            return _cancel(folder, project_from(args))
+            return _cancel_points(folder, project_from(args), args.points) if args.points else _cancel(folder, project_from(args))
         is_whole = bool(folder.facts)  # read before it is signed
         return _status(folder, project_from(args), trusted=is_whole and is_trusted(folder.made_by, trust=args.trust), as_json=args.json)
     if not args.overrides:
@@ -164,18 +168,40 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
     launcher = open_launcher(folder, project)
     held = folder.holder()
     if held is not None:
-        pid, host = held
-        if host != socket.gethostname():
-            hint = f"run the same command on that machine, or `kill {pid}` on {host}"
-            raise ConfigError(Problem(folder.id, f"is being run by process {pid} on {host}", hint=hint))
-        os.kill(pid, signal.SIGTERM)
-        print(f"process {pid} was asked to stop: its jobs will finish their step and save")
+        _stop(folder.id, held)
+        print(f"process {held[0]} was asked to stop: its jobs will finish their step and save")
     elif launcher.detached and (live := _live(folder, launcher)):
         launcher.cancel(live)
         print(f"{number_of(len(live), 'job')} asked to stop: running jobs will finish their step and save")
     else:
         print(f"no job of {folder.id} is running")
     return 0
+
+
+def _cancel_points(folder: SweepFolder, project: Project, given: str) -> int:
+    """Stop some points; the process that runs a sweep on this machine goes on with the others."""
+    known = {str(point.number + 1): point for point in folder.points()}
+    wanted = [word.strip() for word in given.split(",")]
+    if unknown := [word for word in wanted if word not in known]:
+        raise ConfigError(Problem("--points", f"{folder.id} has no such point", ", ".join(unknown), f"numbers from 1 to {len(known)}"))
+    launcher, points = open_launcher(folder, project), [known[word] for word in wanted]
+    live = _live(folder, launcher) if launcher.detached else []
+    launcher.cancel([point.number for point in points if point.number in live])
+    for point in points:
+        held = None if launcher.detached else locks.process_of(locks.holder(RunFolder(Path(point.folder)).lock))
+        if held is not None:
+            _stop(f"point {point.number + 1}", held)
+        said = "was asked to stop: it finishes its step and saves" if held is not None or point.number in live else "is not running"
+        print(f"point {point.number + 1}  {point.label}  {said}")
+    return 0
+
+
+def _stop(what: str, held: tuple[int, str]) -> None:
+    """Ask a process on this machine to save and stop."""
+    pid, host = held
+    if host != socket.gethostname():
+        raise ConfigError(Problem(what, f"is being run by process {pid} on {host}", hint=f"run the same command on that machine, or `kill {pid}` on {host}"))
+    os.kill(pid, signal.SIGTERM)
 
 
 def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:

@@ -73,6 +73,12 @@ def holder(path: Path) -> str | None:
         return None
 
 
+def process_of(said: str | None) -> tuple[int, str] | None:
+    """The process that `holder` names, and its machine; None if there is none."""
+    words = (said or "").split()
+    return (int(words[1]), words[3]) if len(words) == 4 and words[1].isdecimal() else None
+
+
 def _sign(file: int) -> None:
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -204,8 +204,7 @@ class SweepFolder:
 
     def holder(self) -> tuple[int, str] | None:
         """The process that runs the sweep, and its machine; None if there is none."""
-        words = (locks.holder(self.path / ".lock") or "").split()
-        return (int(words[1]), words[3]) if len(words) == 4 and words[1].isdecimal() else None
+        return locks.process_of(locks.holder(self.path / ".lock"))
 
 
 def _lost(file: Path, number: int) -> ConfigError:

@@ -176,7 +176,7 @@ def test_a_stopped_sweep_resumes_to_the_same_bits(how: signal.Signals, points, t
 
 @pytest.mark.slow
 def test_cancelling_makes_the_jobs_save(points, tmp_path: Path) -> None:
-    given = (*TINY[:-1], "max_steps=4000", "max_epochs=4000", "seed=range(2)", "launcher.jobs=1")
+    given = (*TINY[:-1], "max_steps=4000", "max_epochs=4000", "seed=range(3)", "launcher.jobs=1")
     process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not any(file.read_bytes().count(b"\n") > 3 for file in tmp_path.glob("runs/*/*/trace.jsonl")):
@@ -186,10 +186,19 @@ def test_cancelling_makes_the_jobs_save(points, tmp_path: Path) -> None:
     held = sweep(*given, folder=tmp_path)
     assert held.returncode == 2
     assert "is being run by process" in held.stderr
+    unknown = sweep(name, "--cancel", "--points", "1,4", folder=tmp_path)
+    assert (unknown.returncode, "--points: " in unknown.stderr, "from 1 to 3" in unknown.stderr) == (2, True, True)
+    assert "point 1  seed=0  was asked to stop" in sweep(name, "--cancel", "--points", "1", folder=tmp_path).stdout
+    while [one["state"] for one in points(tmp_path, name)] != ["interrupted", "running", "waiting"]:  # the sweep goes on
+        assert process.poll() is None
+        time.sleep(0.05)
+    while not all(any(Path(tmp_path, one["folder"]).glob("trace.jsonl")) for one in points(tmp_path, name)[:2]):
+        assert process.poll() is None
+        time.sleep(0.05)
     assert sweep("--cancel", name, folder=tmp_path).returncode == 0
     process.communicate(timeout=60)
     assert process.returncode == 3
     found = points(tmp_path, name)
-    assert [one["state"] for one in found] == ["interrupted", "waiting"]
+    assert [one["state"] for one in found] == ["interrupted", "interrupted", "waiting"]
     assert list(Path(tmp_path, found[0]["folder"], "checkpoints").glob("*"))
     assert os.listdir(tmp_path / "runs" / "sweeps") == [name]
