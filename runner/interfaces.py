@@ -68,6 +68,25 @@ class Scores(abc.ABC):
         """Write what a person would look at or listen to (PNG, WAV, HTML, CSV files) into `folder`. Default: nothing."""
 
 
+class MeanLosses(Scores):
+    """The losses and their parts, each the mean over what all batches count; with several phases `PHASE/loss`, as in training."""
+
+    def __init__(self) -> None:
+        self._counts, self._sums = dict[str, float](), dict[str, dict[str, float]]()
+
+    def add(self, measured: Mapping[str, tuple[float, Mapping[str, float]]]) -> None:
+        """Add a batch's counts and sums, by phase."""
+        for phase, (count, sums) in measured.items():
+            self._counts[phase] = self._counts.get(phase, 0.0) + count
+            held = self._sums.setdefault(phase, {})
+            held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
+
+    def compute(self) -> dict[str, float]:
+        """The means by name."""
+        several = len(self._sums) > 1
+        return {f"{phase}/{name}" if several else name: value / self._counts[phase] for phase, sums in self._sums.items() for name, value in sums.items()}
+
+
 class Prediction(abc.ABC):
     """What a model makes of one file."""
 
@@ -151,13 +170,17 @@ class Recipe(abc.ABC):
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         """The training loss of one micro-batch, the model in training mode."""
 
-    @abc.abstractmethod
     def measure(self, model: nn.Module, batch: Batch) -> Any:
-        """What one evaluation batch gives, small and on the CPU, for `Scores.add`; the model is in eval mode, without gradients."""
+        """What one evaluation batch gives, small and on the CPU, for `Scores.add`; the model is in eval mode, without gradients. Default: its losses."""
+        found = {phase.name: self.loss(model, batch, phase) for phase in self.phases}
+        return {name: (loss.count, {"loss": float(loss.total), **{part: float(value) for part, value in loss.parts.items()}}) for name, loss in found.items()}
 
-    @abc.abstractmethod
     def scores(self, dataset: Any) -> Scores:
-        """A fresh accumulator for one pass over `dataset` (the split being evaluated; its `classes` name the labels, if it has them)."""
+        """A fresh accumulator for one pass over `dataset` (the split being evaluated; its `classes` name the labels, if it has them). Default: mean losses."""
+        if type(self).measure is not Recipe.measure:
+            words = f"{type(self).__name__} has a `measure`, but no `scores` that turns its results into metrics"
+            raise ConfigError(Problem("recipe", words, expected="both, or neither: the losses are then the metrics"))
+        return MeanLosses()
 
     def read(self, file: Path) -> Any:
         """A user's file as a sample for `collate`, without what is to be predicted.
