@@ -13,7 +13,7 @@ from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, rank_settings
+from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, rank_settings, spread
 from samewise.runner.sweep.rows import Row, columns, count_points, effect_facts, number, setting_rows
 
 _MOST = 30
@@ -50,9 +50,12 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
     if not found:
         return
     console.print(_table(setting_rows(found)[:_MOST], right=(found[0].point.monitor, "std", "95 % interval", "seeds", "time")))
-    best = next((one for one in rank_settings(found)[0] if one.state is State.finished and not math.isnan(one.value)), None)
+    ranked = rank_settings(found)
+    best = next((one for one in ranked[0] if one.state is State.finished and not math.isnan(one.value)), None)
     if best:
-        console.print(f"best     {label(best.point.values)}\nfolder   {best.point.folder}")
+        ties = sum(spread(setting).mean == spread(ranked[0]).mean for setting in ranked) - 1
+        also = f"   (the first of {ties + 1} settings with this result)" if ties else ""
+        console.print(f"best     {label(best.point.values)}{also}\nfolder   {best.point.folder}")
         if more:
             console.print(f"report   {more}")
     for one in found:

@@ -30,7 +30,7 @@ from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, pareto
 from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
 from samewise.runner.sweep.rows import cost_in_words, setting_rows
-from samewise.runner.sweep.tables import as_plain_values, print_points
+from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -130,6 +130,12 @@ def test_the_status_relates_its_numbers_to_those_of_files(tmp_path: Path, capsys
     assert re.search(r"^2 +a=1 ", told, re.M)
     assert f"{folder.path}/logs/0000.log is point 1's" in told
     assert [(values["point"], values["number"]) for values in map(as_plain_values, found)] == [(1, 0), (2, 1)]
+
+
+def test_a_tie_for_the_best_result_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for values, said in (((0.5, 0.7, 0.7), "best     a=1   (the first of 2 settings with this result)\n"), ((0.5, 0.7, 0.6), "best     a=1\n")):
+        print_settings(SweepFolder(tmp_path / "some-1"), [outcome(number, value, a=str(number)) for number, value in enumerate(values)])
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
