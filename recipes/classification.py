@@ -1,4 +1,4 @@
-"""Image classification: one label per image, cross-entropy, accuracy, and the confusion matrix."""
+"""Image classification: one label per image, or with some losses several, cross-entropy, accuracy, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
 from samewise.recipes.parts.classification_scores import ClassificationScores, MeasuredClassification
 from samewise.recipes.parts.labelled_images import as_record, collate_images, stack_images
-from samewise.recipes.parts.losses import shares
+from samewise.recipes.parts.losses import is_sigmoid, shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.recipes.parts.test_time import check_kind, views
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
@@ -38,7 +38,7 @@ class Classification(Recipe):
         reads: What `predict` takes from a video: `frames`, None where it reads images, and the `stride` from one to the next; and the `mode` of images, as in
             `datasets.parts.image_files.ImageFiles`.
         loss: From logits float32[B, K] and labels, int64[B] or float32[B, K], to each image's loss, float[B] (`parts.losses`), in training and in
-            evaluation; None: cross-entropy.
+            evaluation; None: cross-entropy. With a sigmoid for its `link`, labels float32[B, K] are zeros and ones: each image has any number of labels.
         metrics: More metrics of an evaluation, by name (`parts.named_metrics`).
         test_time_augmentation: `none`, `flip` or `flip_and_translate`: evaluate and predict by the mean of the logits of 1, 2 or 6 versions of each image
             (`parts.test_time`). An export has the model alone.
@@ -74,6 +74,9 @@ class Classification(Recipe):
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
         self.criterion = loss
+        self._separate = is_sigmoid(loss)
+        if self._separate:
+            self.gives = "one row of scores for each sample; sigmoid turns each into the probability of its class, whatever the others are"
         self.metrics = NamedMetrics(metrics)
         self._views = check_kind(test_time_augmentation, "recipe.test_time_augmentation")
         self._range_is_known = num_classes is not None
@@ -114,8 +117,10 @@ class Classification(Recipe):
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         logits = self._mean_logits(model, batch)
-        probabilities, prediction = logits.softmax(1), logits.argmax(1)
-        label = batch["label"] if batch["label"].dim() == 1 else _likeliest_label(batch["label"], prediction)
+        probabilities, prediction = self._probabilities(logits), logits.argmax(1)
+        given, several = batch["label"], self._separate and batch["label"].dim() == 2
+        first = logits.where(given == given.amax(1, keepdim=True), -torch.inf).argmax(1) if several else prediction
+        label = given if given.dim() == 1 else _likeliest_label(given, first)
         loss = F.cross_entropy(logits, batch["label"], reduction="none") if self.criterion is None else self._each(self.criterion, logits, batch["label"])
         shown = _worth_seeing(loss)
         return MeasuredClassification(
@@ -128,6 +133,7 @@ class Classification(Recipe):
             shown=shown.cpu(),
             thumbnails=pictures.thumbnails(batch["image"][shown]).cpu(),
             probabilities=probabilities.cpu() if self.metrics else None,
+            labels=given.cpu() if several else None,
         )
 
     def scores(self, dataset: Any) -> ClassificationScores:
@@ -144,9 +150,9 @@ class Classification(Recipe):
         return {"image": image, "label": 0, "file": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        probabilities = self._mean_logits(model, batch).softmax(1).cpu()
+        probabilities = self._probabilities(self._mean_logits(model, batch)).cpu()
         drawn = [partial(self._picture, file) for file in batch["file"]] if self.takes == "images" else [None] * len(probabilities)
-        return [Classified(each, self.classes, picture) for each, picture in zip(probabilities, drawn, strict=True)]
+        return [Classified(each, self.classes, picture, separate=self._separate) for each, picture in zip(probabilities, drawn, strict=True)]
 
     def _picture(self, file: str) -> Tensor:
         """uint8[3, H, W], to draw a class into; of stored channels the first three, or the only one, stretched to their range."""
@@ -180,6 +186,10 @@ class Classification(Recipe):
         if self._views == "none":
             return self._logits(model, batch)
         return torch.stack([weight * self._logits(model, {**batch, "image": image}) for weight, image in views(batch["image"], self._views)]).sum(0)
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """float[B, K], by the loss's link; a sigmoid in float64, since in float32 all logits from 17 on become 1."""
+        return logits.cpu().double().sigmoid() if self._separate else logits.softmax(1)
 
     def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
         """float32[B]: each image's loss, with its shape checked."""
@@ -216,40 +226,58 @@ class Classified(Prediction):
     """The predicted class of an image.
 
     Args:
-        probabilities: float32[K].
+        probabilities: float[K].
         classes: Their K names, or none.
         picture: Reads the image to draw it in, uint8[3, H, W]; None: there is none.
-        least: Classes that are less probable are left out.
+        least: Classes that are less probable are left out; None: none.
+        separate: The image may have several classes: all that are not less probable than `least` are found.
     """
 
-    def __init__(self, probabilities: Tensor, classes: Sequence[str] = (), picture: Callable[[], Tensor] | None = None, *, least: float = 0.0) -> None:
+    def __init__(
+        self,
+        probabilities: Tensor,
+        classes: Sequence[str] = (),
+        picture: Callable[[], Tensor] | None = None,
+        *,
+        least: float | None = None,
+        separate: bool = False,
+    ) -> None:
         self.probabilities = probabilities
         self.classes = list(classes) if len(classes) == len(probabilities) else []
         self._picture = picture
-        self._least = least
+        self._least = least or 0.0
+        self._separate = separate
+        self._every = separate and least is not None
 
     def values(self) -> dict[str, Any]:
-        """The likeliest class, by number and, if known, name, and the probabilities of the five likeliest; None if it is below the threshold."""
-        best = [one for one in self.probabilities.argsort(descending=True, stable=True)[:5].tolist() if self.probabilities[one] >= self._least]
-        named = {"class": self.classes[best[0]] if best else None} if self.classes else {}
-        return {"label": best[0] if best else None, **named, "probabilities": {self._name(label): float(self.probabilities[label]) for label in best}}
+        """The likeliest class, by number and, if known, name, and the probabilities of those found; None if all are below the threshold."""
+        found = self._found()
+        return {**self._named(found[0] if found else None), "probabilities": {self._name(label): float(self.probabilities[label]) for label in found}}
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """Write `NAME_class.png`, the image with its class and probability; nothing for videos."""
         if self._picture is None:
             return []
-        likeliest = next(iter(self.values()["probabilities"].items()), None)
-        words = f"{likeliest[0]} {likeliest[1]:.2f}" if likeliest else f"none of at least {self._least:g}"
+        words = ", ".join(f"{self._name(one)} {self.probabilities[one]:.2f}" for one in self._shown()) or f"none of at least {self._least:g}"
         return [pictures.save_classified(folder / f"{name}_class.png", self._picture(), words)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row, with the `probability` of the class."""
-        found = self.values()
-        probability = next(iter(found.pop("probabilities").values()), None)
-        return [{**found, "probability": probability}]
+        """One row, with the `probability` of the class; of an image that may have several, one for each that reaches the threshold."""
+        return [{**self._named(one), "probability": None if one is None else float(self.probabilities[one])} for one in self._shown() or [None]]
 
     def at_least(self, score: float) -> Classified:
-        return Classified(self.probabilities, self.classes, self._picture, least=score)
+        return Classified(self.probabilities, self.classes, self._picture, least=score, separate=self._separate)
+
+    def _found(self) -> list[int]:
+        """The five likeliest classes that reach the threshold, or all that do."""
+        ranked = self.probabilities.argsort(descending=True, stable=True).tolist()
+        return [one for one in (ranked if self._every else ranked[:5]) if self.probabilities[one] >= self._least]
+
+    def _shown(self) -> list[int]:
+        return self._found()[: None if self._every else 1]
+
+    def _named(self, label: int | None) -> dict[str, Any]:
+        return {"label": label, **({"class": None if label is None else self.classes[label]} if self.classes else {})}
 
     def _name(self, label: int) -> str:
         """Distinct for each class: some data sets use a name twice."""

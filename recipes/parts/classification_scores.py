@@ -20,15 +20,16 @@ class MeasuredClassification:
     """The measurements of one evaluation batch of B images, on the CPU.
 
     Args:
-        loss: float32[B], the cross-entropy in nats against the true label, without smoothing.
+        loss: float32[B], the cross-entropy in nats against the true label, or the recipe's loss, without smoothing.
         label: int64[B], the true class.
         prediction: int64[B], the class with the largest logit (the first of equals).
         rank: int64[B], how many classes the model puts before the true one: 0 when it is right, below k for a top-k hit.
-        confidence: float32[B], the probability of the prediction.
+        confidence: float[B], the probability of the prediction.
         num_classes: K, the model's outputs.
         shown: int64[S], the positions in the batch of the images kept to look at.
         thumbnails: uint8[S, C, h, w], those images, small, each stretched to its own range.
-        probabilities: float32[B, K], where metrics by name want them.
+        probabilities: float[B, K], where metrics by name want them.
+        labels: float[B, K], where images may have several labels; `label` is then the one that the model ranks first, and 0 without labels.
     """
 
     loss: Tensor
@@ -40,6 +41,7 @@ class MeasuredClassification:
     shown: Tensor
     thumbnails: Tensor
     probabilities: Tensor | None = None
+    labels: Tensor | None = None
 
 
 class ClassificationScores(Scores):
@@ -57,12 +59,14 @@ class ClassificationScores(Scores):
         self.top_k = tuple(top_k)
         self.count = 0
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)  # [true class, predicted class]
+        self._several = False
         self._loss = 0.0
         self._hits = dict.fromkeys(self.top_k, 0)
         self._sheet = pictures.PredictionSheet()
 
     def add(self, measured: MeasuredClassification) -> None:
-        classes = measured.num_classes
+        classes, labels = measured.num_classes, measured.labels
+        self._several |= labels is not None
         if not self.count:
             self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
         cells = measured.label * classes + measured.prediction
@@ -72,8 +76,10 @@ class ClassificationScores(Scores):
         for loss in measured.loss.tolist():
             self._loss += loss
         if self._metrics is not None and measured.probabilities is not None:
-            self._metrics.add(measured.probabilities, measured.label)
+            self._metrics.add(measured.probabilities, measured.label if labels is None else labels)
         for position, thumbnail in zip(measured.shown.tolist(), measured.thumbnails, strict=True):
+            if labels is not None and not labels[position].any():
+                continue
             label, prediction = int(measured.label[position]), int(measured.prediction[position])
             self._sheet.add(thumbnail, label, prediction, float(measured.confidence[position]), float(measured.loss[position]), self.count + position)
         self.count += len(measured.label)
@@ -97,8 +103,9 @@ class ClassificationScores(Scores):
         return self.classes if len(self.classes) == known else [str(number) for number in range(known)]
 
     def save_pictures(self, folder: Path) -> None:
-        """Write `confusion_matrix.png`, `predictions.png` and `class_accuracy.csv`."""
+        """Write `predictions.png`; and `confusion_matrix.png` and `class_accuracy.csv`, unless images may have several labels, and so no row of their own."""
         if self.count:
-            pictures.save_confusion_matrix(folder / "confusion_matrix.png", self.confusion, self.names())
             self._sheet.save(folder / "predictions.png", self.names())
+        if self.count and not self._several:
+            pictures.save_confusion_matrix(folder / "confusion_matrix.png", self.confusion, self.names())
             pictures.save_class_accuracy(folder / "class_accuracy.csv", self.confusion, self.names())

@@ -2,12 +2,14 @@
 
 A step's loss is the mean of these values over its samples, however its batch is cut. A weight of a class therefore multiplies the loss of that class's samples;
 torch's `reduction="mean"` divides by the weights of the samples that a batch happens to have, so that its gradient depends on how the batch is cut.
+
+A loss's `link` says how its logits become probabilities: `softmax` over the classes, the default, or `sigmoid` for each class by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Final, final
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,8 @@ class Focal(nn.Module):
         gamma: How much what is already right counts less; 0: binary cross-entropy.
     """
 
+    link: Final = "sigmoid"
+
     def __init__(self, *, alpha: float = 0.25, gamma: float = 2.0) -> None:
         super().__init__()
         _require(0.0 <= alpha <= 1.0 or alpha == -1.0, "alpha", "is not a valid weight", alpha, "a number from 0 to 1, or -1 for none")
@@ -60,6 +64,8 @@ class BinaryCrossEntropy(nn.Module):
     Args:
         positive_weight: K numbers, each multiplying the loss where that class is there; None: all 1.
     """
+
+    link: Final = "sigmoid"
 
     def __init__(self, *, positive_weight: Sequence[float] | None = None) -> None:
         super().__init__()
@@ -85,6 +91,17 @@ class MeanAbsolute(nn.Module):
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         return F.l1_loss(logits, shares(label, logits), reduction="none").mean(1)
+
+
+def is_sigmoid(loss: nn.Module | None) -> bool:
+    """Whether the loss takes each class for a separate decision, by its `link`; of torch's losses with one value per sample, one does.
+
+    Raises:
+        ConfigError: another link.
+    """
+    link = getattr(loss, "link", "sigmoid" if isinstance(loss, nn.MultiLabelSoftMarginLoss) else "softmax")
+    _require(link in ("softmax", "sigmoid"), "recipe.loss.link", "is not a way from logits to probabilities", link, "softmax or sigmoid")
+    return link == "sigmoid"
 
 
 def shares(label: Tensor, logits: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import warnings
 from collections.abc import Generator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem
 
 _WITHOUT = frozenset({"loss", "accuracy"})
 
@@ -20,7 +21,8 @@ class NamedMetrics:
     """Some metrics, updated batch by batch on the CPU.
 
     Args:
-        metrics: By name, each a `torchmetrics.Metric` that takes probabilities float32[B, K] and labels int64[B] and comes to one number.
+        metrics: By name, each a `torchmetrics.Metric` that takes probabilities float[B, K] and labels int64[B] and comes to one number. Where images may have
+            several labels, int64[B, K], torchmetrics' `Multilabel` metric takes the place of a `Multiclass` one, with its settings and the threshold 0.5.
 
     Raises:
         ConfigError: something else, or a name that the recipe's own metrics have.
@@ -47,7 +49,18 @@ class NamedMetrics:
         return fresh
 
     def add(self, probabilities: Tensor, label: Tensor) -> None:
-        """Add a batch: float32[B, K] and int64[B]."""
+        """Add a batch: float[B, K], and int64[B] or float[B, K] of zeros and ones.
+
+        Raises:
+            ConfigError: a metric that does not take them, or that several labels have no counterpart of.
+            DataError: labels between zero and one.
+        """
+        if label.dim() == 2:
+            self._metrics = {name: _of_several_labels(name, metric) for name, metric in self._metrics.items()}
+            if len(between := label[(label != 0) & (label != 1)]):
+                words = f"a label is neither 0 nor 1, as recipe.metrics.{next(iter(self._metrics))} needs it"
+                raise DataError(Problem("dataset", words, float(between[0]), "zeros and ones, or no recipe.metrics"))
+            label = label.long()
         for name, metric in self._metrics.items():
             try:
                 with self._listening(name):
@@ -81,6 +94,22 @@ class NamedMetrics:
             hint = "a class that no evaluated sample has makes this metric meaningless: evaluate more samples, or use another metric" if lacking else ""
             doubt = Problem(f"recipe.metrics.{name}", f"torchmetrics warns: {said}", hint=hint)
             self.doubts += [] if doubt in self.doubts else [doubt]
+
+
+def _of_several_labels(name: str, metric: Any) -> Any:
+    """The metric for int64[B, K], a class of torchmetrics' being named for what it takes; others are their own."""
+    from torchmetrics import classification
+
+    kind = type(metric).__name__
+    if not kind.startswith("Multiclass") or getattr(classification, kind, None) is not type(metric):
+        return metric
+    counterpart = getattr(classification, kind.replace("Multiclass", "Multilabel"), None)
+    if counterpart is None or (getattr(metric, "top_k", None) or 1) > 1:
+        alone = kind.replace("Multiclass", "Binary")
+        hint = f"leave it out; torchmetrics.classification.{alone} takes all decisions together" if counterpart is None else "leave out its top_k"
+        raise ConfigError(Problem(f"recipe.metrics.{name}", "has no meaning where images may have several labels", kind, hint=hint))
+    taken = [one for one in inspect.signature(counterpart.__init__).parameters if hasattr(metric, one)]
+    return counterpart(num_labels=metric.num_classes, **{one: getattr(metric, one) for one in taken})
 
 
 def _number(name: str, value: Any) -> float:

@@ -147,3 +147,55 @@ def test_torchs_own_loss_is_accepted_if_it_gives_one_value_for_each_image() -> N
     assert own.loss(model, batch, Phase()).total == Classification().loss(model, batch, Phase()).total
     with pytest.raises(ConfigError, match="one loss for each image"):
         Classification(loss=nn.MSELoss()).loss(model, {**batch, "label": torch.eye(2)}, Phase())
+
+
+class Own(nn.Module):
+    """A loss of a user's, with a link."""
+
+    def __init__(self, link: str) -> None:
+        super().__init__()
+        self.link = link
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        return logits.logsumexp(1)
+
+
+SEPARATE = {"bce": BinaryCrossEntropy(), "focal": Focal(), "own": Own("sigmoid"), "torch's": nn.MultiLabelSoftMarginLoss(reduction="none")}
+TOGETHER = {"none": None, "cross_entropy": CrossEntropy(), "mse": MeanSquared(), "own": Own("softmax"), "torch's": nn.CrossEntropyLoss(reduction="none")}
+
+
+@pytest.mark.parametrize(("losses", "link"), [(SEPARATE, "sigmoid"), (TOGETHER, "softmax")])
+def test_predictions_follow_the_losss_link(losses: dict[str, nn.Module | None], link: str) -> None:
+    logits = 4 * torch.randn(3, 7, generator=torch.Generator().manual_seed(2))
+    logits[2] = -3.0
+    expected = torch.sigmoid(logits.double()) if link == "sigmoid" else torch.softmax(logits.double(), 1)
+    for loss in losses.values():
+        recipe = Classification(loss=loss)
+        batch = {"image": torch.zeros(3, 3, 4, 4), "label": torch.zeros(3, dtype=torch.int64), "file": ["a", "b", "c"]}
+        assert recipe.gives.count(link) == 1
+        with torch.no_grad():
+            made = recipe.predict(Fixed(logits), batch)
+        for prediction, row, row_logits in zip(made, expected, logits, strict=True):
+            found = prediction.values()
+            best = row_logits.argsort(descending=True, stable=True)[:5].tolist()
+            assert found["label"] == best[0]
+            assert found["probabilities"] == pytest.approx({str(k): float(row[k]) for k in best}, rel=1e-5)
+            assert len(prediction.rows()) == 1
+
+
+def test_a_threshold_leaves_every_class_that_reaches_it() -> None:
+    logits = torch.tensor([[3.0, 2.0, -1.0, 1.0, 4.0, 0.5, 0.7, 30.0], [-2.0] * 8, [20.0] * 6 + [21.0, 22.0]])
+    batch = {"image": torch.zeros(3, 3, 4, 4), "label": torch.zeros(3, dtype=torch.int64), "file": ["a", "b", "c"]}
+    with torch.no_grad():
+        made = [one.at_least(0.5) for one in Classification(loss=BinaryCrossEntropy()).predict(Fixed(logits), batch)]
+    several, none, sure = (one.values() for one in made)
+    assert several["probabilities"] == pytest.approx({str(k): sigmoid(float(logits[0, k])) for k in (7, 4, 0, 1, 3, 6, 5)})
+    assert [row["label"] for row in made[0].rows()] == [7, 4, 0, 1, 3, 6, 5]
+    assert [row["probability"] for row in made[0].rows()] == list(several["probabilities"].values())
+    assert (none["label"], none["probabilities"], made[1].rows()) == (None, {}, [{"label": None, "probability": None}])
+    assert sure["label"] == 7  # in float32 all are 1
+
+
+def test_an_unknown_link_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"recipe.loss.link(.|\n)*softmax or sigmoid(.|\n)*probit"):
+        Classification(loss=Own("probit"))

@@ -10,20 +10,25 @@ import sklearn.metrics
 import torch
 
 from samewise.recipes.classification import Classification
+from samewise.recipes.parts.losses import BinaryCrossEntropy
 from samewise.runner.cli import main
 from samewise.runner.config.compose import compose
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import find
-from samewise.runner.errors import ConfigError
+from samewise.runner.errors import ConfigError, DataError
 
 CLASSES = 4
 CHOICES = ("f1", "precision", "recall", "auroc", "average_precision", "calibration_error", "cohen_kappa", "matthews")
 
 
+def composed(names: tuple[str, ...], *overrides: str) -> Classification:
+    cfg = compose(["experiment=resnet18_digits", f"metrics=[{','.join(names)}]", f"dataset.num_classes={CLASSES}", *overrides], project=find()).cfg
+    return instantiate(cfg.recipe, "recipe", allowed=())
+
+
 @pytest.fixture(scope="module")
 def recipe() -> Classification:
-    cfg = compose(["experiment=resnet18_digits", f"metrics=[{','.join(CHOICES)}]", f"dataset.num_classes={CLASSES}"], project=find()).cfg
-    return instantiate(cfg.recipe, "recipe", allowed=())
+    return composed(CHOICES)
 
 
 class Given(torch.nn.Module):
@@ -64,6 +69,95 @@ def test_metrics_equal_scikit_learns_for_any_batch_size(recipe: Classification) 
         "matthews": sklearn.metrics.matthews_corrcoef(true, predicted),
     }
     assert {name: found[name] for name in CHOICES} == pytest.approx(expected, rel=1e-5)
+
+
+def draw_several() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and labels float32[203, 4]: some images have none; the class 3 is in none."""
+    generator = torch.Generator().manual_seed(5)
+    label = (torch.rand(203, CLASSES, generator=generator) < torch.tensor([0.6, 0.2, 0.4, 0.0])).float()
+    assert (label.sum(1) == 0).any()
+    return 1.5 * torch.randn(203, CLASSES, generator=generator) + label - 0.5, label
+
+
+@pytest.mark.parametrize("loss", ["bce", "focal"])
+def test_metrics_of_several_labels_equal_scikit_learns_for_any_batch_size(loss: str) -> None:
+    names = tuple(one for one in CHOICES if one not in ("calibration_error", "cohen_kappa"))
+    several, (logits, label) = composed(names, f"loss={loss}"), draw_several()
+    found = compute(several, logits, label, 64)
+    again = compute(several, logits, label, 7)
+    assert {**found, "loss": 0} == {**again, "loss": 0}
+    assert found["loss"] == pytest.approx(again["loss"], rel=1e-7)
+
+    true, probabilities = label.int().numpy(), logits.double().sigmoid().numpy()
+    predicted = probabilities > 0.5
+    counted = {"f1": sklearn.metrics.f1_score, "precision": sklearn.metrics.precision_score, "recall": sklearn.metrics.recall_score}
+    expected = {
+        **{name: compared(true, predicted, average="macro", zero_division=0) for name, compared in counted.items()},
+        "auroc": sum(sklearn.metrics.roc_auc_score(true[:, k], probabilities[:, k]) for k in range(3)) / CLASSES,  # 0 for the class that is in none
+        "average_precision": sum(sklearn.metrics.average_precision_score(true[:, k], probabilities[:, k]) for k in range(3)) / CLASSES,
+        "matthews": sklearn.metrics.matthews_corrcoef(true.ravel(), predicted.ravel()),
+    }
+    assert {name: found[name] for name in names} == pytest.approx(expected, rel=1e-6)
+
+    likeliest = [{k for k in range(CLASSES) if row[k]} or {0} for row in label.tolist()]
+    assert found["accuracy"] == sum(int(row.argmax()) in wanted for row, wanted in zip(logits, likeliest, strict=True)) / 203
+
+
+def test_top_k_of_several_labels_counts_images_with_one_of_them_among_the_k_likeliest(tmp_path: Path) -> None:
+    logits, label = draw_several()
+    scores = Classification(top_k=(1, 2), loss=BinaryCrossEntropy()).scores(None)
+    scores.add(Classification(loss=BinaryCrossEntropy()).measure(Given(), {"image": logits[:, :, None, None], "label": label}))
+    wanted = [{k for k in range(CLASSES) if row[k]} or {0} for row in label.tolist()]
+    hits = [bool(set(row.topk(2).indices.tolist()) & one) for row, one in zip(logits, wanted, strict=True)]
+    assert scores.compute()["accuracy_top2"] == sum(hits) / 203
+    scores.save_pictures(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["predictions.png"]
+
+
+def test_probabilities_of_single_labels_come_from_the_losss_own_link() -> None:
+    separate, generator = composed(CHOICES, "loss=bce"), torch.Generator().manual_seed(3)
+    label = torch.randint(CLASSES, (203,), generator=generator)
+    logits = torch.randn(203, CLASSES, generator=generator) + torch.nn.functional.one_hot(label, CLASSES)
+    logits[:9] += 20.0  # sigmoids that float32 cannot tell from 1
+    found = compute(separate, logits, label, 64)
+    true, predicted, probabilities = label.numpy(), logits.argmax(1).numpy(), logits.double().sigmoid().numpy()
+    confidence, one_hot = probabilities.max(1), np.eye(CLASSES)[true]
+    bins = np.minimum((confidence * 15).astype(int), 14)
+    expected = {
+        "f1": sklearn.metrics.f1_score(true, predicted, average="macro"),
+        "cohen_kappa": sklearn.metrics.cohen_kappa_score(true, predicted),
+        "auroc": sklearn.metrics.roc_auc_score(one_hot, probabilities, average="macro"),
+        "average_precision": sklearn.metrics.average_precision_score(one_hot, probabilities, average="macro"),
+        "calibration_error": sum(abs(((predicted == true)[bins == b]).mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cohen_kappa", "calibration_error"])
+def test_a_metric_without_a_meaning_for_several_labels_is_refused(name: str) -> None:
+    logits, label = draw_several()
+    with pytest.raises(ConfigError, match=rf"recipe.metrics.{name}: has no meaning where images may have several labels(.|\n)*Binary"):
+        compute(composed((name,), "loss=bce"), logits, label, 64)
+    with pytest.raises(ConfigError, match=r"recipe.metrics.f1: has no meaning(.|\n)*top_k"):
+        compute(composed(("f1",), "loss=bce", "+recipe.metrics.f1.top_k=2"), logits, label, 64)
+
+
+def test_settings_of_a_metric_hold_for_several_labels_and_other_classes_of_torchmetrics_take_them() -> None:
+    named = ["recipe.metrics.f1.average=micro", "+recipe.metrics.all._target_=torchmetrics.classification.BinaryCohenKappa"]
+    beta = ["+recipe.metrics.f2._target_=torchmetrics.classification.MulticlassFBetaScore", "+recipe.metrics.f2.num_classes=4", "+recipe.metrics.f2.beta=2.0"]
+    (logits, label), recipe = draw_several(), composed(("f1",), "loss=bce", *named, *beta)
+    found, true, predicted = compute(recipe, logits, label, 64), label.int().numpy(), (logits > 0).numpy()
+    assert found["f1"] == pytest.approx(sklearn.metrics.f1_score(true, predicted, average="micro"))
+    assert found["f2"] == pytest.approx(sklearn.metrics.fbeta_score(true, predicted, beta=2.0, average="macro", zero_division=0))
+    assert found["all"] == pytest.approx(sklearn.metrics.cohen_kappa_score(true.ravel(), predicted.ravel()))
+
+
+def test_labels_between_zero_and_one_have_no_such_metrics() -> None:
+    logits, label = draw_several()
+    with pytest.raises(DataError, match=r"recipe.metrics.f1(.|\n)*0.25"):
+        compute(composed(("f1",), "loss=bce"), logits, label.clamp(min=0.25), 64)
+    softmax = composed(("f1",))  # shares of one label, as ever
+    assert compute(softmax, logits, label.clamp(min=0.25), 64)["f1"] > 0
 
 
 def test_each_evaluation_starts_from_zero(recipe: Classification) -> None:
