@@ -133,7 +133,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     known: Sequence[str] = sorted(set(map(str, choices)))
     alike = [one for one in known if one.lower() == str(name).lower()] or same_words(str(name), known)
     longer = [one for one in known if str(name).lower().startswith(f"{one.lower()}_")]  # f1 for f1_score
-    close = alike or longer or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    closer = [one for one in difflib.get_close_matches(str(name), known, cutoff=0.75) if one.startswith(tuple(f"{short}_" for short in longer))]
+    close = alike or closer or longer or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)  # closer: lr_factor, not lr, for lr_facto
     if close:
         return f"did you mean '{close[0]}'?"
     if not known:

@@ -53,6 +53,13 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     return found
 
 
+def own_defaults(given: Sequence[str], *, project: Project) -> set[str]:
+    """The paths of the values that samewise's own files, as they are chosen, set."""
+    loader = config_loader(project, faults_in_files(config_loader(project)))
+    chosen = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
+    return {one.path for one in values_of(loader, chosen) if one.where.startswith(OURS)}
+
+
 def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
     """Each value set by the files of a defaults list, in Hydra's order of merging. A list is one value, since it replaces another list."""
     for default in chosen:

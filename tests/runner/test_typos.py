@@ -15,6 +15,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.loader import config_loader, groups
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at
+from samewise.runner.errors import nearest
 
 BASE = "experiment=resnet18_digits"
 PARTS = ("model", "optimizer", "scheduler", "recipe", "dataset", "dataset.train", "strategy", "loader", "evaluate", "checkpoint", "trace", "reproducibility")
@@ -74,3 +75,29 @@ def test_a_typo_is_reported_with_its_place_and_mostly_the_right_name(count: int,
             missed.append((right, wrong, problems[0].hint))
     assert tried > count * 0.6
     assert len(missed) <= 0.05 * tried, missed
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "right"),
+    [
+        ("lr_facto", ["lr", "lr_factor"], "lr_factor"),
+        ("lr_factr", ["lr", "lr_factor", "weight_decay"], "lr_factor"),
+        ("f1_score", ["f1", "r2_score"], "f1"),
+        ("lr_multiplier", ["lr", "lr_factor"], "lr"),
+    ],
+)
+def test_the_nearest_name_is_the_one_with_the_fewest_wrong_letters(name: str, known: list[str], right: str) -> None:
+    assert nearest(name, known) == f"did you mean '{right}'?"
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_key_that_the_chosen_data_set_has_is_no_typo(in_file: bool, tmp_path: Path) -> None:
+    file = tmp_path / "configs" / "experiment" / "sized.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\ndefaults:\n  - override /dataset: table\ndataset:\n  image_size: 32\n")
+    given = ["experiment=sized"] if in_file else ["dataset=table", "dataset.image_size=32"]
+    composed = compose([*given, "dataset.table_path=T.csv", "model.width=4"], project=Project(tmp_path, configs=(tmp_path / "configs",)))
+    assert unread.problems(composed) == []
+    assert [problem.path for problem in unread.cautions(composed)] == ["dataset.image_size"]
+    misspelt = compose([*given, "+dataset.imag=name"], project=composed.project)
+    assert [problem.hint for problem in unread.problems(misspelt)] == ["did you mean 'image'?"]

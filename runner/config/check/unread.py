@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.origins import OURS, locate_problems, origins, set_at
+from samewise.runner.config.origins import OURS, locate_problems, origins, own_defaults, set_at
 from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import at
 from samewise.runner.errors import Problem, did_you_mean
@@ -20,7 +20,7 @@ _READ = {"dataset": SPLITS, "transforms": ("train", "eval"), "transforms.train":
 
 
 def problems(composed: Composed) -> list[Problem]:
-    """The user's unread keys that are spelled like an existing one."""
+    """The user's unread keys that are spelled like an existing one, unless a file of samewise's has them, and so no one misspelt them."""
     return _unread_keys(composed, alike=True)
 
 
@@ -33,12 +33,14 @@ def cautions(composed: Composed) -> list[Problem]:
 
 def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
     """The unread keys that the user set, in a file or by an override; samewise's own data sets provide values that not every model uses."""
-    found = [one for one in _candidates(OmegaConf.to_container(composed.cfg, resolve=False)) if bool(one.hint) is alike]
+    found = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
     users = composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)
     if not found or not users or composed.is_saved:
         return []
     set_by = origins(composed.overrides, project=composed.project)
-    return [problem for problem in found if not (set_at(problem.path, set_by) or OURS).startswith(OURS)]
+    found = [problem for problem in found if not (set_at(problem.path, set_by) or OURS).startswith(OURS)]
+    known = own_defaults(composed.overrides, project=composed.project) if any(problem.hint for problem in found) else set[str]()
+    return [problem for problem in found if (bool(problem.hint) and problem.path not in known) is alike]
 
 
 def _candidates(whole: Any) -> Iterator[Problem]:
