@@ -118,6 +118,7 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
     from samewise.runner.config.check import settings_are_sound
     from samewise.runner.training.prepare import finished_summary, prepare
 
+    sources.note_loaded()
     composed = _compose_given(experiment, packages, config_dirs)
     composed = composed.with_new_folder() if fresh else replace(composed)  # with the current code, in case one config is trained twice
     with filter_output():

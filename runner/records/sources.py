@@ -144,9 +144,20 @@ def _count_differences(one: Files, two: Files) -> int:
     return len(here ^ there)
 
 
+_EARLIER = dict[str, Any]()
+"""The modules that were loaded before samewise began to train, in a notebook."""
+
+
+def note_loaded() -> None:
+    """Record the modules that are loaded now: the experiment that is trained next has not imported them."""
+    _EARLIER.clear()
+    _EARLIER.update(sys.modules)
+
+
 def hidden_imports(code: Code, packages: Sequence[str]) -> list[str]:
-    """Modules of these packages that have been imported although no text that was read names them."""
-    loaded = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()) if _is_within(name, packages)]
+    """Modules of these packages that have been imported, by the experiment's code, although no text that was read names them."""
+    some = [(name, module) for name, module in list(sys.modules.items()) if _is_within(name, packages) and _EARLIER.get(name) is not module]
+    loaded = [(name, getattr(module, "__file__", None)) for name, module in some]
     known = dict[str, _Module | None]()
     return [name for name, file in loaded if file and (found := _module(name, known)) and found.label not in code.files]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from samewise_runner_lab_of_code import EDITS, EXPERIMENT, FILES, TINY, at_work_in, edit, forget, runs, trainer, write
 
+import samewise as sw
+
 USED = [name for name in sorted(FILES) if name not in ("pyproject.toml", "lab_of_code/unused.py")]
 
 
@@ -69,6 +71,21 @@ def test_changed_code_starts_another_run_and_differences_are_named_with_both_fol
     assert "the same bits are expected" not in told
     forget()
     assert "layers.py has changed: head; the run was trained with the earlier version" in samewise("eval", second).stderr
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_only_modules_that_the_experiment_imports_are_warned_about(lab, tmp_path, capfd, hides):
+    write(lab / "lab_of_code" / "unused.py", "ONE = 1\n")
+    if hides:
+        edit(
+            lab / "lab_of_code" / "net.py", "import torch\n", "import torch, importlib as by\nPART = getattr(by, 'import' + '_module')('lab_of_code.unused')\n"
+        )
+    else:  # as a notebook's earlier cells
+        sys.path.insert(0, str(lab))
+        importlib.import_module("lab_of_code.unused")
+    sw.train(*EXPERIMENT, f"run_root={tmp_path}/runs", "max_steps=1")
+    warned = "warning: lab_of_code.unused was imported by a name that only appears when the code runs" in capfd.readouterr().err
+    assert warned is hides
 
 
 def test_the_most_similar_of_several_earlier_versions_is_named(train, lab):
