@@ -123,10 +123,12 @@ class KeyedDataset(Dataset[Any]):
             message, where = describe_exit(type(without_transforms(self.dataset)).__name__, error)
             return Failure((Problem(self._name, message, hint=where),))
         except Exception as error:  # a worker's traceback is not passed on, so say where the error was raised
-            is_alone = len(samples) < len(key.indices)
-            at = f"at {sample_name(self.dataset, key.indices[len(samples)])}" if is_alone else f"over samples {', '.join(map(str, key.indices))}"
+            if len(samples) < len(key.indices):
+                at, fault = f"at {sample_name(self.dataset, key.indices[len(samples)])}", error
+            else:
+                at, fault = self._find_odd_sample(key.indices, samples) or (f"over samples {', '.join(map(str, key.indices))}", error)
             who = type(without_transforms(self.dataset)).__name__
-            return Failure((Problem(self._name, f"{who} fails {at}: {type(error).__name__}: {summarise_error(error)}", hint=raised_at(error)),))
+            return Failure((Problem(self._name, f"{who} fails {at}: {type(fault).__name__}: {summarise_error(fault)}", hint=raised_at(fault)),))
 
     def find_unlike(self, key: Key) -> str | None:
         """The first of the samples that differs when it is made twice from the same seeds, with the entry that differs; None if there is none."""
@@ -150,6 +152,25 @@ class KeyedDataset(Dataset[Any]):
             except Exception:  # fewer samples than it can collate
                 continue
         return error.problems
+
+    def _find_odd_sample(self, indices: Sequence[int], samples: Sequence[Any]) -> tuple[str, Exception] | None:
+        """The first sample that cannot be collated alone, or else with the batch's first, while others can; and that error."""
+        names = [sample_name(self.dataset, index) for index in indices]
+        alone = [(f"at {name}", [sample]) for name, sample in zip(names, samples, strict=True)]
+        beside = [(f"at {name} beside {names[0]}", [samples[0], sample]) for name, sample in zip(names[1:], samples[1:], strict=True)]
+        for tried in (alone, beside):
+            faults = [(at, self._fault_of(some)) for at, some in tried]
+            if any(fault is None for _, fault in faults) and (found := next(((at, fault) for at, fault in faults if fault), None)):
+                return found
+        return None
+
+    def _fault_of(self, samples: Sequence[Any]) -> Exception | None:
+        """The error of collating some samples; None if there is none."""
+        try:
+            self._collate(samples)
+        except Exception as error:
+            return error
+        return None
 
 
 def _does_not_repeat(path: str, what: str) -> Problem:

@@ -135,11 +135,21 @@ def test_an_error_in_a_sample_arrives_as_it_was_raised(num_workers):
     assert str(caught.value) == "sample 63: is broken"
 
 
-@pytest.mark.parametrize(("sizes", "named"), [([2, 2, None, 2], "fails at sample 12: "), ([2, 2, 3, 2], "fails over samples 10, 11, 12, 13: ")])
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ([2, 2, None, 2], "fails at sample 12: "),
+        ([2, 2, 3, 2], "fails at sample 12 beside sample 10: "),
+        ([3, 2, 2, 2], "fails over samples 10, 11, 12, 13: "),
+        ([2, 2, "no", 2], "fails at sample 12: TypeError: default_collate: batch must contain tensors"),
+        (["no", 2, 2, 2], "fails at sample 10: TypeError: default_collate: batch must contain tensors"),
+        (["no", "no", "no", "no"], "fails over samples 10, 11, 12, 13: "),
+    ],
+)
 def test_an_error_names_its_sample_or_the_samples_that_do_not_fit_together(sizes, named):
     class Sized:
         def __getitem__(self, index):
-            return torch.zeros(sizes[index - 10])
+            return None if sizes[index - 10] == "no" else torch.zeros(sizes[index - 10])
 
     failure = KeyedDataset(Sized(), default_collate, seed=0, stream="sample")[Key(0, 0, (10, 11, 12, 13))]
     assert named in str(failure.problems[0])
