@@ -16,7 +16,7 @@ from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare as set_variables
 from samewise.runner.records import shapes, sources
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.secrets import filter_output
 from samewise.runner.sweep.results import current_results
 from samewise.runner.training.fresh_torch import fresh_torch_state
@@ -180,6 +180,7 @@ def load(
         labels = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {})
         predictor = build_predictor(composed, composed.project, state, labels=labels, weights=weights)
     sources.warn_of_changes(folder.sources)
+    checkpoints.note_if_not_best(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 
 

@@ -108,7 +108,7 @@ class Checkpoint:
     keep_last: int = 2
     """How many of the newest checkpoints to keep."""
     keep_best: int = 1
-    """How many of the best checkpoints by `evaluate.monitor` to keep."""
+    """How many of the best checkpoints by `evaluate.monitor` to keep. With 0, `samewise eval` takes the best of those that are there, and says so."""
     keep_every_steps: int | None = None
     """Keep permanently the checkpoints whose step is a multiple of this."""
     background: bool = True

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -77,6 +78,16 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
     steps = [str(one.step) for one in kept]
     known = ["best", "last", *(name for one in kept for name in one.metrics or {} if (folder / best_by(name)).exists()), *steps]
     raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"one of {', '.join(dict.fromkeys(known))}", did_you_mean(which, known)))
+
+
+def note_if_not_best(folder: Path, summary: Mapping[str, Any], which: str) -> None:
+    """Print a note if the checkpoint that is chosen as best (`best`, or a metric of `evaluate.also`) is not that of the best evaluation, which is gone."""
+    measured = summary.get("metrics", {})
+    best = measured.get("best", {}) if which == "best" else measured.get("also", {}).get(which, {})
+    step = choose_checkpoint(folder, which).step
+    if "step" in best and int(best["step"]) != step and not (folder / f"step-{int(best['step']):08d}").exists():
+        words = f"the best evaluation was at step {best['step']:.0f}, whose checkpoint is gone (checkpoint.keep_best=1 keeps it); this is step {step}"
+        print(f"note: {folder.parent}: {words}", file=sys.stderr)
 
 
 def best_by(metric: str) -> str:

@@ -54,6 +54,21 @@ def test_a_run_is_evaluated_without_the_weights_file_it_started_from(samewise, t
     assert json.loads(again.stdout)["metrics"] == json.loads((folder / "summary.json").read_text())["metrics"]["final"]
 
 
+def test_evaluating_the_best_says_that_its_checkpoint_was_not_kept(samewise, tmp_path, capfd) -> None:
+    _, folder = train(samewise, tmp_path, "max_steps=2", "checkpoint.every_steps=1", "checkpoint.keep_best=0", "checkpoint.keep_last=1")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["metrics"]["best"]["step"] = 1
+    (folder / "summary.json").write_text(json.dumps(summary))
+    again = samewise("eval", folder)
+    assert f"{folder}, step 2, " in again.stdout
+    said = f"note: {folder}: the best evaluation was at step 1, whose checkpoint is gone (checkpoint.keep_best=1 keeps it); this is step 2\n"
+    assert again.stderr.endswith(said)
+    assert "note:" not in samewise("eval", folder, "--checkpoint", "last").stderr
+    capfd.readouterr()
+    load(folder)
+    assert capfd.readouterr().err == said
+
+
 def test_a_limited_evaluation_uses_the_first_batches_and_its_output_says_so(samewise, tmp_path) -> None:
     done, folder = train(samewise, tmp_path, "max_steps=0", "evaluate.limit=2", "evaluate.every_steps=1")
     said = "the first 32 of 64 samples of valid (evaluate.limit=2)"

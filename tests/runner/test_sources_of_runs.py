@@ -77,9 +77,8 @@ def test_changed_code_starts_another_run_and_differences_are_named_with_both_fol
 def test_only_modules_that_the_experiment_imports_are_warned_about(lab, tmp_path, capfd, hides):
     write(lab / "lab_of_code" / "unused.py", "ONE = 1\n")
     if hides:
-        edit(
-            lab / "lab_of_code" / "net.py", "import torch\n", "import torch, importlib as by\nPART = getattr(by, 'import' + '_module')('lab_of_code.unused')\n"
-        )
+        text = "import torch, importlib as by\nPART = getattr(by, 'import' + '_module')('lab_of_code.unused')\n"
+        edit(lab / "lab_of_code" / "net.py", "import torch\n", text)
     else:  # as a notebook's earlier cells
         sys.path.insert(0, str(lab))
         importlib.import_module("lab_of_code.unused")
