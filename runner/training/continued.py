@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.config import compose
+from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.schedules.base import Schedule, Span
 from samewise.runner.records import shapes
@@ -33,6 +36,32 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
         words = f"over {was}, as in that run, the learning rate in step {step} is {moved[0]:.3g}; over {now}, training continues with {moved[1]:.3g}"
         found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice"))
     return found
+
+
+def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], schedule: Schedule, state: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if an optimizer (by phase) has other options than in that checkpoint's state, or if the schedule keeps another state.
+
+    `here` is the experiment's plain config; that of the run that wrote the checkpoint lies in its folder, unless the checkpoint was moved.
+    """
+    try:
+        there: Any = compose.load(path.resolve().parents[1] / "config.yaml").whole
+    except ConfigError:
+        there = {}
+    for name, optimizer in optimizers.items():
+        if name not in state["optimizers"]:
+            raise ConfigError(Problem("optimizer", f"that run has none for the phase '{name}'", expected="the same phases"))
+        options, those = optimizer.param_groups[0].keys(), state["optimizers"][name]["param_groups"][0].keys()
+        if optimizer.defaults.keys() - those and those - options:  # one of another version may have more, or fewer
+            raise ConfigError(_other_kind("optimizer", (f"optimizer.{name}", "optimizer"), here, there))
+    try:
+        schedule.load_state_dict(state["schedule"])
+    except KeyError:
+        raise ConfigError(_other_kind("scheduler", ("scheduler",), here, there)) from None
+
+
+def _other_kind(part: str, paths: Sequence[str], here: Any, there: Any) -> Problem:
+    is_now, was = (next((str(found).rpartition(".")[2] for path in paths if (found := at(whole, f"{path}._target_"))), "another") for whole in (here, there))
+    return Problem(part, f"it is {is_now} here, and {was} in that run", expected=f"the same {part}")
 
 
 def require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:

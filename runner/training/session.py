@@ -28,7 +28,7 @@ from samewise.runner.records.files import read_json, read_mapping, write_atomica
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.continued import require_left
+from samewise.runner.training.continued import require_left, require_same_kind
 from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
@@ -132,13 +132,18 @@ def _continue_from(run: Run, given: str) -> dict[str, Any]:
     """Restore another run's checkpoint; return its trace's state. Its best evaluation is not kept, since that checkpoint is not this run's."""
     path = Path(given).expanduser()
     state = run.strategy.peers.first(partial(checkpoint.read, path))
+    expected = "the same model, optimizer and phases"
     try:
+        optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
+        require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
         restore(run, {**checkpoint.load_sharded(state, path, run.strategy.layout.empty), "best": {}, "also": {}})
     except (RuntimeError, ValueError, KeyError, ConfigError) as error:
+        if isinstance(error, ConfigError):
+            expected = error.problems[0].expected or expected
         reason = f"{error.problems[0].path}: {error.problems[0].message}" if isinstance(error, ConfigError) else first_line(error)
         message, alone = f"does not fit this experiment: {reason}", f"initialise.weights={given} takes the weights alone"
         hint = f"leave out the overrides that change it; or {alone}, those of other shapes left out with initialise.exclude=[PATTERN]"
-        raise ConfigError(Problem("resume_from", message, str(path), "the same model, optimizer and phases", hint)) from error
+        raise ConfigError(Problem("resume_from", message, str(path), expected, hint)) from error
     require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())
     return {"trace": state.get("trace", 0)}
 

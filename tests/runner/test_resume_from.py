@@ -155,6 +155,25 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_a_way_out(samewise, tmp_
     assert not (tmp_path / "wide").exists()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["optimizer=adamw", "scheduler=one_cycle"], "optimizer: it is AdamW here, and SGD in that run"),
+        (["scheduler=plateau"], "scheduler: it is Plateau here, and OneCycle in that run"),
+    ],
+)
+def test_another_optimizer_or_schedule_is_named_with_that_of_the_run(first, tmp_path, overrides, said):
+    start = first / "checkpoints" / "step-00000002"
+    with pytest.raises(ConfigError, match=f"does not fit this experiment: {said}") as caught:
+        trained(composed(*SMALL, *overrides, "max_steps=4", f"resume_from={start}"), tmp_path / "run")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.expected) == ("resume_from", f"the same {said.partition(':')[0]}")
+    assert problem.hint.startswith(f"leave out the overrides that change it; or initialise.weights={start} takes the weights alone")
+    moved = shutil.copytree(start, tmp_path / "step-00000002")
+    with pytest.raises(ConfigError, match=f"does not fit this experiment: {said.partition(',')[0]}, and another in that run"):
+        trained(composed(*SMALL, *overrides, "max_steps=4", f"resume_from={moved}"), tmp_path / "run")
+
+
 @pytest.mark.parametrize(("given", "hint"), [("nowhere", "RUN/checkpoints"), ("run", "step-00000004")])
 def test_a_path_that_is_not_a_checkpoint_is_refused(samewise, tmp_path, given, hint):
     for step in (2, 4):
