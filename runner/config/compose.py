@@ -22,7 +22,7 @@ from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import NO_FOLDER, NO_SUCH_CHOICE, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, hydra_settings, remove_hydra, root_config
-from samewise.runner.config.origins import locate_problems
+from samewise.runner.config.origins import locate_problems, replaced_value
 from samewise.runner.config.override_text import read_overrides, repeated
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import find_references, require_modest_references, restore_references
@@ -143,7 +143,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     require_modest_references(cfg)
     cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
     cautions += [*other_choice.weights_caution(reader, good, chosen, cfg), *repeated(well)]
-    monitored, taken = settle(cfg, good)
+    monitored, taken = settle(cfg, good, replaced_value("evaluate.monitor", reader, good))
     problems += monitored
     problems += locate_problems([*found, *faults.unresolvable(cfg), *taken], good, project)
     if problems and strict:
@@ -151,12 +151,13 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions))
 
 
-def settle(cfg: DictConfig, given: Sequence[str]) -> tuple[list[Problem], list[Problem]]:
+def settle(cfg: DictConfig, given: Sequence[str], before: Any = None) -> tuple[list[Problem], list[Problem]]:
     """Replace shorthands by what they mean now: lists of monitored metrics, their modes, and the runs or names that weights come from.
 
+    `before` is the `evaluate.monitor` that the overrides replaced.
     Returns what is wrong with the metrics, and with what is taken.
     """
-    return monitors.settle(cfg, given), [*_settle_sources(cfg, "initialise.weights"), *_settle_sources(cfg, "resume_from")]
+    return monitors.settle(cfg, given, before), [*_settle_sources(cfg, "initialise.weights"), *_settle_sources(cfg, "resume_from")]
 
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:

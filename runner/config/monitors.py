@@ -22,11 +22,12 @@ def mode_of(metric: str) -> Mode | None:
     return Mode.min if LESS_IS_BETTER.search(metric) else Mode.max if MORE_IS_BETTER.search(metric) else None
 
 
-def settle(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[Problem]:
+def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -> list[Problem]:
     """Keep the first of several metrics in `evaluate.monitor`, move the others to `evaluate.also`, and set the mode of each by its name.
 
-    `cfg` is changed in place. A monitor among the overrides is given its own mode: that in a file belongs to the file's monitor.
+    `cfg` is changed in place. A monitor among the overrides is given its own mode: that in a file belongs to the file's monitor, which is `before`.
     """
+    earlier = [str(name) for name in (before if isinstance(before, list | ListConfig) else [before] if before else ())]
     set_here = {override.partition("=")[0].lstrip("+") for override in overrides}
     given: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
     if given is None and OmegaConf.is_interpolation(cfg.evaluate, "monitor"):
@@ -38,25 +39,28 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[Problem]:
         shown = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
         return [Problem("evaluate.monitor", "is not a metric, or a list of different ones", shown, "SPLIT/METRIC, or [SPLIT/METRIC, ...]")]
     cfg.evaluate.monitor, found = names[0], list[Problem]()
-    known = mode_of(names[0])
-    if cfg.evaluate.mode is None or ("evaluate.monitor" in set_here and "evaluate.mode" not in set_here):
+    known, in_file = mode_of(names[0]), cfg.evaluate.mode if "evaluate.mode" not in set_here else None
+    likely = [*earlier, *map(str, cfg.evaluate.also)]
+    if cfg.evaluate.mode is None or ("evaluate.monitor" in set_here and "evaluate.mode" not in set_here and names[:1] != earlier[:1]):
         cfg.evaluate.mode = known or Mode.min
         if known is None:
-            found.append(_unknown_mode(names[0], "write evaluate.mode=max, or min"))
+            found.append(_unknown_mode(names[0], "write evaluate.mode=max, or min", likely))
     for name in names[1:]:
         if name in cfg.evaluate.also:
             continue
-        if (mode := mode_of(name)) is None:
-            found.append(_unknown_mode(name, f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min"))
+        mode = in_file if [name] == earlier[:1] and in_file is not None else mode_of(name)
+        if mode is None:
+            found.append(_unknown_mode(name, f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min", likely))
         else:
             with open_dict(cfg):
                 cfg.evaluate.also[name] = mode
     return found
 
 
-def _unknown_mode(name: str, otherwise: str) -> Problem:
-    """The problem for a metric whose name does not tell its mode; it may be misspelt."""
+def _unknown_mode(name: str, otherwise: str, likely: Sequence[str]) -> Problem:
+    """The problem for a metric whose name does not tell its mode; it may be misspelt, above all one of the `likely` ones."""
     split, _, last = name.rpartition("/")
-    meant = [known for known in _COMMON if known.startswith(last)] or get_close_matches(last, _COMMON, n=1)
+    own = [one.rpartition("/")[2] for one in likely if one != name]
+    meant = get_close_matches(last, own, n=1) or [known for known in _COMMON if known.startswith(last)] or get_close_matches(last, _COMMON, n=1)
     hint = f"did you mean '{split}/{meant[0]}'? If not, {otherwise}" if meant else otherwise
     return Problem("evaluate.monitor", "its name does not say whether higher or lower is better", name, hint=hint)

@@ -60,6 +60,14 @@ def own_defaults(given: Sequence[str], *, project: Project) -> set[str]:
     return {one.path for one in values_of(loader, chosen) if one.where.startswith(OURS)}
 
 
+def replaced_value(path: str, loader: ConfigLoaderImpl, given: Sequence[str]) -> Any:
+    """The value that the chosen files set, if an override replaces it; else None."""
+    if not any(text.lstrip("+").startswith(f"{path}=") for text in given):
+        return None
+    chosen = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
+    return next((one.value for one in reversed(list(values_of(loader, chosen))) if one.path == path), None)
+
+
 def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
     """Each value set by the files of a defaults list, in Hydra's order of merging. A list is one value, since it replaces another list."""
     for default in chosen:

@@ -54,7 +54,8 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
             cfg = OmegaConf.merge(cfg, given)
         except OmegaConfBaseException as error:
             problems.append(Problem(key, first_line(error), override))
-    problems += [problem for some in compose.settle(cfg, overrides) for problem in some]
+    before: Any = OmegaConf.select(saved.cfg, "evaluate.monitor", throw_on_resolution_failure=False)
+    problems += [problem for some in compose.settle(cfg, overrides, before) for problem in some]
     if problems:
         raise ConfigError(*problems)
     if overrides and header.read_references(read_text(file) or "") is None:

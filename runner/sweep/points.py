@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.config import other_choice
 from samewise.runner.config import overrides as faults
@@ -53,7 +53,8 @@ class Composer:
         except faults.FAILURES:
             return compose(given, project=self._project, strict=False)  # finds what is wrong
         cautions = other_choice.settle(cfg, changed, given, self._project)
-        problems = [problem for some in settle(cfg, given) for problem in some]
+        before: Any = OmegaConf.select(base, "evaluate.monitor", throw_on_resolution_failure=False)
+        problems = [problem for some in settle(cfg, given, before) for problem in some]
         return Composed(cfg, dict(choices), tuple(given), self._project, tuple(problems), label_of(given), cautions=tuple(cautions))
 
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], list[other_choice.Change]]:

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from samewise.runner.config import check
-from samewise.runner.config.compose import compose, dump, parse
+from samewise.runner.config.compose import Composed, compose, dump, parse
 from samewise.runner.config.project import Project
+from samewise.runner.config.saved import config_in
+from samewise.runner.config.schema import Mode
 from samewise.runner.errors import ConfigError
+from samewise.runner.sweep.points import Composer
 
 BARE = Project(Path(__file__).resolve().parents[2])
 DIGITS = ("experiment=resnet18_digits", "device=cpu")
@@ -61,6 +64,35 @@ def test_another_monitored_metric_gets_its_own_mode() -> None:
         assert str(compose([*DIGITS, f"evaluate.monitor={given}"], project=BARE).cfg.evaluate.mode) == "min"
     assert str(compose(["dataset=digits", "evaluate.monitor=valid/f1"], project=BARE).cfg.evaluate.mode) == "max"
     assert str(compose(["dataset=digits", "evaluate.monitor=valid/spread", "evaluate.mode=max"], project=BARE).cfg.evaluate.mode) == "max"
+
+
+@pytest.fixture
+def scored(tmp_path: Path) -> Project:
+    """A project whose experiment `scored` monitors a metric with a name that does not tell its mode."""
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\ndefaults:\n  - resnet18_digits\nevaluate: {monitor: valid/score, mode: max}\n"
+    (tmp_path / "configs" / "experiment" / "scored.yaml").write_text(text)
+    return Project(tmp_path, configs=(tmp_path / "configs",))
+
+
+@pytest.mark.parametrize("by", ["command", "sweep", "saved"])
+def test_the_experiments_own_monitor_keeps_its_mode_beside_others(scored: Project, by: str, tmp_path: Path) -> None:
+    def composed(monitor: str) -> Composed:
+        given = f"evaluate.monitor={monitor}"
+        if by == "saved":
+            (tmp_path / "config.yaml").write_text(dump(compose(["experiment=scored"], project=scored)))
+            return config_in(tmp_path / "config.yaml", [given])
+        found = Composer(scored).compose(["experiment=scored", given]) if by == "sweep" else compose(["experiment=scored", given], project=scored, strict=False)
+        if found.problems:
+            raise ConfigError(*found.problems)
+        return found
+
+    first = composed("[valid/score,valid/loss]").cfg.evaluate
+    assert (first.monitor, first.mode, first.also) == ("valid/score", Mode.max, {"valid/loss": Mode.min})
+    second = composed("[valid/loss,valid/score]").cfg.evaluate
+    assert (second.monitor, second.mode, second.also) == ("valid/loss", Mode.min, {"valid/score": Mode.max})
+    with pytest.raises(ConfigError, match=r"did you mean 'valid/score'\? If not, write evaluate\.mode=max, or min"):
+        composed("valid/scor")
 
 
 def test_keys_that_users_invent_need_no_plus() -> None:
