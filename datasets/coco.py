@@ -125,11 +125,13 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[int, str]:
     try:
-        names = {int(one["id"]): str(one["name"]) for one in found}
+        listed = [(int(one["id"]), str(one["name"])) for one in found]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(Problem(str(path), f"a category is incomplete: {error!r}", expected="id and name")) from None
-    if not names:
+    if not listed:
         raise DataError(Problem(str(path), "has no categories"))
+    _require_unique([number for number, _ in listed], path, of="categories")
+    names = dict(listed)
     if keep and min(names) < 1:
         hint = "set dataset.category_ids=dense"
         raise DataError(Problem(str(path), "has a category below 1, but label 0 is the background", min(names), hint=hint))
@@ -138,10 +140,18 @@ def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[
 
 def _images(found: list[dict[str, Any]], path: Path) -> dict[int, Annotated]:
     try:
-        images = {int(one["id"]): Annotated(str(one["file_name"]), int(one["width"]), int(one["height"]), int(one["id"])) for one in found}
+        listed = [Annotated(str(one["file_name"]), int(one["width"]), int(one["height"]), int(one["id"])) for one in found]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(Problem(str(path), f"an image is incomplete: {error!r}", expected="id, file_name, width and height")) from None
-    for image in images.values():
+    _require_unique([image.number for image in listed], path, of="images")
+    for image in listed:
         if image.width < 1 or image.height < 1:
             raise DataError(Problem(str(path), f"image {image.number} has no pixels", f"{image.width} x {image.height}"))
-    return images
+    return {image.number: image for image in listed}
+
+
+def _require_unique(numbers: list[int], path: Path, *, of: str) -> None:
+    for number, uses in Counter(numbers).items():
+        if uses > 1:
+            hint = f"give each an id of its own, and correct the annotations of {number}"
+            raise DataError(Problem(str(path), f"has {uses} {of} with the same id", number, hint=hint))

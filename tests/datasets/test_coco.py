@@ -111,6 +111,15 @@ def test_an_impossible_annotation_is_reported_with_its_number(tmp_path: Path, ch
         load(write(tmp_path, what))
 
 
+@pytest.mark.parametrize(("of", "number"), [("images", 7), ("categories", 18)])
+@pytest.mark.parametrize("category_ids", ["keep", "dense"])
+def test_two_entries_with_the_same_id_are_refused(tmp_path: Path, of: str, number: int, category_ids: str):
+    what = content()
+    what[of].append({**what[of][0], "name": "bird", "file_name": "0009.jpg"})
+    with pytest.raises(DataError, match=rf"boxes\.json: has 2 {of} with the same id(.|\n)*{number}"):
+        load(write(tmp_path, what), category_ids=category_ids)
+
+
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"boxes\.json: the annotations cannot be read(.|\n)*dataset\.root=FOLDER"):
         load(tmp_path)
