@@ -16,6 +16,8 @@ from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _ROUNDING = 1.0
 """Pixels by which a corner may be negative: what annotation tools leave by rounding is cut off, anything further is a mistake."""
+_MOST = 1e9
+"""Pixels: more than an image's side has."""
 
 
 @final
@@ -74,8 +76,8 @@ class COCO(AnnotatedImages):
         for number, label in labels.items():
             classes[label] = names[number]
         found = _images(content["images"], path)
-        for one in content["annotations"]:
-            _add(one, found, labels, path)
+        for place, one in enumerate(content["annotations"]):
+            _add(one, place, found, labels, path)
         chosen = [found[number] for number in sorted(found)]
         if split is not None:
             wanted = set(select_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
@@ -84,28 +86,48 @@ class COCO(AnnotatedImages):
         super().__init__(base / images, chosen, classes=classes, training=training, size=size, cache=cache)
 
 
-def _add(one: dict[str, Any], images: dict[int, Annotated], labels: dict[int, int], path: Path) -> None:
-    where = f"{path}, annotation {one.get('id')}"
-    try:
-        image, category, numbers = one["image_id"], one["category_id"], [float(value) for value in one["bbox"]]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(Problem(where, f"is incomplete: {error!r}", expected="image_id, category_id and bbox [x, y, width, height]")) from None
+def _add(one: Any, place: int, images: dict[int, Annotated], labels: dict[int, int], path: Path) -> None:
+    where = f"{path}, annotations[{place}]"
+    if not isinstance(one, dict):
+        raise DataError(Problem(where, "is not an annotation", one, "an object with image_id, category_id and bbox [x, y, width, height]"))
+    number = one.get("id")
+    where = f"{path}, annotation {number}" if isinstance(number, int | str) else where
+    image, category, box, area = (one.get(entry) for entry in ("image_id", "category_id", "bbox", "area"))
+    missing = [entry for entry in ("image_id", "category_id", "bbox") if one.get(entry) is None]
+    if missing:
+        words = f"is incomplete: it has no {', '.join(missing)}"
+        raise DataError(Problem(where, words, expected="image_id, category_id and bbox [x, y, width, height]"))
+    for entry, listed in (("image_id", "images"), ("category_id", "categories")):
+        if not isinstance(one[entry], int | float):
+            raise DataError(Problem(where, f"{entry} is not a number", one[entry], f"the id of one of the file's {listed}"))
+    if area is not None and not (isinstance(area, int | float) and abs(area) < _MOST**2):
+        raise DataError(Problem(where, "area is not a number", area, "the object's area in square pixels"))
+    if one.get("iscrowd") not in (None, 0, 1):
+        raise DataError(Problem(where, "iscrowd is not 0 or 1", one["iscrowd"], "0, or 1 for a group of objects"))
     if image not in images:
         raise DataError(Problem(where, "belongs to an image that the file does not list", image))
     if category not in labels:
         raise DataError(Problem(where, "has an unknown category", category, f"one of the file's {len(labels)} categories"))
-    if len(numbers) != 4 or not all(abs(value) < 1e9 for value in numbers) or numbers[2] < 0 or numbers[3] < 0:
-        hint = "correct the annotation"
-        raise DataError(Problem(where, "has an impossible box", numbers, "[x, y, width, height] in pixels, the width and height not negative", hint))
     held = images[image]
-    x, y, width, height = numbers
+    x, y, width, height = _numbers(box, where)
     if x < -_ROUNDING or y < -_ROUNDING:
         expected = f"[x, y, width, height] in pixels, x from 0 to {held.width} and y from 0 to {held.height}"
-        raise DataError(Problem(where, "has a box with a negative corner", numbers, expected, "correct the annotation"))
+        raise DataError(Problem(where, "has a box with a negative corner", box, expected, "correct the annotation"))
     x1, x2 = (min(max(value, 0.0), float(held.width)) for value in (x, x + width))
     y1, y2 = (min(max(value, 0.0), float(held.height)) for value in (y, y + height))
     if x1 < x2 and y1 < y2:
-        held.add([x1, y1, x2, y2], labels[category], crowd=bool(one.get("iscrowd", 0)), area=one.get("area"))
+        held.add([x1, y1, x2, y2], labels[category], crowd=bool(one.get("iscrowd")), area=area)
+
+
+def _numbers(box: Any, where: str) -> list[float]:
+    try:
+        numbers = [float(value) for value in box] if isinstance(box, list) else []
+    except (TypeError, ValueError, OverflowError):
+        numbers = []
+    if len(numbers) != 4 or not all(abs(value) < _MOST for value in numbers) or numbers[2] < 0 or numbers[3] < 0:
+        hint = "correct the annotation"
+        raise DataError(Problem(where, "has an impossible box", box, "[x, y, width, height] in pixels, the width and height not negative", hint))
+    return numbers
 
 
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:

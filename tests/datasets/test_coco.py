@@ -99,7 +99,18 @@ def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
         ({"bbox": [-5, 2, 10, 20]}, r"annotation 1: has a box with a negative corner(.|\n)*-5"),
         ({"bbox": [1, 2, 10]}, "annotation 1: has an impossible box"),
         ({"bbox": [1, 2, float("nan"), 5]}, "annotation 1: has an impossible box"),
-        ({"bbox": None}, "annotation 1: is incomplete"),
+        ({"bbox": None}, "annotation 1: is incomplete: it has no bbox"),
+        ({"image_id": None, "category_id": None}, "annotation 1: is incomplete: it has no image_id, category_id"),
+        ({"bbox": {"x": 1}}, "annotation 1: has an impossible box"),
+        ({"bbox": ["a", 2, 3, 4]}, "annotation 1: has an impossible box"),
+        ({"bbox": "1234"}, "annotation 1: has an impossible box"),
+        ({"image_id": [7]}, r"annotation 1: image_id is not a number; expected: the id of one of the file's images(.|\n)*\[7\]"),
+        ({"image_id": "7"}, r"annotation 1: image_id is not a number(.|\n)*'7'"),
+        ({"category_id": {}}, "annotation 1: category_id is not a number; expected: the id of one of the file's categories"),
+        ({"area": "large"}, r"annotation 1: area is not a number; expected: the object's area in square pixels(.|\n)*'large'"),
+        ({"area": float("inf")}, "annotation 1: area is not a number"),
+        ({"iscrowd": "0"}, r"annotation 1: iscrowd is not 0 or 1(.|\n)*'0'"),
+        ({"id": None, "image_id": [7]}, r"boxes\.json, annotations\[0\]: image_id is not a number"),
         ({"image_id": 99}, r"annotation 1: belongs to an image that the file does not list(.|\n)*99"),
         ({"category_id": 3}, "annotation 1: has an unknown category"),
     ],
@@ -118,6 +129,20 @@ def test_two_entries_with_the_same_id_are_refused(tmp_path: Path, of: str, numbe
     what[of].append({**what[of][0], "name": "bird", "file_name": "0009.jpg"})
     with pytest.raises(DataError, match=rf"boxes\.json: has 2 {of} with the same id(.|\n)*{number}"):
         load(write(tmp_path, what), category_ids=category_ids)
+
+
+def test_an_annotation_that_is_no_object_is_reported_with_its_position(tmp_path: Path):
+    what = content()
+    what["annotations"].append(5)
+    with pytest.raises(DataError, match=r"boxes\.json, annotations\[3\]: is not an annotation(.|\n)*5"):
+        load(write(tmp_path, what))
+
+
+def test_an_annotation_without_crowd_and_area_has_those_of_its_box(tmp_path: Path):
+    what = content()
+    what["annotations"][0] |= {"area": None, "iscrowd": None}
+    sample = load(write(tmp_path, what))[2]
+    assert (sample["area"].tolist(), sample["crowd"].tolist()) == ([200, 900], [False, True])
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
