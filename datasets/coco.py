@@ -15,7 +15,7 @@ from samewise.datasets.parts.limits import read_bytes
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _ROUNDING = 1.0
-"""Pixels by which a corner may be negative: what annotation tools leave by rounding is cut off, anything further is a mistake."""
+"""Pixels by which a box may reach out of its image: what annotation tools leave by rounding is cut off, anything further is a mistake."""
 _MOST = 1e9
 """Pixels: more than an image's side has."""
 
@@ -113,6 +113,10 @@ def _add(one: Any, place: int, images: dict[int, Annotated], labels: dict[int, i
     if x < -_ROUNDING or y < -_ROUNDING:
         expected = f"[x, y, width, height] in pixels, x from 0 to {held.width} and y from 0 to {held.height}"
         raise DataError(Problem(where, "has a box with a negative corner", box, expected, "correct the annotation"))
+    if round(x + width, 3) > held.width + _ROUNDING or round(y + height, 3) > held.height + _ROUNDING:
+        expected = f"[x, y, width, height] in pixels, x + width at most {held.width} and y + height at most {held.height}"
+        hint = "COCO's boxes are [x, y, width, height], not [x1, y1, x2, y2]; correct the annotation"
+        raise DataError(Problem(where, f"has a box that ends beyond the image of {held.width} x {held.height} pixels", box, expected, hint))
     x1, x2 = (min(max(value, 0.0), float(held.width)) for value in (x, x + width))
     y1, y2 = (min(max(value, 0.0), float(held.height)) for value in (y, y + height))
     if x1 < x2 and y1 < y2:

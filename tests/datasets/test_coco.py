@@ -21,7 +21,7 @@ def content() -> dict[str, Any]:
         "annotations": [
             {"id": 1, "image_id": 7, "category_id": 18, "bbox": [1, 2, 10, 20], "area": 150.5, "iscrowd": 0},
             {"id": 2, "image_id": 7, "category_id": 18, "bbox": [0, 0, 40, 30], "area": 900, "iscrowd": 1},
-            {"id": 3, "image_id": 3, "category_id": 17, "bbox": [30, 20, 20, 20], "area": 100, "iscrowd": 0},
+            {"id": 3, "image_id": 3, "category_id": 17, "bbox": [30, 20, 11, 10.6], "area": 100, "iscrowd": 0},
         ],
     }
 
@@ -64,7 +64,7 @@ def test_a_corner_made_negative_by_rounding_is_clipped(tmp_path: Path):
 
 def test_training_leaves_out_crowds_and_images_without_boxes(tmp_path: Path):
     what = content()
-    what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [50, 0, 5, 5], "iscrowd": 0})  # outside the image
+    what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [40, 0, 1, 5], "iscrowd": 0})  # outside the image
     data = load(write(tmp_path, what), training=True)
     assert [data[index]["image_id"] for index in range(len(data))] == [3, 7]
     assert data[1]["boxes"].tolist() == [[1, 2, 11, 22]]
@@ -97,6 +97,9 @@ def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
     [
         ({"bbox": [1, 2, -10, 20]}, r"boxes\.json, annotation 1: has an impossible box(.|\n)*-10"),
         ({"bbox": [-5, 2, 10, 20]}, r"annotation 1: has a box with a negative corner(.|\n)*-5"),
+        ({"bbox": [1, 2, 40.1, 20]}, r"annotation 1: has a box that ends beyond the image of 40 x 30 pixels; hint: COCO's boxes are \[x, y, width(.|\n)*40\.1"),
+        ({"bbox": [15, 20, 25, 22]}, "annotation 1: has a box that ends beyond the image of 40 x 30 pixels"),
+        ({"bbox": [60, 2, 5, 5]}, "annotation 1: has a box that ends beyond the image of 40 x 30 pixels"),
         ({"bbox": [1, 2, 10]}, "annotation 1: has an impossible box"),
         ({"bbox": [1, 2, float("nan"), 5]}, "annotation 1: has an impossible box"),
         ({"bbox": None}, "annotation 1: is incomplete: it has no bbox"),
