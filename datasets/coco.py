@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal, final
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_bytes
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few, nearest
 
 _ROUNDING = 1.0
 """Pixels by which a box may reach out of its image: what annotation tools leave by rounding is cut off, anything further is a mistake."""
@@ -33,6 +34,7 @@ class COCO(AnnotatedImages):
         annotations: The JSON file.
         category_ids: "keep": labels are COCO's category numbers, 1 to 90, with gaps (torchvision's; 91 with the background). "dense": the categories
             are numbered from 1 in the order of their numbers.
+        classes_from: The file whose categories number the labels (the training split's), of which `annotations` may have some; None: `annotations`.
         num_classes: How many labels there should be, with the background.
         training: Without crowds and without images that have no box.
         split: "train", "valid" or "test", where one file has the annotations of all; None: all images.
@@ -52,6 +54,7 @@ class COCO(AnnotatedImages):
         images: str,
         annotations: str,
         category_ids: Literal["keep", "dense"] = "keep",
+        classes_from: str | None = None,
         num_classes: int | None = None,
         training: bool = False,
         split: Literal["train", "valid", "test"] | None = None,
@@ -66,6 +69,8 @@ class COCO(AnnotatedImages):
         path = base / annotations
         content = _read(path)
         names = _categories(content["categories"], path, keep=category_ids == "keep")
+        if classes_from is not None:
+            names = _numbering(names, path, base / classes_from, keep=category_ids == "keep")
         labels = {number: number if category_ids == "keep" else place for place, number in enumerate(sorted(names), start=1)}
         count = max(labels.values(), default=0) + 1
         if category_ids == "dense" or (num_classes is not None and count > num_classes):
@@ -149,6 +154,27 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     return content
 
 
+_known: dict[tuple[str, int, int], dict[int, str]] = {}
+"""The categories of files that were read, by name, time and size: the training file of COCO itself has 450 MB, and each other split asks for them."""
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    facts = path.stat()
+    return os.path.realpath(path), facts.st_mtime_ns, facts.st_size
+
+
+def _numbering(names: dict[int, str], path: Path, training: Path, *, keep: bool) -> dict[int, str]:
+    """The categories that number a file's labels as the training file's are. A DataError if the file has some that the training file does not have."""
+    known = (_known.get(_stamp(training)) if training.is_file() else None) or _categories(_read(training)["categories"], training, keep=keep)
+    if not keep and [names[number] for number in sorted(names)] == [known[number] for number in sorted(known)]:
+        return names  # perhaps of other ids, but the same labels
+    unknown = [f"{number}: {name}" for number, name in sorted(names.items()) if known.get(number) != name]
+    if unknown:
+        expected = f"some of those in {training.name}, with the same ids: {first_few([f'{number}: {known[number]}' for number in sorted(known)], 20)}"
+        raise DataError(Problem(str(path), "has categories that the training split does not have", unknown, expected))
+    return names if keep else known
+
+
 def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[int, str]:
     try:
         listed = [(int(one["id"]), str(one["name"])) for one in found]
@@ -161,6 +187,7 @@ def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[
     if keep and min(names) < 1:
         hint = "set dataset.category_ids=dense"
         raise DataError(Problem(str(path), "has a category below 1, but label 0 is the background", min(names), hint=hint))
+    _known[_stamp(path)] = names
     return names
 
 

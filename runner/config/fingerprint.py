@@ -59,6 +59,7 @@ REPORTING = re.compile(rf"^samewise\.runner\.callbacks\.({'|'.join(REPORTS)})\."
 AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
 FSDP = "samewise.runner.strategies.fsdp.FSDP"
 OURS = "samewise.datasets."
+COCO = "samewise.datasets.coco.COCO"
 
 
 def is_outside(path: str) -> bool:
@@ -145,6 +146,15 @@ def _remove_unchanged(kept: dict[str, Any]) -> None:
     for node in (dataset, *cast(dict[str, Any], dataset).values()) if isinstance(dataset, dict) else ():
         if isinstance(node, dict) and str(cast(dict[str, Any], node).get("_target_", OURS)).startswith(OURS) and node.get("decode") == "worker":
             del node["decode"]
+    _remove_same_classes(dataset)
+
+
+def _remove_same_classes(dataset: Any) -> None:
+    """Remove where a COCO file's classes come from if it is the training's file: without it, the files of an older version's run had the same ones."""
+    splits = {name: node for name, node in cast(dict[str, Any], dataset).items() if isinstance(node, dict)} if isinstance(dataset, dict) else {}
+    for node in splits.values():
+        if node.get("_target_") == COCO and node.get("classes_from") in (None, splits.get("train", {}).get("annotations")):
+            node.pop("classes_from", None)
 
 
 def _remove_host_settings(node: Any) -> Any:

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from samewise.datasets import coco
 from samewise.datasets.coco import COCO
+from samewise.runner.config.compose import compose
+from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
 from samewise.runner.errors import DataError
 
 
@@ -82,6 +87,83 @@ def test_labels_are_cocos_numbers_or_numbered_without_gaps(tmp_path: Path):
         load(tmp_path, category_ids="dense", num_classes=91)
     with pytest.raises(DataError, match=r"dataset\.num_classes=19"):
         load(tmp_path, num_classes=10)
+
+
+def write_valid(root: Path, categories: dict[int, str]) -> None:
+    """Write valid.json: image 7 with a box of each category."""
+    boxes = [{"id": number, "image_id": 7, "category_id": number, "bbox": [1, 2, 10, 20]} for number in categories]
+    what = content() | {"categories": [{"id": number, "name": name} for number, name in categories.items()], "annotations": boxes}
+    (root / "valid.json").write_text(json.dumps(what))
+
+
+def load_valid(root: Path, **options: Any) -> COCO:
+    return COCO(root=str(root), images="images", annotations="valid.json", classes_from="boxes.json", **options)
+
+
+@pytest.mark.parametrize("category_ids", ["keep", "dense"])
+@pytest.mark.parametrize(
+    ("categories", "named"),
+    [
+        ({17: "dog", 18: "cat"}, "'17: dog', '18: cat'"),
+        ({5: "artefact", 18: "dog"}, "'5: artefact'"),
+        ({17: "cat", 18: "dog", 19: "bird"}, "'19: bird'"),
+        ({17: "Cat", 18: "dog"}, "'17: Cat'"),
+        ({18: "cat"}, "'18: cat'"),
+    ],
+)
+def test_categories_that_the_training_file_does_not_have_are_refused(tmp_path: Path, category_ids: str, categories: dict[int, str], named: str):
+    write_valid(tmp_path, categories)
+    write(tmp_path, content())
+    message = r"valid\.json: has categories that the training split does not have; expected: some of those in boxes\.json, with the same ids: 17: cat, 18: dog"
+    with pytest.raises(DataError, match=rf"{message}(.|\n)*{named}"):
+        load_valid(tmp_path, category_ids=category_ids)
+
+
+def test_some_of_the_training_files_categories_have_its_labels(tmp_path: Path):
+    write_valid(tmp_path, {18: "dog"})
+    write(tmp_path, content())
+    dense, kept = load_valid(tmp_path, category_ids="dense", num_classes=3), load_valid(tmp_path, num_classes=91)
+    assert (dense[2]["labels"].tolist(), dense.classes, dense.category_ids) == ([2], ["background", "cat", "dog"], [0, 17, 18])
+    assert (kept[2]["labels"].tolist(), kept.classes[17:19]) == ([18], ["(unused 17)", "dog"])
+
+
+def test_dense_labels_may_have_other_ids_in_the_same_order(tmp_path: Path):
+    write_valid(tmp_path, {0: "cat", 1: "dog"})
+    write(tmp_path, content())
+    assert load_valid(tmp_path, category_ids="dense")[2]["labels"].tolist() == [1, 2]
+    with pytest.raises(DataError, match="label 0 is the background"):
+        load_valid(tmp_path)
+
+
+@pytest.mark.parametrize("category_ids", ["keep", "dense"])
+def test_the_training_files_categories_leave_a_split_as_it_was(tmp_path: Path, category_ids: str):
+    write_valid(tmp_path, {17: "cat", 18: "dog"})
+    write(tmp_path, content())
+    alone = COCO(root=str(tmp_path), images="images", annotations="valid.json", category_ids=category_ids)  # pyright: ignore[reportArgumentType]
+    assert load_valid(tmp_path, category_ids=category_ids).fingerprint() == alone.fingerprint()
+
+
+def test_a_training_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_valid(tmp_path, {17: "cat", 18: "dog"})
+    write(tmp_path, content())
+    read = list[str]()
+    monkeypatch.setattr(coco, "_read", lambda path, plain=coco._read: (read.append(path.name), plain(path))[1])
+    load(tmp_path, training=True)
+    load_valid(tmp_path)
+    assert read == ["boxes.json", "valid.json"]
+    what = content()
+    what["categories"][0]["name"] = "a dog"
+    write(tmp_path, what)
+    with pytest.raises(DataError, match="18: a dog"):
+        load_valid(tmp_path)
+
+
+def test_the_validation_file_is_compared_with_the_training_file_and_the_identity_is_as_before():
+    cfg = compose(["experiment=retinanet_coco", "dataset.train_annotations=a.json"], project=Project(Path(__file__).resolve().parents[2])).cfg
+    assert cfg.dataset.valid.classes_from == "a.json"
+    assert "classes_from" not in identity(plain(cfg))["dataset"]["valid"]
+    cfg.dataset.valid.classes_from = "b.json"
+    assert identity(plain(cfg))["dataset"]["valid"]["classes_from"] == "b.json"
 
 
 def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
