@@ -16,6 +16,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.annotated_images import annotated_sample
 from samewise.datasets.parts.decode import read_image
@@ -108,19 +109,30 @@ class Detection(Recipe):
         return DetectionScores(names=names, num_classes=self.num_classes or len(names), shown=self.shown)
 
     def read(self, file: Path) -> dict[str, Any]:
-        """An image, without boxes."""
-        return annotated_sample(read_image(file), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), number=0)
+        """An image, without boxes; where the data set resizes images, of that size, with the file's as `file_size`."""
+        image = read_image(file)
+        read = image if self.read_size is None else functional.resize(image, list(self.read_size), antialias=True)
+        sample = annotated_sample(read, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), number=0)
+        return sample if self.read_size is None else {**sample, "file_size": tuple(image.shape[-2:])}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         images = _floats(batch["image"])
         return [
-            Detected(_image(batch, place, found), image.cpu(), self.classes, self.category_ids)
+            Detected(self._in_file(_image(batch, place, found), batch, place), image.cpu(), self.classes, self.category_ids)
             for place, (image, found) in enumerate(zip(images, model(images), strict=True))
         ]
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
         """For one image [1, 3, H, W]: boxes float32[N, 4], labels int64[N] and scores float32[N], by descending score."""
         return {"": Form(_detect_in_one, {"image": batch["image"]})}
+
+    def _in_file(self, found: Image, batch: Batch, place: int) -> Image:
+        """Scale detections to the pixels of the file, where it was resized as it was read."""
+        if self.read_size is None or "file_size" not in batch:
+            return found
+        scale_y, scale_x = (side / read for side, read in zip(batch["file_size"][place], self.read_size, strict=True))
+        size = round(found.size[0] * scale_y), round(found.size[1] * scale_x)
+        return replace(found, size=size, found_boxes=found.found_boxes * torch.tensor([scale_x, scale_y, scale_x, scale_y]))
 
     def _record(self, sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
@@ -210,8 +222,9 @@ class Detected(Prediction):
     """The objects found in one image.
 
     Args:
-        found: The boxes, in pixels of the image as the transforms of evaluation leave it: of the file, where they do not resize.
-        image: float32[3, H, W] in [0, 1].
+        found: The boxes, in pixels of the image as the transforms of evaluation leave it: of the file, where they do not resize. That the data set
+            resizes images as it reads them is undone.
+        image: float32[3, H, W] in [0, 1]; it is resized to that image's size as it is drawn.
         classes: The names of the labels, the background's first; empty: their numbers.
         category_ids: The labels' numbers in COCO's results; empty: the labels themselves.
         least: The score of what is drawn; None: .3, or the three best.
@@ -232,7 +245,9 @@ class Detected(Prediction):
     def save(self, folder: Path, name: str) -> list[Path]:
         """Write `NAME_detections.png`: the image with boxes of at least the threshold; without one, of at least .3, or the three best."""
         least, best = (0.3, 3) if self._least is None else (self._least, 0)
-        return [pictures.save_prediction(folder / f"{name}_detections.png", self._image, self.found, self.classes, least=least, best=best)]
+        same = tuple(self._image.shape[-2:]) == self.found.size
+        image = self._image if same else functional.resize(self._image, list(self.found.size), antialias=True)
+        return [pictures.save_prediction(folder / f"{name}_detections.png", image, self.found, self.classes, least=least, best=best)]
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per box; for an image without detections, one row without columns."""

@@ -138,6 +138,9 @@ class Recipe(abc.ABC):
     category_ids: Sequence[int] = ()
     """The labels' numbers in the data set's own file, if it numbers them differently: set likewise."""
 
+    read_size: Sequence[int] | None = None
+    """[height, width] to which the run's data set resizes images as it reads them in evaluation, as `read` should: set likewise."""
+
     takes: str = "files of its own kind"
     """What `read` reads, in a word: `images`."""
 

@@ -14,7 +14,9 @@ from omegaconf import DictConfig
 from torch import nn
 
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import OURS
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.device import mover
@@ -163,6 +165,8 @@ def build_predictor(
     load_weights(model, state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
     recipe: Recipe = make("recipe")
     recipe.classes, recipe.category_ids = ((labels or {}).get(name, ()) for name in ("classes", "category_ids"))
+    if (size := _read_size(cfg)) is not None:
+        recipe.read_size = size
     return Predictor(
         recipe=recipe,
         model=model.eval(),
@@ -172,6 +176,14 @@ def build_predictor(
         to_device=mover(device, channels_last=channels_last),
         seed=cfg.seed,
     )
+
+
+def _read_size(cfg: DictConfig) -> list[int] | None:
+    """[height, width] to which a data set of samewise's resizes images as it reads them, in evaluation; None: it keeps their size."""
+    node: dict[str, Any] = plain(cfg.dataset.get("valid")) or {}
+    size: Any = node.get("size")
+    is_size = str(node.get("_target_")).startswith(OURS) and isinstance(size, list) and len(size) == 2  # a user's own data set may mean something else
+    return [int(side) for side in size] if is_size else None
 
 
 def _kept_weights(cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
