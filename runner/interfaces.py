@@ -363,7 +363,7 @@ class RunView(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and copies of the model's parameters and buffers, made one by one."""
+        """Names and copies of the model's parameters and buffers, made one by one; a tied one once, under its first name."""
         ...
 
     def copy_model(self) -> nn.Module:

@@ -56,6 +56,7 @@ class ExponentialMovingAverage(Callback):
         self._power = 1.0 / (HORIZON if horizon is None else horizon) - 1.0
         self._alpha = 0.0 if decay is None else 1.0 - decay
         self._averaged: nn.Module = nn.Identity()
+        self._start: int | None = None
 
     def on_build(self, run: RunView) -> None:
         self._averaged = run.copy_model().requires_grad_(False).eval()
@@ -64,21 +65,33 @@ class ExponentialMovingAverage(Callback):
         for caution in self._cautions(run.total_steps):
             run.warn(caution)
 
-    @torch.no_grad()
-    def on_step(self, run: RunView, outcome: Outcome) -> None:
-        if outcome.step % self._every:
+    def on_start(self, run: RunView) -> None:
+        if self._start is not None:
             return
-        alpha = self._weight(outcome.step, self._warmup_epochs * run.steps_per_epoch)
-        for mine, (_, theirs) in zip(self._averaged.state_dict().values(), run.weights(), strict=True):
-            _update(mine, theirs, alpha)
+        self._start = run.step
+        if run.step:  # the checkpoint has no average: it begins with that checkpoint's weights
+            self._update(run, 1.0)
 
-    def _weight(self, step: int, warmup: int) -> float:
-        """The weight of step `step`, at which the average is updated."""
-        if step <= warmup:
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
+        if outcome.step % self._every == 0:
+            self._update(run, self._weight(outcome.step, max(self._start or 0, self._warmup_epochs * run.steps_per_epoch)))
+
+    @torch.no_grad()
+    def _update(self, run: RunView, alpha: float) -> None:
+        own = {id(one): one for one in self._averaged.state_dict(keep_vars=True).values()}  # a tied tensor is updated once
+        for mine, (_, theirs) in zip(own.values(), run.weights(), strict=True):
+            if alpha == 1.0 or not mine.is_floating_point():
+                mine.copy_(theirs)
+            else:
+                mine.lerp_(theirs, alpha)
+
+    def _weight(self, step: int, first: int) -> float:
+        """The weight of step `step`, at which an average that begins after step `first` is updated."""
+        if step <= first:
             return 1.0
         if self._decay is not None:
             return self._alpha
-        return 1.0 - (1.0 - 1.0 / (step // self._every - warmup // self._every)) ** self._power
+        return 1.0 - (1.0 - 1.0 / (step // self._every - first // self._every)) ** self._power
 
     def _cautions(self, steps: int) -> list[Problem]:
         """Warnings if the average would hardly leave the initial weights in so many steps."""
@@ -97,15 +110,9 @@ class ExponentialMovingAverage(Callback):
         return {"ema": state["averaged"]} if state else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"averaged": self._averaged.state_dict()}
+        return {"averaged": self._averaged.state_dict(), **({"start": self._start} if self._start else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state:
             self._averaged.load_state_dict(state["averaged"])
-
-
-def _update(mine: Tensor, theirs: Tensor, alpha: float) -> None:
-    if alpha == 1.0 or not mine.is_floating_point():
-        mine.copy_(theirs)
-    else:
-        mine.lerp_(theirs, alpha)
+            self._start = state.get("start", 0)

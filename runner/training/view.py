@@ -113,8 +113,11 @@ class View:
         return {phase.spec.name: phase.learning_rates() for phase in self.__run.phases}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.__run.model.state_dict().items():
-            yield name, tensor.clone()
+        seen = set[int]()
+        for name, tensor in self.__run.model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor.detach().clone()
 
     def copy_model(self) -> nn.Module:
         return self.__run.strategy.layout.copy_model(self.__run.model)

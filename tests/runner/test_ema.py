@@ -100,6 +100,27 @@ def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[st
             assert tensor.item() == states[max(shares)][name].item()  # a count
 
 
+@pytest.mark.parametrize("decay", [0.9, None])
+def test_an_average_that_begins_at_a_checkpoint_without_one_begins_with_its_weights(decay: float | None, tmp_path: Path, samewise: Callable[..., Any]) -> None:
+    plain = [one for one in TINY if one != "callbacks=ema"]
+    done = samewise("train", *plain, "callbacks=none", "max_steps=6", f"run_root={tmp_path}", "--json")
+    assert done.returncode == 0, done.stderr
+    first = next(tmp_path.glob("*/*/checkpoints/latest")).resolve()
+    run = build(
+        compose([*TINY, f"callbacks.ema.decay={decay or 'null'}", "callbacks.ema.rescale=false", f"resume_from={first}", "seed=5"], project=BARE),
+        BARE,
+        RunFolder(tmp_path / "more"),
+    )
+    seen = Seen()
+    run.callbacks["seen"] = seen
+    fit(run)
+    steps = len(seen.states) - 1
+    wanted = by_shares(seen.states, recursive([*range(steps + 1)], decay) if decay else powers([*range(1, steps + 1)], 0.05))
+    for name, tensor in run.callbacks["ema"].models()["ema"].state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor.double(), wanted[name], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_the_default_average_is_nearly_as_good_as_the_model(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = (

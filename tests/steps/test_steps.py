@@ -20,6 +20,7 @@ FEW, SOME, MANY = (settings(ALWAYS_THE_SAME, max_examples=number) for number in 
 
 @example(Case(memory_format="channels_last", replicas=2))
 @example(Case(memory_format="channels_last", replicas=3, accumulate=2, uneven=True, clip_norm=0.1, parts=(("stem", "body"), ("head",))))
+@example(Case(model="Tied", average=(0.5, 1), accumulate=2))
 @SOME
 @given(cases())
 def test_a_step_matches_the_reference(case: Case) -> None:
@@ -43,6 +44,7 @@ IN_PROCESSES = {
         strategy="ddp", replicas=2, processes=2, parts=(("stem", "body"), ("head",)), settings={"find_unused_parameters": True, "zero": True}
     ),
     "fsdp": Case(strategy="fsdp", **{**HALVED, "replicas": 2}, uneven=True, clip_norm=0.1, average=(0.5, 1)),
+    "fsdp, tied": Case(model="Tied", strategy="fsdp", replicas=2, processes=2, batch_size=12, average=(0.5, 1)),
     "pipeline": Case(strategy="pipeline", memory_format="channels_last", processes=2, accumulate=2, settings={"split": ["head"]}, dtype="float16"),
     "1f1b": Case(model="Letters", strategy="pipeline", processes=2, accumulate=3, uneven=True, clip_norm=0.1, settings={"split": ["body"], "schedule": "1f1b"}),
     "rpc": Case(strategy="rpc", memory_format="channels_last", processes=2, accumulate=2, uneven=True, average=(0.5, 1), settings={"split": ["head"]}),

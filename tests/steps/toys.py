@@ -128,7 +128,21 @@ class Matrices(nn.Module):
         return self.head(self.body(self.stem(images.flatten(1))))
 
 
-MODELS: dict[str, type[nn.Module]] = {one.__name__: one for one in (Image, Pyramid, Letters, Masks, Waves, Matrices)}
+class Tied(nn.Module):
+    """Two layers with the same matrix, as a language model's embedding and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(192, 12), nn.Tanh())
+        self.body, self.side = nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False)
+        self.side.weight = self.body.weight
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.side(torch.tanh(self.body(self.stem(images.flatten(1)))))))
+
+
+MODELS: dict[str, type[nn.Module]] = {one.__name__: one for one in (Image, Pyramid, Letters, Masks, Waves, Matrices, Tied)}
 
 
 def total_loss(model: Any, batch: Batch, phase: int) -> Tensor:
