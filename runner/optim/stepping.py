@@ -31,14 +31,19 @@ def step_of(optimizer: Optimizer) -> Callable[[], Any]:
 
 
 def begin_late_momentum(optimizer: Optimizer, *_: Any) -> None:
-    """Give zero momentum to parameters whose first gradient comes later than the others', since torch's fused SGD fails otherwise."""
+    """Give zero momentum to parameters whose first gradient comes later than the others', since torch's fused SGD fails otherwise.
+
+    With a loss scale, to all of them: if the first step overflows, the kernel skips it, and their momentum would be memory that nobody has written.
+    """
     state = optimizer.state
-    if not state or len(state) == sum(len(group["params"]) for group in optimizer.param_groups):
+    is_first = not state and getattr(optimizer, "found_inf", None) is None
+    if is_first or len(state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
         late = [one for one in group["params"] if one.grad is not None and one not in state] if group["momentum"] else []
         if late and group["dampening"]:  # dampening does not apply to a first gradient
             hint = "set optimizer.fused=false"
-            raise ConfigError(Problem("optimizer.dampening", "is not supported by fused SGD for a parameter whose first gradient comes late", hint=hint))
+            words = "is not supported by fused SGD with float16, or for a parameter whose first gradient comes late"
+            raise ConfigError(Problem("optimizer.dampening", words, hint=hint))
         for one in late:
             state[one]["momentum_buffer"] = torch.zeros_like(one)

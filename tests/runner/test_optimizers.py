@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,27 @@ def test_a_late_first_gradient_starts_the_momentum_as_in_torch(nesterov: bool) -
             output = each[0](images)
             (each[1](output) if step in (1, 3) else output).square().sum().backward()
             optimizer.step()
+    for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_momentum_starts_after_steps_that_overflow_as_in_torch() -> None:
+    """torch's fused kernel skips such a step, and leaves the momentum that it was to begin unwritten; its loop is not called."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    options = {"momentum": 0.9, "weight_decay": 0.1}
+    made = build(sgd(**options), layers[0])["train"]
+    torchs = torch.optim.SGD(layers[1].parameters(), lr=made.param_groups[0]["lr"], foreach=False, fused=False, **options)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in layers]
+    for step in range(4):
+        images = torch.randn(5, 3)
+        for layer, optimizer, scaler in zip(layers, (made, torchs), scalers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(layer(images).square().sum() * (math.inf if step < 2 else 1.0)).backward()
+            torch.empty(1 << 12).fill_(math.nan)  # what memory that is used next may hold
+            scaler.step(optimizer)
+            scaler.update()
     for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
