@@ -1,4 +1,4 @@
-"""Logs the learning rate of each parameter group that has a different one."""
+"""Logs the learning rate of each parameter group that begins with a different one."""
 
 from __future__ import annotations
 

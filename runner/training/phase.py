@@ -40,8 +40,8 @@ class TrainingPhase:
         return temporarily_frozen([*self.others, *(now.parameters if now else ())], now.layers if now else ())
 
     def learning_rates(self) -> list[float]:
-        """The distinct learning rates of its parameter groups, in order."""
-        return list(dict.fromkeys(float(group["lr"]) for group in self.optimizer.param_groups))
+        """The learning rates of its parameter groups, in order; groups that began with the same rate and have the same now are one."""
+        return [now for _, now in dict.fromkeys((float(group.get("initial_lr", group["lr"])), float(group["lr"])) for group in self.optimizer.param_groups)]
 
     def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> Tensor:
         """Turn sums into the mean loss's gradient, and clip it. Returns the norm before clipping, float[], without a wait for the device."""

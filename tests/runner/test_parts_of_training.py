@@ -211,6 +211,9 @@ def test_a_run_knows_its_epoch_and_rates_and_can_clear_its_gradients(run: Run) -
     groups = [{"params": [parameter], "lr": rate} for parameter, rate in zip(run.parameters, (0.3, 0.1, 0.3), strict=False)]
     phases = [TrainingPhase(number, Phase(), SGD(groups[number:], lr=1.0)) for number in range(2)]
     assert dataclasses.replace(run, phases=phases).learning_rates() == [0.3, 0.1]
+    for group in phases[0].optimizer.param_groups:
+        group["initial_lr"], group["lr"] = group["lr"], 0.0  # as at the start of a warm-up
+    assert phases[0].learning_rates() == [0.0, 0.0], "as many as before"
     for parameter in run.parameters:
         parameter.grad = torch.zeros_like(parameter)
     run.clear_gradients()
