@@ -200,14 +200,20 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
 def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> None:
     held: dict[str, Any] = target.state_dict()
     common = [name for name in state if name in held]
+    twins = _tied_names(target)
     # files older than torch 0.4.1 lack the count of batches, which torch adds; frozen batch norm does not need it
-    missing = [name for name in held if name not in state and not name.endswith("num_batches_tracked")]
+    missing = [name for name in held if not twins.get(name, {name}) & state.keys() and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in held and not name.endswith("num_batches_tracked")]
     problems = [
         Problem(PATH, f"the shape of '{name}' differs", list(state[name].shape), str(list(held[name].shape)), _exclude_hint(name))
         for name in common
         if isinstance(held[name], Tensor) and state[name].shape != held[name].shape
     ]
+    for names in {tuple(sorted(names)) for names in twins.values()}:
+        first, *others = [name for name in names if name in state] or [""]
+        if any(not state[first].equal(state[other].to(state[first].dtype)) for other in others):
+            words = f"the model ties {' and '.join(names)} to one tensor, and the file has several values for it"
+            problems.append(Problem(PATH, words, hint=f"leave out all but one: initialise.exclude={others}"))
     if strict:
         wanted = [name for name in missing if not any(fnmatchcase(name, pattern) for pattern in patterns)]
         problems += [Problem(PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)) for name in wanted]
@@ -219,6 +225,14 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
         raise ConfigError(*problems[:SHOWN], *more)
     held.update((name, state[name]) for name in common)  # keeps the version of each module's state, which torchvision's MNASNet needs
     target.load_state_dict(held, strict=False)
+
+
+def _tied_names(target: nn.Module) -> dict[str, set[str]]:
+    """For each name of a tensor that has several, all of them."""
+    by_tensor = dict[int, set[str]]()
+    for name, tensor in target.state_dict(keep_vars=True).items():
+        by_tensor.setdefault(id(tensor), set()).add(name)
+    return {name: names for names in by_tensor.values() if len(names) > 1 for name in names}
 
 
 def _unused_problems(unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]) -> list[Problem]:

@@ -155,3 +155,29 @@ def test_safetensors_are_read_and_a_damaged_file_is_reported(tmp_path: Path) -> 
         file.write_bytes(damaged)
         with pytest.raises(ConfigError, match="cannot be read"):
             initialise(network(), {"weights": str(file)})
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("left_out", ["", "embed.weight", "head.weight"])
+def test_a_tied_tensor_is_loaded_from_either_name(tmp_path: Path, left_out: str) -> None:
+    value = torch.arange(15.0).view(5, 3)
+    torch.save({name: value for name in ("embed.weight", "head.weight") if name != left_out}, tmp_path / "weights.pt")
+    model = Tied()
+    initialise(model, {"weights": str(tmp_path / "weights.pt")})
+    assert torch.equal(model.embed.weight, value)
+    assert model.head.weight is model.embed.weight
+
+
+def test_several_values_for_a_tied_tensor_are_refused(tmp_path: Path) -> None:
+    torch.save({"embed.weight": torch.zeros(5, 3), "head.weight": torch.ones(5, 3)}, tmp_path / "weights.pt")
+    with pytest.raises(ConfigError, match=r"ties embed\.weight and head\.weight to one tensor.*\n?.*initialise\.exclude=\['head\.weight'\]"):
+        initialise(Tied(), {"weights": str(tmp_path / "weights.pt")})
+    model = Tied()
+    initialise(model, {"weights": str(tmp_path / "weights.pt"), "exclude": ["head.weight"]})
+    assert not model.head.weight.any()
