@@ -48,6 +48,10 @@ class Phase:
     name: str = "train"
     modules: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if isinstance(self.modules, str):
+            raise ConfigError(Problem("recipe", f"the modules of phase '{self.name}' are text", self.modules, f'a tuple: ("{self.modules}",)'))
+
 
 class Scores(abc.ABC):
     """Accumulates the results of `Recipe.measure` batch by batch, in order, and computes the metrics."""

@@ -209,7 +209,7 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
         for name in common
         if isinstance(held[name], Tensor) and state[name].shape != held[name].shape
     ]
-    for names in {tuple(sorted(names)) for names in twins.values()}:
+    for names in sorted({tuple(sorted(names)) for names in twins.values()}):
         first, *others = [name for name in names if name in state] or [""]
         if any(not state[first].equal(state[other].to(state[first].dtype)) for other in others):
             words = f"the model ties {' and '.join(names)} to one tensor, and the file has several values for it"

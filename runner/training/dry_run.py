@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
+from torch import nn
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
-from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError
+from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few
+from samewise.runner.interfaces import Recipe
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
@@ -85,9 +88,11 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         run = build(_disable_caches(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
-                train_step(run, next(training_batches(run)))
+                untrained = _take_step(run)
+                before = _plain_state(run.recipe)
                 rehearse(run)
-                run.recorder.cautions.extend(_means_for_sums(run) if alone else [])
+                if alone:
+                    run.recorder.cautions += [*untrained, *_means_for_sums(run), *_lost_state(run.recipe, before)]
         except DataError as error:
             raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
         except SamewiseError:
@@ -97,6 +102,36 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         finally:
             run.strategy.end()
     return run
+
+
+def _take_step(run: Run) -> list[Problem]:
+    """Take one step; return a caution if parameters that are trained from the beginning got no gradient in any phase."""
+    reached = set[nn.Parameter]()
+    waiting = {id(one) for phase in run.phases for later in phase.waiting[:1] for one in later.parameters}
+    trained = {name: one for name, one in run.model.named_parameters() if one.requires_grad and id(one) not in waiting}
+    hooks = [one.register_post_accumulate_grad_hook(reached.add) for one in trained.values()]
+    train_step(run, next(training_batches(run)))
+    for hook in hooks:
+        hook.remove()
+    idle = [name for name, one in trained.items() if one not in reached]
+    hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
+    return [Problem("model", f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the first step", hint=hint)] if idle else []
+
+
+def _plain_state(recipe: Recipe) -> dict[str, bytes]:
+    """What a recipe of the user's keeps in its attributes, as far as it can be written down."""
+    found = dict[str, bytes]()
+    for name, value in {} if type(recipe).__module__.startswith("samewise.") else vars(recipe).items():
+        with suppress(Exception):
+            found[name] = pickle.dumps(value)
+    return found
+
+
+def _lost_state(recipe: Recipe, before: Mapping[str, bytes]) -> list[Problem]:
+    """A caution for each attribute of a recipe that losses and measurements have changed: it is in no checkpoint."""
+    words, hint = "changes as the recipe is used, and no checkpoint holds it: a resumed run would go on with other values", "keep it in a buffer of the model"
+    changed = [name for name, value in _plain_state(recipe).items() if before.get(name, value) != value]
+    return [Problem(f"recipe ({type(recipe).__name__}.{name})", words, hint=hint) for name in changed]
 
 
 def _means_for_sums(run: Run) -> list[Problem]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.device import Prefetcher, prefetch_one
 from samewise.runner.data.loading import Loader, evaluation_keys
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
-from samewise.runner.interfaces import Batch, Scores
+from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
 from samewise.runner.training.run import Run, Split
 
@@ -98,14 +99,29 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
 def rehearse(run: Run) -> None:
     """Evaluate one batch before the first step, so that errors in the evaluation show now and not an epoch later.
 
-    ConfigError if `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics.
+    ConfigError if `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics; or if what the recipe measures with is not what it should be.
     """
     part = run.splits["valid"]
     scores = run.recipe.scores(part.dataset)
+    versions = {parameter: parameter._version for parameter in run.model.parameters()}  # torch counts what is done to a tensor in place
     with _evaluating(run.model):
         scores.add(_measure(run, run.model, 0, run.to_device(next(iter(_loader(run, part))))))
-    names = [f"{prefix}valid/{name}" for prefix in models_to_evaluate(run) for name in scores.compute()]
-    require_monitored(run, names)
+    if any(parameter._version != versions.get(parameter, parameter._version) for parameter in run.model.parameters()):
+        raise _unfit(run.recipe, "measure changes the model's weights", "an evaluation that leaves the model as it is")
+    if not type(run.recipe).__module__.startswith("samewise.") and run.recipe.scores(part.dataset) is scores:
+        raise _unfit(run.recipe, "scores returns the same object each time", "a new one for each evaluation, which otherwise adds up all of them")
+    computed: object = scores.compute()
+    if not isinstance(computed, Mapping):
+        raise _unfit(scores, f"compute returns {type(computed).__name__}", 'metrics by name: {"accuracy": 0.98}')
+    metrics = cast("Mapping[str, object]", computed)
+    for name, value in metrics.items():
+        if not isinstance(value, Real):
+            raise _unfit(scores, f"compute gives '{name}' as {type(value).__name__}", "a number, such as float(value)")
+    require_monitored(run, [f"{prefix}valid/{name}" for prefix in models_to_evaluate(run) for name in metrics])
+
+
+def _unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
+    return ConfigError(Problem("recipe", f"{type(part).__name__}.{message}", expected=expected))
 
 
 def require_monitored(run: Run, names: Iterable[str]) -> None:

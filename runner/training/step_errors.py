@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from samewise.runner.config.tree import at
 from samewise.runner.data import streams
@@ -60,10 +62,24 @@ def name_override(problem: Problem, composed: Composed | None) -> Problem:
 
 
 def require_loss(recipe: Recipe, loss: object) -> None:
-    """Raise a ConfigError unless a recipe's loss is a `Loss`."""
+    """Raise a ConfigError unless a recipe's loss is a `Loss` with the right parts."""
     if not isinstance(loss, Loss):
         message, expected = f"{type(recipe).__name__}.loss returns {type(loss).__name__}", "samewise's Loss(total, count): samewise.runner.interfaces.Loss"
         raise ConfigError(Problem("recipe", message, expected=expected, hint="return Loss(total, count), total being the sum of the loss over count samples"))
+    for name, value in (("total", loss.total), *loss.parts.items()):
+        if not isinstance(value, Tensor) or value.dim():
+            given = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise _wrong_part(recipe, name, given, "a tensor without dimensions", "a sum: .sum()" if isinstance(value, Tensor) else "torch.as_tensor(value)")
+    if not loss.total.requires_grad and torch.is_grad_enabled():
+        raise _wrong_part(recipe, "total", "a tensor without a gradient", "what the model's outputs give", "no .detach() or .item() on the way to it")
+    if not isinstance(loss.count, int | float):
+        raise _wrong_part(recipe, "count", type(loss.count).__name__, "a number", "count=mask.sum().item()")
+    if not 0 <= loss.count < math.inf:
+        raise _wrong_part(recipe, "count", loss.count, "0 or more")
+
+
+def _wrong_part(recipe: Recipe, name: str, given: object, expected: str, hint: str = "") -> ConfigError:
+    return ConfigError(Problem("recipe", f"{type(recipe).__name__}.loss returns a Loss whose {name} is {given}", expected=expected, hint=hint))
 
 
 def explain_step_error(error: Exception | SystemExit, composed: Composed | None = None, run: Run | None = None) -> Problem:

@@ -215,28 +215,153 @@ def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Pa
     assert done.returncode == 0, done.stderr
 
 
-MEAN = """
+RECIPES = """
+import torch
 from samewise.recipes.classification import Classification
-from samewise.runner.interfaces import Loss
+from samewise.runner.interfaces import Loss, Phase, Recipe, Scores
 
 
 class Mean(Classification):
     def loss(self, model, batch, phase):
         loss = super().loss(model, batch, phase)
         return Loss(loss.total / loss.count, loss.count)
+
+
+class Counting(Classification):
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.calls = 0
+
+    def loss(self, model, batch, phase):
+        self.calls += 1
+        return super().loss(model, batch, phase)
+
+
+class HeadOnly(Classification):
+    phases = (Phase("train", ("fc",)),)
+
+
+class Given(Classification):
+    def loss(self, model, batch, phase):
+        loss = super().loss(model, batch, phase)
+        return Loss(self.changed(loss.total), self.counted(loss.count), parts=self.named(loss.total))
+
+    def changed(self, total):
+        return total
+
+    def counted(self, count):
+        return count
+
+    def named(self, total):
+        return {}
+
+
+class Tensors(Given):
+    def counted(self, count):
+        return torch.tensor(count)
+
+
+class Negative(Given):
+    def counted(self, count):
+        return -count
+
+
+class Detached(Given):
+    def changed(self, total):
+        return total.detach()
+
+
+class Vector(Given):
+    def changed(self, total):
+        return total.expand(3)
+
+
+class Floats(Given):
+    def named(self, total):
+        return {"acc": 3.0}
+
+
+class Text(Classification):
+    @property
+    def phases(self):
+        return (Phase("critic", "critic"),)
+
+
+class Moving(Classification):
+    def measure(self, model, batch):
+        model.fc.weight.mul_(0.5)
+        return super().measure(model, batch)
+
+
+class Shared(Classification):
+    kept = None
+
+    def scores(self, dataset):
+        self.kept = self.kept or super().scores(dataset)
+        return self.kept
+
+
+class Nothing(Scores):
+    def add(self, measured):
+        pass
+
+    def compute(self):
+        return None
+
+
+class Silent(Classification):
+    def scores(self, dataset):
+        return Nothing()
 """
 
 
-def test_a_loss_that_is_a_mean_is_warned_about(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "averaged.py").write_text(MEAN)
-    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["averaged"]\n')
+@pytest.fixture
+def recipe(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Checks an experiment with one of these recipes."""
+    (here / "mine.py").write_text(RECIPES)
+    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["mine"]\n')
     monkeypatch.syspath_prepend(str(here))
     given = ["experiment=resnet18_digits", "model.width=4", "debug=tiny", "device=cpu", "--strict"]
-    assert samewise("check", *given).returncode == 0
-    done = samewise("check", *given, "recipe._target_=averaged.Mean")
+    return lambda name: samewise("check", *given, f"recipe._target_=mine.{name}")
+
+
+def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any]) -> None:
+    done = recipe("Given")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Mean", "warning: recipe (Mean.loss): the total for 2 is "),
+        ("Counting", "warning: recipe (Counting.calls): changes as the recipe is used, and no checkpoint holds it"),
+        ("HeadOnly", "warning: model: nothing trains conv1.weight, "),
+    ],
+)
+def test_a_recipe_that_may_be_wrong_is_warned_about(recipe: Callable[[str], Any], name: str, said: str) -> None:
+    done = recipe(name)
     assert done.returncode == 2
-    assert "warning: recipe (Mean.loss): the total for " in done.stdout
-    assert "it is a mean" in done.stdout
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Tensors", "Tensors.loss returns a Loss whose count is Tensor; hint: count=mask.sum().item()"),
+        ("Negative", "Negative.loss returns a Loss whose count is -16"),
+        ("Detached", "Detached.loss returns a Loss whose total is a tensor without a gradient; hint: no .detach()"),
+        ("Vector", "Vector.loss returns a Loss whose total is a tensor of shape [3]; hint: a sum: .sum()"),
+        ("Floats", "Floats.loss returns a Loss whose acc is float; hint: torch.as_tensor(value)"),
+        ("Text", "the modules of phase 'critic' are text"),
+        ("Moving", "Moving.measure changes the model's weights"),
+        ("Shared", "Shared.scores returns the same object each time"),
+        ("Silent", "Nothing.compute returns NoneType"),
+    ],
+)
+def test_a_wrong_recipe_is_an_error_that_names_what_is_wrong(recipe: Callable[[str], Any], name: str, said: str) -> None:
+    done = recipe(name)
+    assert done.returncode == 2
+    assert f"error: recipe: {said}" in done.stderr
 
 
 def test_a_key_that_is_not_text_is_named(samewise: Callable[..., Any], tmp_path: Path) -> None:
