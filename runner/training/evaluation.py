@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from numbers import Real
@@ -110,10 +110,10 @@ def rehearse(run: Run) -> None:
         raise _unfit(run.recipe, "measure changes the model's weights", "an evaluation that leaves the model as it is")
     if not type(run.recipe).__module__.startswith("samewise.") and run.recipe.scores(part.dataset) is scores:
         raise _unfit(run.recipe, "scores returns the same object each time", "a new one for each evaluation, which otherwise adds up all of them")
-    computed: object = scores.compute()
-    if not isinstance(computed, Mapping):
-        raise _unfit(scores, f"compute returns {type(computed).__name__}", 'metrics by name: {"accuracy": 0.98}')
-    metrics = cast("Mapping[str, object]", computed)
+    metrics: Any = scores.compute()
+    if not isinstance(metrics, dict):
+        raise _unfit(scores, f"compute returns {type(metrics).__name__}", 'metrics by name: {"accuracy": 0.98}')
+    metrics = cast("dict[str, Any]", metrics)
     for name, value in metrics.items():
         if not isinstance(value, Real):
             raise _unfit(scores, f"compute gives '{name}' as {type(value).__name__}", "a number, such as float(value)")

@@ -66,16 +66,19 @@ def require_loss(recipe: Recipe, loss: object) -> None:
     if not isinstance(loss, Loss):
         message, expected = f"{type(recipe).__name__}.loss returns {type(loss).__name__}", "samewise's Loss(total, count): samewise.runner.interfaces.Loss"
         raise ConfigError(Problem("recipe", message, expected=expected, hint="return Loss(total, count), total being the sum of the loss over count samples"))
-    for name, value in (("total", loss.total), *loss.parts.items()):
-        if not isinstance(value, Tensor) or value.dim():
-            given = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise _wrong_part(recipe, name, given, "a tensor without dimensions", "a sum: .sum()" if isinstance(value, Tensor) else "torch.as_tensor(value)")
+    given: dict[str, Any] = {"total": loss.total, **loss.parts}  # whatever a user's code has put there
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise _wrong_part(recipe, name, type(value).__name__, "a tensor without dimensions", "torch.as_tensor(value)")
+        if value.dim():
+            raise _wrong_part(recipe, name, f"a tensor of shape {list(value.shape)}", "a tensor without dimensions", "a sum: .sum()")
     if not loss.total.requires_grad and torch.is_grad_enabled():
         raise _wrong_part(recipe, "total", "a tensor without a gradient", "what the model's outputs give", "no .detach() or .item() on the way to it")
-    if not isinstance(loss.count, int | float):
-        raise _wrong_part(recipe, "count", type(loss.count).__name__, "a number", "count=mask.sum().item()")
-    if not 0 <= loss.count < math.inf:
-        raise _wrong_part(recipe, "count", loss.count, "0 or more")
+    count: Any = loss.count
+    if not isinstance(count, int | float):
+        raise _wrong_part(recipe, "count", type(count).__name__, "a number", "count=mask.sum().item()")
+    if not 0 <= count < math.inf:
+        raise _wrong_part(recipe, "count", count, "0 or more")
 
 
 def _wrong_part(recipe: Recipe, name: str, given: object, expected: str, hint: str = "") -> ConfigError:
