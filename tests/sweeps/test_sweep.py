@@ -24,7 +24,7 @@ SWEEP = (*TINY, "optimizer.lr=1e30,0.05", "seed=range(2)", "launcher.jobs=2")
 
 def sweep(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "samewise", "sweep", *map(str, given)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture
