@@ -202,7 +202,8 @@ def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequ
         files: Where each object of a class is, if known: a name is taken for misspelt where it is rare beside one that is like it.
     """
     if num_classes is not None and count != num_classes:
-        reason = f"has {count - 1} classes ({first_few(names, 12)}), with the background {count}"
+        numbered = f", with numbers up to {count - 1}" if len(names) < count - 1 else ""
+        reason = f"has {len(names)} classes ({first_few(names, 12)}){numbered}, with the background {count}"
         near = _misspelt(names, {name: len(files[name]) for name in files})
         explains = 0 < count - num_classes < len(near) + bool(files)  # of names that are alike, one at least is right; rare ones are all suspect
         seen = f" ({first_few(sorted(set(files[near[0][0]])), 3)})" if explains and files.get(near[0][0]) else ""
