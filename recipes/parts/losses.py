@@ -94,7 +94,7 @@ class MeanAbsolute(nn.Module):
 
 
 def is_sigmoid(loss: nn.Module | None) -> bool:
-    """Whether the loss takes each class for a separate decision, by its `link`; of torch's losses with one value per sample, one does.
+    """Whether the loss treats each class as a separate decision, by its `link`; of torch's losses with one value per sample, one does.
 
     Raises:
         ConfigError: another link.
