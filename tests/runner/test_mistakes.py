@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from samewise.recipes.classification import Classification
+from samewise.runner.errors import ConfigError
+from samewise.runner.interfaces import Loss, Phase
+from samewise.runner.training.step_errors import require_loss
 
 DIGITS = ("train", "experiment=resnet18_digits", "tracking=none", "device=cpu")
 TINY = (*DIGITS, "debug=tiny")
@@ -216,9 +222,8 @@ def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Pa
 
 
 RECIPES = """
-import torch
 from samewise.recipes.classification import Classification
-from samewise.runner.interfaces import Loss, Phase, Recipe, Scores
+from samewise.runner.interfaces import Loss, Phase, Scores
 
 
 class Mean(Classification):
@@ -241,50 +246,8 @@ class HeadOnly(Classification):
     phases = (Phase("train", ("fc",)),)
 
 
-class Given(Classification):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        return Loss(self.changed(loss.total), self.counted(loss.count), parts=self.named(loss.total))
-
-    def changed(self, total):
-        return total
-
-    def counted(self, count):
-        return count
-
-    def named(self, total):
-        return {}
-
-
-class Tensors(Given):
-    def counted(self, count):
-        return torch.tensor(count)
-
-
-class Negative(Given):
-    def counted(self, count):
-        return -count
-
-
-class Detached(Given):
-    def changed(self, total):
-        return total.detach()
-
-
-class Vector(Given):
-    def changed(self, total):
-        return total.expand(3)
-
-
-class Floats(Given):
-    def named(self, total):
-        return {"acc": 3.0}
-
-
-class Text(Classification):
-    @property
-    def phases(self):
-        return (Phase("critic", "critic"),)
+class Sound(Classification):
+    pass
 
 
 class Moving(Classification):
@@ -326,7 +289,7 @@ def recipe(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyP
 
 
 def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any]) -> None:
-    done = recipe("Given")
+    done = recipe("Sound")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -347,12 +310,6 @@ def test_a_recipe_that_may_be_wrong_is_warned_about(recipe: Callable[[str], Any]
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Tensors", "Tensors.loss returns a Loss whose count is Tensor; hint: count=mask.sum().item()"),
-        ("Negative", "Negative.loss returns a Loss whose count is -16"),
-        ("Detached", "Detached.loss returns a Loss whose total is a tensor without a gradient; hint: no .detach()"),
-        ("Vector", "Vector.loss returns a Loss whose total is a tensor of shape [3]; hint: a sum: .sum()"),
-        ("Floats", "Floats.loss returns a Loss whose acc is float; hint: torch.as_tensor(value)"),
-        ("Text", "the modules of phase 'critic' are text"),
         ("Moving", "Moving.measure changes the model's weights"),
         ("Shared", "Shared.scores returns the same object each time"),
         ("Silent", "Nothing.compute returns NoneType"),
@@ -362,6 +319,36 @@ def test_a_wrong_recipe_is_an_error_that_names_what_is_wrong(recipe: Callable[[s
     done = recipe(name)
     assert done.returncode == 2
     assert f"error: recipe: {said}" in done.stderr
+
+
+TOTAL = torch.ones((), requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (TOTAL, "Classification.loss returns Tensor"),
+        (Loss(2.0, 1), "whose total is float"),
+        (Loss(TOTAL, torch.tensor(16)), "whose count is Tensor; expected: a number; hint: count=mask.sum().item()"),
+        (Loss(TOTAL, -16), "whose count is -16; expected: 0 or more"),
+        (Loss(TOTAL, math.nan), "whose count is nan"),
+        (Loss(TOTAL.detach(), 1), "whose total is a tensor without a gradient"),
+        (Loss(TOTAL.expand(3), 3), "whose total is a tensor of shape [3]; expected: a tensor without dimensions; hint: a sum: .sum()"),
+        (Loss(TOTAL, 1, parts={"acc": 3.0}), "whose acc is float; expected: a tensor without dimensions; hint: torch.as_tensor(value)"),
+    ],
+)
+def test_what_is_wrong_with_a_loss_is_said(loss: Any, said: str) -> None:
+    require_loss(Classification(), Loss(TOTAL, 1, parts={"ce": TOTAL.detach()}))
+    with pytest.raises(ConfigError) as raised:
+        require_loss(Classification(), loss)
+    (problem,) = raised.value.problems
+    text = f"{problem.message}; expected: {problem.expected}; hint: {problem.hint}"
+    assert said in text
+
+
+def test_the_modules_of_a_phase_are_a_tuple() -> None:
+    with pytest.raises(ConfigError, match="the modules of phase 'critic' are text"):
+        Phase("critic", "critic")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_key_that_is_not_text_is_named(samewise: Callable[..., Any], tmp_path: Path) -> None:
