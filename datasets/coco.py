@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
@@ -81,8 +82,7 @@ class COCO(AnnotatedImages):
         for number, label in labels.items():
             classes[label] = names[number]
         found = _images(content["images"], path)
-        for place, one in enumerate(content["annotations"]):
-            _add(one, place, found, labels, path)
+        _add_all(content["annotations"], found, labels, path)
         chosen = [found[number] for number in sorted(found)]
         if split is not None:
             wanted = set(select_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
@@ -91,51 +91,58 @@ class COCO(AnnotatedImages):
         super().__init__(base / images, chosen, classes=classes, training=training, size=size, cache=cache)
 
 
-def _add(one: Any, place: int, images: dict[int, Annotated], labels: dict[int, int], path: Path) -> None:
-    where = f"{path}, annotations[{place}]"
+def _add_all(found: list[Any], images: dict[int, Annotated], labels: dict[int, int], path: Path) -> None:
+    for place, one in enumerate(found):
+        try:
+            _add(one, images, labels)
+        except DataError as error:
+            number = one.get("id") if isinstance(one, dict) else None
+            where = f"{path}, annotation {number}" if isinstance(number, int | str) else f"{path}, annotations[{place}]"
+            raise DataError(*(replace(problem, path=where) for problem in error.problems)) from None
+
+
+def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None:
+    """Add an annotation to its image; a DataError says what is wrong, and not yet where."""
     if not isinstance(one, dict):
-        raise DataError(Problem(where, "is not an annotation", one, "an object with image_id, category_id and bbox [x, y, width, height]"))
-    number = one.get("id")
-    where = f"{path}, annotation {number}" if isinstance(number, int | str) else where
-    image, category, box, area = (one.get(entry) for entry in ("image_id", "category_id", "bbox", "area"))
-    missing = [entry for entry in ("image_id", "category_id", "bbox") if one.get(entry) is None]
-    if missing:
-        words = f"is incomplete: it has no {', '.join(missing)}"
-        raise DataError(Problem(where, words, expected="image_id, category_id and bbox [x, y, width, height]"))
-    for entry, listed in (("image_id", "images"), ("category_id", "categories")):
-        if not isinstance(one[entry], int | float):
-            raise DataError(Problem(where, f"{entry} is not a number", one[entry], f"the id of one of the file's {listed}"))
+        raise DataError(Problem("", "is not an annotation", one, "an object with image_id, category_id and bbox [x, y, width, height]"))
+    image, category, box, area, crowd = one.get("image_id"), one.get("category_id"), one.get("bbox"), one.get("area"), one.get("iscrowd")
+    if image is None or category is None or box is None:
+        missing = ", ".join(entry for entry in ("image_id", "category_id", "bbox") if one.get(entry) is None)
+        raise DataError(Problem("", f"is incomplete: it has no {missing}", expected="image_id, category_id and bbox [x, y, width, height]"))
+    if not isinstance(image, int | float):
+        raise DataError(Problem("", "image_id is not a number", image, "the id of one of the file's images"))
+    if not isinstance(category, int | float):
+        raise DataError(Problem("", "category_id is not a number", category, "the id of one of the file's categories"))
     if area is not None and not (isinstance(area, int | float) and abs(area) < _MOST**2):
-        raise DataError(Problem(where, "area is not a number", area, "the object's area in square pixels"))
-    if one.get("iscrowd") not in (None, 0, 1):
-        raise DataError(Problem(where, "iscrowd is not 0 or 1", one["iscrowd"], "0, or 1 for a group of objects"))
+        raise DataError(Problem("", "area is not a number", area, "the object's area in square pixels"))
+    if crowd not in (None, 0, 1):
+        raise DataError(Problem("", "iscrowd is not 0 or 1", crowd, "0, or 1 for a group of objects"))
     if image not in images:
-        raise DataError(Problem(where, "belongs to an image that the file does not list", image))
+        raise DataError(Problem("", "belongs to an image that the file does not list", image))
     if category not in labels:
-        raise DataError(Problem(where, "has an unknown category", category, f"one of the file's {len(labels)} categories"))
+        raise DataError(Problem("", "has an unknown category", category, f"one of the file's {len(labels)} categories"))
     held = images[image]
-    x, y, width, height = _numbers(box, where)
+    x, y, width, height = _numbers(box)
     if x < -_ROUNDING or y < -_ROUNDING:
         expected = f"[x, y, width, height] in pixels, x from 0 to {held.width} and y from 0 to {held.height}"
-        raise DataError(Problem(where, "has a box with a negative corner", box, expected, "correct the annotation"))
-    if round(x + width, 3) > held.width + _ROUNDING or round(y + height, 3) > held.height + _ROUNDING:
+        raise DataError(Problem("", "has a box with a negative corner", box, expected, "correct the annotation"))
+    if x + width > held.width + _ROUNDING + 1e-3 or y + height > held.height + _ROUNDING + 1e-3:  # 1e-3: what decimals lose in the sum
         expected = f"[x, y, width, height] in pixels, x + width at most {held.width} and y + height at most {held.height}"
         hint = "COCO's boxes are [x, y, width, height], not [x1, y1, x2, y2]; correct the annotation"
-        raise DataError(Problem(where, f"has a box that ends beyond the image of {held.width} x {held.height} pixels", box, expected, hint))
-    x1, x2 = (min(max(value, 0.0), float(held.width)) for value in (x, x + width))
-    y1, y2 = (min(max(value, 0.0), float(held.height)) for value in (y, y + height))
+        raise DataError(Problem("", f"has a box that ends beyond the image of {held.width} x {held.height} pixels", box, expected, hint))
+    x1, y1, x2, y2 = max(x, 0.0), max(y, 0.0), min(x + width, float(held.width)), min(y + height, float(held.height))
     if x1 < x2 and y1 < y2:
-        held.add([x1, y1, x2, y2], labels[category], crowd=bool(one.get("iscrowd")), area=area)
+        held.add([x1, y1, x2, y2], labels[category], crowd=bool(crowd), area=area)
 
 
-def _numbers(box: Any, where: str) -> list[float]:
+def _numbers(box: Any) -> list[float]:
     try:
         numbers = [float(value) for value in box] if isinstance(box, list) else []
     except (TypeError, ValueError, OverflowError):
         numbers = []
     if len(numbers) != 4 or not all(abs(value) < _MOST for value in numbers) or numbers[2] < 0 or numbers[3] < 0:
         hint = "correct the annotation"
-        raise DataError(Problem(where, "has an impossible box", box, "[x, y, width, height] in pixels, the width and height not negative", hint))
+        raise DataError(Problem("", "has an impossible box", box, "[x, y, width, height] in pixels, the width and height not negative", hint))
     return numbers
 
 
