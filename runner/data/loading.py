@@ -126,7 +126,8 @@ class KeyedDataset(Dataset[Any]):
             if len(samples) < len(key.indices):
                 at, fault = f"at {sample_name(self.dataset, key.indices[len(samples)])}", error
             else:
-                at, fault = self._find_odd_sample(key.indices, samples) or (f"over samples {', '.join(map(str, key.indices))}", error)
+                odd = self._find_odd_sample(key.indices, samples, Exception)
+                at, fault = (f"at {odd[0]}", odd[1]) if odd else (f"over samples {', '.join(map(str, key.indices))}", error)
             who = type(without_transforms(self.dataset)).__name__
             return Failure((Problem(self._name, f"{who} fails {at}: {type(fault).__name__}: {summarise_error(fault)}", hint=raised_at(fault)),))
 
@@ -139,28 +140,25 @@ class KeyedDataset(Dataset[Any]):
         return None
 
     def _locate_fault(self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]) -> tuple[Problem | str, ...]:
-        """Explain an error of a batch, with the sample: the first that cannot be collated alone, or else with the batch's first."""
-        names = [sample_name(self.dataset, index) for index in indices]
-        alone = ((name, [sample]) for name, sample in zip(names, samples, strict=True))
-        beside = ((f"{name} beside {names[0]}", [samples[0], sample]) for name, sample in zip(names[1:], samples[1:], strict=True))
-        for where, some in (*alone, *beside):
-            try:
-                self._collate(some)
-            except SamewiseError as found:
-                of_data = {"dataset": self._name}
-                return tuple(replace(one, path=of_data.get(one.path, one.path), message=f"{where}: {one.message}") for one in found.problems)
-            except Exception:  # fewer samples than it can collate
-                continue
-        return error.problems
+        """Explain an error of a batch, with the sample."""
+        where, fault = self._find_odd_sample(indices, samples, SamewiseError) or ("", None)
+        if not isinstance(fault, SamewiseError):
+            return error.problems
+        of_data = {"dataset": self._name}
+        return tuple(replace(one, path=of_data.get(one.path, one.path), message=f"{where}: {one.message}") for one in fault.problems)
 
-    def _find_odd_sample(self, indices: Sequence[int], samples: Sequence[Any]) -> tuple[str, Exception] | None:
-        """The first sample that cannot be collated alone, or else with the batch's first, while others can; and that error."""
+    def _find_odd_sample(self, indices: Sequence[int], samples: Sequence[Any], kind: type[Exception]) -> tuple[str, Exception] | None:
+        """The first sample that cannot be collated alone, or else with the batch's first; and that error.
+
+        One of samewise's own explains itself. With any other, some samples must pass: it may be that one is too few.
+        """
         names = [sample_name(self.dataset, index) for index in indices]
-        alone = [(f"at {name}", [sample]) for name, sample in zip(names, samples, strict=True)]
-        beside = [(f"at {name} beside {names[0]}", [samples[0], sample]) for name, sample in zip(names[1:], samples[1:], strict=True)]
+        alone = [(name, [sample]) for name, sample in zip(names, samples, strict=True)]
+        beside = [(f"{name} beside {names[0]}", [samples[0], sample]) for name, sample in zip(names[1:], samples[1:], strict=True)]
         for tried in (alone, beside):
-            faults = [(at, self._fault_of(some)) for at, some in tried]
-            if any(fault is None for _, fault in faults) and (found := next(((at, fault) for at, fault in faults if fault), None)):
+            faults = [(where, self._fault_of(some)) for where, some in tried]
+            found = next(((where, fault) for where, fault in faults if isinstance(fault, kind)), None)
+            if found and (kind is SamewiseError or any(fault is None for _, fault in faults)):
                 return found
         return None
 
