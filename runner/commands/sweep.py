@@ -59,10 +59,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.status and not args.overrides:
-        return _all(args)
     if args.points and not args.cancel:
         raise ConfigError(Problem("--points", "only limits what --cancel stops", args.points, hint="samewise sweep SWEEP --cancel --points 3,5"))
+    if args.status and not args.overrides:
+        return _all(args)
     if args.status or args.cancel:
         folder = _find_sweep(args)
         if args.cancel:

@@ -186,6 +186,7 @@ def test_cancelling_makes_the_jobs_save(points, tmp_path: Path) -> None:
     held = sweep(*given, folder=tmp_path)
     assert held.returncode == 2
     assert "is being run by process" in held.stderr
+    assert "only limits what --cancel stops" in sweep("--status", "--points", "1", folder=tmp_path).stderr
     unknown = sweep(name, "--cancel", "--points", "1,4", folder=tmp_path)
     assert (unknown.returncode, "--points: " in unknown.stderr, "from 1 to 3" in unknown.stderr) == (2, True, True)
     assert "point 1  seed=0  was asked to stop" in sweep(name, "--cancel", "--points", "1", folder=tmp_path).stdout
