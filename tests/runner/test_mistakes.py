@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from samewise.recipes.classification import Classification
-from samewise.runner.errors import ConfigError
-from samewise.runner.interfaces import Loss, Phase
-from samewise.runner.training.step_errors import require_loss
 
 DIGITS = ("train", "experiment=resnet18_digits", "tracking=none", "device=cpu")
 TINY = (*DIGITS, "debug=tiny")
@@ -219,136 +213,6 @@ def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Pa
     given = ["dataset=image_folder", f"dataset.root={here / 'data'}", "dataset.num_classes=2", "dataset.cache=memory", "batch_size=2", "device=cpu"]
     done = samewise("check", *given, "model=resnet20_cifar", "model.width=2")
     assert done.returncode == 0, done.stderr
-
-
-RECIPES = """
-from samewise.recipes.classification import Classification
-from samewise.runner.interfaces import Loss, Phase, Scores
-
-
-class Mean(Classification):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        return Loss(loss.total / loss.count, loss.count)
-
-
-class Counting(Classification):
-    def __init__(self, **given):
-        super().__init__(**given)
-        self.calls = 0
-
-    def loss(self, model, batch, phase):
-        self.calls += 1
-        return super().loss(model, batch, phase)
-
-
-class HeadOnly(Classification):
-    phases = (Phase("train", ("fc",)),)
-
-
-class Sound(Classification):
-    pass
-
-
-class Moving(Classification):
-    def measure(self, model, batch):
-        model.fc.weight.mul_(0.5)
-        return super().measure(model, batch)
-
-
-class Shared(Classification):
-    kept = None
-
-    def scores(self, dataset):
-        self.kept = self.kept or super().scores(dataset)
-        return self.kept
-
-
-class Nothing(Scores):
-    def add(self, measured):
-        pass
-
-    def compute(self):
-        return None
-
-
-class Silent(Classification):
-    def scores(self, dataset):
-        return Nothing()
-"""
-
-
-@pytest.fixture
-def recipe(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Checks an experiment with one of these recipes."""
-    (here / "mine.py").write_text(RECIPES)
-    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["mine"]\n')
-    monkeypatch.syspath_prepend(str(here))
-    given = ["experiment=resnet18_digits", "model.width=4", "debug=tiny", "device=cpu", "--strict"]
-    return lambda name: samewise("check", *given, f"recipe._target_=mine.{name}")
-
-
-def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any]) -> None:
-    done = recipe("Sound")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Mean", "warning: recipe (Mean.loss): the total for 2 is "),
-        ("Counting", "warning: recipe (Counting.calls): changes as the recipe is used, and no checkpoint holds it"),
-        ("HeadOnly", "warning: model: nothing trains conv1.weight, "),
-    ],
-)
-def test_a_recipe_that_may_be_wrong_is_warned_about(recipe: Callable[[str], Any], name: str, said: str) -> None:
-    done = recipe(name)
-    assert done.returncode == 2
-    assert said in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Moving", "Moving.measure changes the model's weights"),
-        ("Shared", "Shared.scores returns the same object each time"),
-        ("Silent", "Nothing.compute returns NoneType"),
-    ],
-)
-def test_a_wrong_recipe_is_an_error_that_names_what_is_wrong(recipe: Callable[[str], Any], name: str, said: str) -> None:
-    done = recipe(name)
-    assert done.returncode == 2
-    assert f"error: recipe: {said}" in done.stderr
-
-
-TOTAL = torch.ones((), requires_grad=True)
-
-
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        (TOTAL, "Classification.loss returns Tensor"),
-        (Loss(2.0, 1), "whose total is float"),
-        (Loss(TOTAL, torch.tensor(16)), "whose count is Tensor; expected: a number; hint: count=mask.sum().item()"),
-        (Loss(TOTAL, -16), "whose count is -16; expected: 0 or more"),
-        (Loss(TOTAL, math.nan), "whose count is nan"),
-        (Loss(TOTAL.detach(), 1), "whose total is a tensor without a gradient"),
-        (Loss(TOTAL.expand(3), 3), "whose total is a tensor of shape [3]; expected: a tensor without dimensions; hint: a sum: .sum()"),
-        (Loss(TOTAL, 1, parts={"acc": 3.0}), "whose acc is float; expected: a tensor without dimensions; hint: torch.as_tensor(value)"),
-    ],
-)
-def test_what_is_wrong_with_a_loss_is_said(loss: Any, said: str) -> None:
-    require_loss(Classification(), Loss(TOTAL, 1, parts={"ce": TOTAL.detach()}))
-    with pytest.raises(ConfigError) as raised:
-        require_loss(Classification(), loss)
-    (problem,) = raised.value.problems
-    text = f"{problem.message}; expected: {problem.expected}; hint: {problem.hint}"
-    assert said in text
-
-
-def test_the_modules_of_a_phase_are_a_tuple() -> None:
-    with pytest.raises(ConfigError, match="the modules of phase 'critic' are text"):
-        Phase("critic", "critic")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_key_that_is_not_text_is_named(samewise: Callable[..., Any], tmp_path: Path) -> None:
