@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,8 +81,11 @@ def test_a_selection_without_tests_is_a_failure(repository: Path, tmp_path: Path
     assert subprocess.run(command, cwd=repository, capture_output=True, timeout=60, check=False).returncode == 5
 
 
-@pytest.mark.slow
 def test_the_type_check_covers_every_file_of_the_runner(repository: Path) -> None:
-    command = [sys.executable, "-m", "pyright", "--project", ".package", "--outputjson"]
-    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=400, check=False)
-    assert json.loads(result.stdout)["summary"]["filesAnalyzed"] == len(list((repository / "runner").rglob("*.py")))
+    """Pyright says how many files it found before it looks at them, which takes a minute and is the business of `make types`."""
+    command = [sys.executable, "-m", "pyright", "--project", ".package", "--stats"]
+    with subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True, process_group=0) as pyright:
+        assert pyright.stdout is not None
+        found = next((line for line in pyright.stdout if line.startswith("Found ")), "")
+        os.killpg(pyright.pid, signal.SIGKILL)
+    assert found == f"Found {len(list((repository / 'runner').rglob('*.py')))} source files\n"

@@ -20,17 +20,25 @@ NEEDS_HARDWARE: Mapping[str, str] = {
 }
 """The tests marked `gpu` that only a real device can pass, and why."""
 WITH_CUDA = (
-    "test_predict",
-    "test_several_optimizers",
-    "test_trace",
-    "test_initialise",
-    "test_initial_weights",
-    "test_ema",
-    "test_frozen",
-    "test_verify",
-    "test_optimizers",
+    "ema.py::test_an_average_that_begins_at_a_checkpoint_without_one_begins_with_its_weights[0.9]",
+    "ema.py::test_the_average_matches_the_textbook",
+    "frozen.py::test_layers_frozen_until_an_epoch_are_trained_from_its_first_step",
+    "frozen.py::test_only_frozen_layers_keep_their_parameters_and_statistics",
+    "initial_weights.py",
+    "initialise.py::test_every_choice_fits_a_resnet[xavier]",
+    "optimizers.py",
+    "predict.py::test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other[classification]",
+    "predict.py::test_a_recording_is_resynthesised_the_same_whatever_other_files_are_given",
+    "predict.py::test_a_recording_is_split_into_its_speakers",
+    "predict.py::test_a_recording_is_transcribed",
+    "predict.py::test_boxes_are_found_in_an_image_and_drawn",
+    "predict.py::test_the_moving_average_of_the_weights_predicts_and_is_evaluated[classification]",
+    "several_optimizers.py",
+    "trace.py",
+    "verify.py::test_eval_gives_the_metrics_of_training",
+    "verify.py::test_verify_reports_the_same_bits",
 )
-"""Files whose tests train with `device=auto`, or on whatever device this process has."""
+"""Tests of tests/runner/test_* that train, predict or compute on whatever device this process has; where other tests of a file would find the same faults, one stands for them."""
 
 
 def run(repository: Path, report: Path, environment: Mapping[str, str], *arguments: str) -> dict[str, str]:
@@ -66,8 +74,8 @@ def test_the_tests_that_need_a_real_device_exist(repository: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_tests_that_train_pass_on_the_pretended_device(repository: Path, clean_environment: dict[str, str], tmp_path: Path):
-    files = [f"tests/runner/{name}.py" for name in WITH_CUDA]
-    found = run(repository, tmp_path / "report.xml", clean_environment, "-m", "not slow and not gpu", *files)
+    chosen = [f"tests/runner/test_{name}" for name in WITH_CUDA]
+    found = run(repository, tmp_path / "report.xml", clean_environment, "-m", "not slow and not gpu", *chosen)
     assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
     assert len(found) > 100
 
