@@ -22,10 +22,26 @@ from samewise.runner.records.tensor_file import read_tensors, write_tensors
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
+MODEL = """\
+# As few operators as a compiler can show its work on
+_target_: torch.nn.Sequential
+_args_:
+  - {_target_: torch.nn.Conv2d, in_channels: "${dataset.channels}", out_channels: 4, kernel_size: 3}
+  - {_target_: torch.nn.BatchNorm2d, num_features: 4}
+  - {_target_: torch.nn.ReLU}
+  - {_target_: torch.nn.AdaptiveAvgPool2d, output_size: 1}
+  - {_target_: torch.nn.Flatten}
+  - {_target_: torch.nn.Linear, in_features: 4, out_features: "${dataset.num_classes}"}
+"""
+
+
 def export(formats: str, folder: Path) -> Path:
     from samewise.runner.cli import main
 
-    assert main(["train", "experiment=resnet18_digits", *TINY, "model.width=4", f"run_root={folder / 'runs'}"]) == 0
+    (folder / "configs" / "model").mkdir(parents=True)
+    (folder / "configs" / "model" / "few_operators.yaml").write_text(MODEL)
+    given = [*TINY, "model=few_operators", f"run_root={folder / 'runs'}", "--config-dir", str(folder / "configs")]
+    assert main(["train", "experiment=resnet18_digits", *given]) == 0
     assert main(["export", str(next(folder.glob("runs/resnet18_digits/*"))), "--to", formats, "--out", str(folder / "model")]) == 0
     return folder / "model"
 

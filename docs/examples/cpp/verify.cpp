@@ -4,12 +4,14 @@
 //   build/verify FOLDER      exit code: 0 within the export's tolerance, 1 not, 2 it cannot be run
 
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <regex>
 #include <sstream>
 
