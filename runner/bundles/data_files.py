@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.config.fingerprint import is_outside
-from samewise.runner.config.tree import flat
+from samewise.runner.config.fingerprint import data_places
 from samewise.runner.errors import ConfigError, Problem
 
 Files = dict[str, dict[str, Any]]
@@ -21,7 +20,7 @@ _LARGE = 1 << 30
 def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]:
     """List the files behind each setting of the data set that is a path on this machine, with SHA-256 if `hashed`; a ConfigError if one cannot be read."""
     found = dict[str, Files]()
-    for key, place in places(whole).items():
+    for key, place in data_places(whole).items():
         files = dict(_below(place))
         size = sum(file.stat().st_size for file in files.values())
         if hashed and size > _LARGE:
@@ -32,7 +31,7 @@ def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Fi
 
 def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
     """Return how many files match the manifest, each counted once; ConfigError, naming the first few, if any are missing, different or additional."""
-    here, problems, agreeing = places(whole), list[Problem](), set[str]()
+    here, problems, agreeing = data_places(whole), list[Problem](), set[str]()
     for key, files in manifest.items():
         if key not in here:
             problems.append(
@@ -53,12 +52,6 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
     if problems:
         raise ConfigError(*problems)
     return len(agreeing)
-
-
-def places(whole: Mapping[str, Any]) -> dict[str, Path]:
-    """The data set's settings that are existing paths on this machine."""
-    named = {name: value for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False) if isinstance(value, str) and value and is_outside(name)}
-    return {name: place for name, value in named.items() if (place := Path(value).expanduser()).exists()}
 
 
 def _below(place: Path) -> Iterator[tuple[str, Path]]:

@@ -76,6 +76,12 @@ def finds_data(path: str) -> bool:
     return parts[0] == "dataset" and any(part != "download" and HOST_KEYS.search(part) for part in parts[1:])
 
 
+def data_places(whole: Mapping[str, Any]) -> dict[str, Path]:
+    """The data set's settings that are existing paths on this machine."""
+    named = {name: value for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False) if isinstance(value, str) and value and is_outside(name)}
+    return {name: place for name, value in named.items() if (place := Path(value).expanduser()).exists()}
+
+
 def fingerprint_of(whole: dict[str, Any]) -> str:
     """The SHA-256 of `identity`: 64 hexadecimal digits."""
     text = json.dumps(identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)

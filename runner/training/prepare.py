@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.check import check, settings_are_sound
-from samewise.runner.config.fingerprint import fingerprint_of
+from samewise.runner.config.fingerprint import data_places, fingerprint_of
 from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.processes import variables
@@ -22,7 +25,12 @@ from samewise.runner.training.launch import launch, processes, rank
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
+    from samewise.runner.records.folder import RunFolder
     from samewise.runner.training.run import Run
+
+
+_LOOKED_AT = 10_000
+"""At most so many files and folders of each data folder, so that a finished run is reported at once."""
 
 
 def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | Mapping[str, Any] | None:
@@ -65,7 +73,18 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
         return None
     for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
         print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
+    for path in _modified_after(composed.folder, data_places(composed.whole).values()):
+        print(f"warning: {path} was modified after this run had ended; `train --fresh` trains with the data as they are now", file=sys.stderr)
     return {"mlflow_run_id": read_mapping(composed.folder.tracking, shapes.TRACKING).get("run_id"), **summary}
+
+
+def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]:
+    """For each place the first of it, and of the folders and files below it, that was modified after a run had ended. Runs do not count."""
+    ended, runs = folder.summary.stat().st_mtime, folder.path.parents[1].resolve()
+    for place in places:
+        with suppress(OSError):
+            entries = islice(place.resolve().rglob("*"), _LOOKED_AT) if place.is_dir() else [place]
+            yield from islice((one for one in entries if one.stat().st_mtime > ended and not one.is_relative_to(runs)), 1)
 
 
 def _require_sound(composed: Composed) -> None:

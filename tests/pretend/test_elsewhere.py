@@ -38,7 +38,7 @@ WITH_CUDA = (
     "verify.py::test_eval_gives_the_metrics_of_training",
     "verify.py::test_verify_reports_the_same_bits",
 )
-"""Tests of tests/runner/test_* that train, predict or compute on whatever device this process has; where other tests of a file would find the same faults, one stands for them."""
+"""Tests of tests/runner/test_* that train, predict or compute on whatever device this process has; of those that would find the same faults, one."""
 
 
 def run(repository: Path, report: Path, environment: Mapping[str, str], *arguments: str) -> dict[str, str]:

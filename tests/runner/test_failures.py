@@ -184,7 +184,7 @@ def test_an_unreadable_summary_does_not_count_as_an_unfinished_run(train, tmp_pa
     assert "already finished" in train(tmp_path, "max_steps=2").stdout
 
 
-def test_changed_data_are_noticed_at_other_paths_and_by_verify_but_not_in_a_finished_run(tmp_path, capsys):
+def test_data_at_other_paths_are_refused_for_a_finished_run_and_modified_ones_are_warned_about(tmp_path, capsys):
     def write_images(root: Path, shade: int) -> None:
         for folder in ("train/cat", "train/dog", "valid/cat", "valid/dog"):
             (root / folder).mkdir(parents=True, exist_ok=True)
@@ -198,9 +198,13 @@ def test_changed_data_are_noticed_at_other_paths_and_by_verify_but_not_in_a_fini
     assert main(elsewhere) == 2
     told = capsys.readouterr().err
     assert f"this run is finished, and was trained on other data: dataset.root was {tmp_path / 'data'} and is {tmp_path / 'elsewhere'}; hint: name=NAME" in told
+    assert main(here) == 0
+    assert "modified" not in capsys.readouterr().err
     write_images(tmp_path / "data", 200)
     assert main(here) == 0
-    assert "already finished" in capsys.readouterr().out
+    again = capsys.readouterr()
+    assert "already finished" in again.out
+    assert "one.png was modified after this run had ended; `train --fresh` trains with the data as they are now" in again.err
     assert main(["verify", str(the_run(tmp_path / "runs"))]) == 1
     assert "data.train was '" in capsys.readouterr().out
     (the_run(tmp_path / "runs") / "summary.json").unlink()
