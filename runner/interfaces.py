@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,8 @@ class MeanLosses(Scores):
     def compute(self) -> dict[str, float]:
         """The means by name."""
         several = len(self._sums) > 1
-        return {f"{phase}/{name}" if several else name: value / self._counts[phase] for phase, sums in self._sums.items() for name, value in sums.items()}
+        counts = {phase: count or math.nan for phase, count in self._counts.items()}  # the mean over nothing is no number
+        return {f"{phase}/{name}" if several else name: value / counts[phase] for phase, sums in self._sums.items() for name, value in sums.items()}
 
 
 class Prediction(abc.ABC):
@@ -184,7 +186,7 @@ class Recipe(abc.ABC):
 
     def scores(self, dataset: Any) -> Scores:
         """A fresh accumulator for one pass over `dataset` (the split being evaluated; its `classes` name the labels, if it has them). Default: mean losses."""
-        if type(self).measure is not Recipe.measure:
+        if type(self).measure is not Recipe.measure and type(self).scores is Recipe.scores:
             words = f"{type(self).__name__} has a `measure`, but no `scores` that turns its results into metrics"
             raise ConfigError(Problem("recipe", words, expected="both, or neither: the losses are then the metrics"))
         return MeanLosses()

@@ -45,6 +45,8 @@ class EarlyStopping(Callback):
     def stop_reason(self) -> str | None:
         if self._waited < self._patience:
             return None
+        if not math.isfinite(self._best):
+            return f"{self._monitor} has not been a finite number in {self._waited} evaluations"
         return f"{self._monitor} has not improved on {self._sign * self._best:g} for {self._waited} evaluations"
 
     def state_dict(self) -> dict[str, Any]:

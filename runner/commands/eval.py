@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
-    from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, tell_doubts
+    from samewise.runner.training.evaluation import draw, left_out, measure_split, metrics_of, models_to_evaluate, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 
     run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
@@ -68,7 +68,7 @@ def _evaluate(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int
     metrics: dict[str, float] = {}
     for prefix, model in models.items():
         scores = measure_split(run, args.split, model)
-        metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
+        metrics |= {f"{prefix}{args.split}/{name}": value for name, value in metrics_of(scores).items()}
         tell_doubts(run, scores)
         if prefix == next(iter(models)):
             draw(scores, pictures, inside=None if args.pictures else folder.path)

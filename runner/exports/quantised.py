@@ -17,7 +17,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.exports.call import Call, observe
 from samewise.runner.exports.format import Run as Runtime
 from samewise.runner.interfaces import Batch
-from samewise.runner.training.evaluation import measure_split
+from samewise.runner.training.evaluation import measure_split, metrics_of
 from samewise.runner.training.run import Run
 
 EXAMPLES: Final = 64
@@ -60,9 +60,9 @@ def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: 
     ConfigError if more is lost, or if the recipe measures the model in another way than by this call.
     """
     name = run.evaluate.monitor.rpartition("/")[2]
-    exact = measure_split(run, "valid", model).compute()[name]
+    exact = metrics_of(measure_split(run, "valid", model))[name]
     with _replace_model(run, call, runtime) as calls:
-        quantised = measure_split(run, "valid", model).compute()[name]
+        quantised = metrics_of(measure_split(run, "valid", model))[name]
     if not calls:
         words = "cannot be measured: the recipe evaluates the model by calls other than the exported one"
         raise ConfigError(Problem("--to", f"the loss of accuracy {words}", type(run.recipe).__name__))

@@ -30,6 +30,7 @@ from samewise.runner.training.workarounds import work_around
 
 Make = Callable[..., Any]
 """Makes the part at a path of the config."""
+_TENSORS = "only tensors in the model's state_dict, since checkpoints hold nothing else of a model; get_extra_state may return one"
 _ENCODED = "transforms=imagenet_on_device and imagenet_v2_on_device decode on the device; or set dataset.decode=worker"
 
 
@@ -50,6 +51,9 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
         model = make("model")
         if not isinstance(model, nn.Module):
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
+        odd = {name: type(one).__name__ for name, one in model.state_dict().items() if not torch.is_tensor(one)}
+        if odd:
+            raise ConfigError(*[Problem("model", f"{name} is a {kind}", expected=_TENSORS) for name, kind in odd.items()])
         model.train()  # before freezing, since a frozen layer stays in eval mode
         if cfg.initialise is not None:
             initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images)

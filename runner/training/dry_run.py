@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few
-from samewise.runner.interfaces import Recipe
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
@@ -26,6 +24,7 @@ from samewise.runner.strategies.base import Strategy, Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import rehearse
+from samewise.runner.training.hidden_state import attributes_of, lost_attributes
 from samewise.runner.training.loop import forward, train_step
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
@@ -89,10 +88,10 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         try:
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 untrained = _take_step(run)
-                before = _plain_state(run.recipe)
+                before = attributes_of(run.recipe, type(run.recipe).__name__)
                 rehearse(run)
                 if alone:
-                    run.recorder.cautions += [*untrained, *_means_for_sums(run), *_lost_state(run.recipe, before)]
+                    run.recorder.cautions += [*untrained, *_means_for_sums(run), *lost_attributes(run.recipe, before)]
         except DataError as error:
             raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
         except SamewiseError:
@@ -116,22 +115,6 @@ def _take_step(run: Run) -> list[Problem]:
     idle = [name for name, one in trained.items() if one not in reached]
     hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
     return [Problem("model", f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the first step", hint=hint)] if idle else []
-
-
-def _plain_state(recipe: Recipe) -> dict[str, bytes]:
-    """What a recipe of the user's keeps in its attributes, as far as it can be written down."""
-    found = dict[str, bytes]()
-    for name, value in {} if type(recipe).__module__.startswith("samewise.") else vars(recipe).items():
-        with suppress(Exception):
-            found[name] = pickle.dumps(value)
-    return found
-
-
-def _lost_state(recipe: Recipe, before: Mapping[str, bytes]) -> list[Problem]:
-    """A caution for each attribute of a recipe that losses and measurements have changed: it is in no checkpoint."""
-    words, hint = "changes as the recipe is used, and no checkpoint holds it: a resumed run would go on with other values", "keep it in a buffer of the model"
-    changed = [name for name, value in _plain_state(recipe).items() if before.get(name, value) != value]
-    return [Problem(f"recipe ({type(recipe).__name__}.{name})", words, hint=hint) for name in changed]
 
 
 def _means_for_sums(run: Run) -> list[Problem]:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from samewise.runner.training.run import Run, Split
 def evaluate(run: Run) -> None:
     """Evaluate the trained model and those of callbacks on the validation split; log, compare with the best, inform the schedule."""
     scores = validate(run)
-    metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in scored.compute().items()}
+    metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in metrics_of(scored).items()}
     tell_doubts(run, *scores.values())
     run.progress.metrics, run.recorder.scores, run.progress.evaluated = metrics, scores, run.step
     run.log({**metrics, "epoch": run.epoch})
@@ -41,13 +41,38 @@ def validate(run: Run) -> dict[str, Scores]:
     return {f"{prefix}valid": measure_split(run, "valid", model) for prefix, model in models_to_evaluate(run).items()}
 
 
+def metrics_of(scores: Scores) -> dict[str, float]:
+    """The computed metrics, as plain numbers; a ConfigError if one is something else."""
+    metrics: Any = scores.compute()
+    if not isinstance(metrics, dict):
+        raise _unfit(scores, f"compute returns {type(metrics).__name__}", 'metrics by name: {"accuracy": 0.98}')
+    found = cast("dict[str, Any]", metrics)
+    for name, value in found.items():
+        if not isinstance(value, int | float):
+            try:
+                found[name] = float(value) if hasattr(value, "__float__") else _not_a_number(name, value)
+            except (TypeError, ValueError, RuntimeError):  # a tensor or an array of several
+                _not_a_number(name, value)
+    return found
+
+
+def _not_a_number(name: str, value: object) -> NoReturn:
+    shown = f"{type(value).__name__} of shape {list(shape)}" if (shape := getattr(value, "shape", None)) else value
+    raise ConfigError(Problem(name, "this metric is not a number", shown, "a number"))
+
+
 def tell_doubts(run: Run, *scores: Scores) -> None:
     """Print warnings about computed metrics, each once."""
     for doubt in [doubt for scored in scores for doubt in scored.doubts()]:
-        if doubt not in run.recorder.cautions:
-            run.recorder.cautions.append(doubt)
-            if run.strategy.peers.is_main:
-                print(f"warning: {doubt}", file=sys.stderr)
+        tell(run, doubt)
+
+
+def tell(run: Run, caution: Problem) -> None:
+    """Print a warning, once in a training."""
+    if caution not in run.recorder.cautions:
+        run.recorder.cautions.append(caution)
+        if run.strategy.peers.is_main:
+            print(f"warning: {caution}", file=sys.stderr)
 
 
 def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
@@ -109,10 +134,8 @@ def rehearse(run: Run) -> None:
         raise _unfit(run.recipe, "measure changes the model's weights", "an evaluation that leaves the model as it is")
     if not type(run.recipe).__module__.startswith("samewise.") and run.recipe.scores(part.dataset) is scores:
         raise _unfit(run.recipe, "scores returns the same object each time", "a new one for each evaluation, which otherwise adds up all of them")
-    metrics: Any = scores.compute()
-    if not isinstance(metrics, dict):
-        raise _unfit(scores, f"compute returns {type(metrics).__name__}", 'metrics by name: {"accuracy": 0.98}')
-    require_monitored(run, [f"{prefix}valid/{name}" for prefix in models_to_evaluate(run) for name in cast("dict[str, Any]", metrics)])
+    metrics = metrics_of(scores)
+    require_monitored(run, [f"{prefix}valid/{name}" for prefix in models_to_evaluate(run) for name in metrics])
 
 
 def _unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
@@ -209,5 +232,7 @@ def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[
     """The last evaluation with its step if it is the best by a metric; otherwise the best so far."""
     metrics = run.progress.metrics
     value, best = metrics[monitor], known.get(monitor, math.nan)
+    if math.isnan(value):
+        tell(run, Problem(monitor, "is not a number: this evaluation is not better than any other", "nan"))
     is_better = not known or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)
     return {**metrics, "step": run.step} if is_better else known

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.frozen import temporarily_frozen
 from samewise.runner.optim.norm import total_norm
@@ -46,6 +47,9 @@ class TrainingPhase:
     def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> Tensor:
         """Turn sums into the mean loss's gradient, and clip it. Returns the norm before clipping, float[], without a wait for the device."""
         precision.unscale(self.optimizer)
+        if not tally.count:
+            which = f" of phase '{self.spec.name}'" if self.number or self.spec.name != Phase().name else ""
+            raise ConfigError(Problem("recipe", f"the loss{which} counts nothing in this step: its count is 0 in every micro-batch", expected="more than 0"))
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if tally.weight != 1.0 and gradients:
             torch._foreach_mul_(gradients, 1.0 / tally.weight)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 OF_STEPS = RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, NameError
 """What a user's code, or a library that it calls, usually raises."""
+RESERVED = {"loss", "gradient_norm", "lr"}
+"""What is logged as `train/NAME` beside the parts of a loss."""
 NO_DETERMINISTIC = "does not have a deterministic implementation"
 
 
@@ -67,6 +69,9 @@ def require_loss(recipe: Recipe, loss: object) -> None:
         message, expected = f"{type(recipe).__name__}.loss returns {type(loss).__name__}", "samewise's Loss(total, count): samewise.runner.interfaces.Loss"
         raise ConfigError(Problem("recipe", message, expected=expected, hint="return Loss(total, count), total being the sum of the loss over count samples"))
     given: dict[str, Any] = {"total": loss.total, **loss.parts}  # whatever a user's code has put there
+    if taken := RESERVED & loss.parts.keys():
+        message = f"{type(recipe).__name__}.loss returns a part called '{min(taken)}', which samewise logs itself"
+        raise ConfigError(Problem("recipe", message, expected="parts with other names"))
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise _wrong_part(recipe, name, type(value).__name__, "a tensor without dimensions", "torch.as_tensor(value)")

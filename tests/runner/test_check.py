@@ -117,6 +117,7 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
         (["model=resnet18", "+model.weights=IMAGENET1K_V9"], "model.weights", "IMAGENET1K_V1"),
         (["transforms.train.batch.1.mean=0.5"], "transforms.train.batch.1.mean", "Sequence[float]"),
         (["optimizer._partial_=false"], "optimizer.params", "needs this argument"),
+        (["loader.order={_target_: samewise.runner.data.order.First, samples: 8}"], "loader.order", "lacks _partial_: true"),
         (["~scheduler._target_"], "scheduler", "not a component"),
         (["~dataset.valid"], "dataset.valid", "not a component"),
         (["run_root=/dev/null/runs"], "run_root", "cannot write"),

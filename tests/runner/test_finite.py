@@ -30,7 +30,8 @@ class Spoilt(nn.Module):
         super().__init__()
         self.head, self.norm, self.zero = nn.Linear(64, 10), nn.BatchNorm1d(64), nn.Parameter(torch.zeros(()))
         self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
-        self.what, self.after, self.count = what, after, 0
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.what, self.after = what, after
 
     def forward(self, pixels):
         flat = pixels.flatten(1)
@@ -88,9 +89,7 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("what", ["infinite gradient", "nan gradient"])
-@pytest.mark.parametrize(
-    "more", [(), *(pytest.param(more, marks=pytest.mark.slow) for more in (("clip_norm=1",), ("replicas=2", "strategy=elastic", "model.after=5")))]
-)
+@pytest.mark.parametrize("more", [(), *(pytest.param(more, marks=pytest.mark.slow) for more in (("clip_norm=1",), ("replicas=2", "strategy=elastic")))])
 def test_a_nonfinite_gradient_ends_the_run_before_the_step(train, what, more):
     done, folder = train("model=spoilt", f"model.what={what}", *more)
     assert done.returncode == 1, done.stderr
@@ -176,4 +175,7 @@ def test_a_first_nan_does_not_stay_best_for_early_stopping_or_a_plateau():
         stopping.on_evaluation(None, {"valid/loss": math.nan})
         plateau.after_evaluation({"valid/loss": math.nan})
     assert "has not improved on 1 for 2 evaluations" in str(stopping.stop_reason())
+    never = EarlyStopping(patience=1)
+    never.on_evaluation(None, {"valid/loss": math.nan})
+    assert never.stop_reason() == "valid/loss has not been a finite number in 1 evaluations"
     assert plateau.reductions == 1

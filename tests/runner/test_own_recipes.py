@@ -7,15 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
-from samewise.runner.interfaces import Loss, Phase
+from samewise.runner.interfaces import Loss, MeanLosses, Phase, Recipe
+from samewise.runner.training.evaluation import metrics_of
 from samewise.runner.training.step_errors import require_loss
 
 RECIPES = """
+import torch
 from samewise.recipes.classification import Classification
 from samewise.runner.interfaces import Loss, Phase, Scores
 
@@ -69,6 +72,16 @@ class Nothing(Scores):
 class Silent(Classification):
     def scores(self, dataset):
         return Nothing()
+
+
+class Several(Nothing):
+    def compute(self):
+        return {"loss": torch.ones(2)}
+
+
+class Vector(Classification):
+    def scores(self, dataset):
+        return Several()
 """
 
 
@@ -116,6 +129,45 @@ def test_a_wrong_recipe_is_an_error_that_names_what_is_wrong(recipe: Callable[[s
     assert f"error: recipe: {said}" in done.stderr
 
 
+def test_a_metric_of_several_numbers_is_an_error_before_training(recipe: Callable[[str], Any]) -> None:
+    done = recipe("Vector")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: loss: this metric is not a number; expected: a number\n    value:    'Tensor of shape [2]'")
+
+
+def test_metrics_may_be_numbers_of_torch_and_numpy() -> None:
+    class Given(MeanLosses):
+        def compute(self) -> dict[str, Any]:
+            return {"a": torch.tensor(0.5), "b": np.float32(0.25), "c": 2, "d": np.array(3.0)}
+
+    assert metrics_of(Given()) == {"a": 0.5, "b": 0.25, "c": 2, "d": 3.0}
+    assert {type(value) for value in metrics_of(Given()).values()} == {float, int}
+
+
+def test_the_mean_loss_over_nothing_is_no_number() -> None:
+    scores = MeanLosses()
+    scores.add({"train": (0.0, {"loss": 0.0})})
+    assert math.isnan(scores.compute()["loss"])
+    scores.add({"train": (2.0, {"loss": 3.0})})
+    assert scores.compute() == {"loss": 1.5}
+
+
+def test_a_recipe_may_call_the_measure_and_scores_that_it_extends() -> None:
+    class Extends(Recipe):
+        def loss(self, model: torch.nn.Module, batch: dict[str, Any], phase: Phase) -> Loss:
+            return Loss(model(batch["x"]).sum(), len(batch["x"]))
+
+        def measure(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+            return super().measure(model, batch)
+
+        def scores(self, dataset: Any) -> Any:
+            return super().scores(dataset)
+
+    scores = Extends().scores(None)
+    scores.add(Extends().measure(torch.nn.Identity(), {"x": torch.ones(4)}))
+    assert scores.compute() == {"loss": 1.0}
+
+
 TOTAL = torch.ones((), requires_grad=True)
 
 
@@ -129,6 +181,7 @@ TOTAL = torch.ones((), requires_grad=True)
         (Loss(TOTAL, math.nan), "whose count is nan"),
         (Loss(TOTAL.detach(), 1), "whose total is a tensor without a gradient"),
         (Loss(TOTAL.expand(3), 3), "whose total is a tensor of shape [3]; expected: a tensor without dimensions; hint: a sum: .sum()"),
+        (Loss(TOTAL, 1, parts={"loss": TOTAL.detach()}), "returns a part called 'loss', which samewise logs itself; expected: parts with other names"),
         (Loss(TOTAL, 1, parts={"acc": 3.0}), "whose acc is float; expected: a tensor without dimensions; hint: torch.as_tensor(value)"),
     ],
 )

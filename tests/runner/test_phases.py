@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import Tally
@@ -37,6 +38,12 @@ def test_gradients_are_averaged_and_clipped_as_in_torch(count: float, nominal: f
         else:
             assert parameter.grad is not None
             torch.testing.assert_close(parameter.grad.double(), one * shrunk, rtol=1e-6, atol=0)
+
+
+def test_a_step_that_counts_nothing_is_an_error_with_its_phase() -> None:
+    for phase, said in {Phase(): "the loss counts nothing", Phase("critic"): "the loss of phase 'critic' counts nothing"}.items():
+        with pytest.raises(ConfigError, match=said):
+            TrainingPhase(0, phase, SGD([nn.Parameter(torch.zeros(1))], lr=0.1)).condition_gradients(Tally(0.0, 8.0), Precision(), None)
 
 
 def test_only_the_parameters_of_a_phase_need_gradients_within_it() -> None:

@@ -103,6 +103,9 @@ def _unknown_arguments(node: Node, path: str, made: Callable[..., Any]) -> Itera
 def _missing_arguments(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
     if node.get("_partial_", False):
         return
+    if path == "loader.order":
+        yield Problem(path, "lacks _partial_: true, since samewise itself gives it the data set and the seed", hint=f"+{path}._partial_=true")
+        return
     positional = len(node.get("_args_") or ())
     for place, (name, parameter) in enumerate(parameters.items()):
         if parameter.kind in NAMED and parameter.default is inspect.Parameter.empty and name not in node and place >= positional:
