@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 # otherwise each of the many processes that tests start would compile all of samewise again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# A file's tests share what takes long to make, such as a training, so they stay with one worker. There is one worker more than cores, since tests often wait for a process.
-# Slow tests are few and long: a free worker takes them from another.
+# There is one worker more than cores, since tests often wait for a process. A file's tests share what takes long to make, such as a training, so they stay with one
+# worker. Slow tests are few and long: a free worker takes them from another.
 TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
-APART = -n $(JOBS) --dist worksteal
+APART = -n $$(($(JOBS) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-changed test-slow test-all bench mutants faults gpu lint types format lock clean
