@@ -13,6 +13,8 @@ from samewise.runner.config.fingerprint import targets
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import Problem, first_few
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, write_json
 from samewise.runner.training.evaluation import tell
 from samewise.runner.training.run import Run
 
@@ -30,6 +32,8 @@ def warn_of_hidden_state(run: Run, micro_batches: Sequence[MicroBatch]) -> None:
         found = find(run, micro_batches)
     if found:
         run.recorder.level = "none"
+        if run.strategy.peers.is_main and (record := read_json(run.folder.environment, shapes.ENVIRONMENT)):
+            write_json(run.folder.environment, {**record, "level": "none"})
         tell(run, found)
 
 

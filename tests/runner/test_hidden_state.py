@@ -105,13 +105,18 @@ def train(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("model", "attribute"), [("Loose", "Loose.mean"), ("InEvaluation", "InEvaluation.mean"), ("Counter", "Counter.calls"), ("Own", "Own.drawn_from")]
 )
-def test_what_no_checkpoint_holds_is_warned_about_by_name_and_the_run_promises_nothing(train: Callable[..., Any], model: str, attribute: str) -> None:
+def test_what_no_checkpoint_holds_is_warned_about_by_name_and_the_run_promises_nothing(
+    train: Callable[..., Any], samewise: Callable[..., Any], model: str, attribute: str
+) -> None:
     done = train(model)
     assert done.returncode == 0, done.stderr
     assert f"warning: model, recipe, transforms ({attribute}" in done.stderr
     assert "a resumed run would go on with other values" in done.stderr
     (summary,) = Path("runs").glob("*/*/summary.json")
     assert json.loads(summary.read_text())["level"] == "none"
+    if model == "Counter":
+        again = samewise("verify", summary.parent)
+        assert (again.returncode, "altered" in again.stdout) == (0, False), again.stdout
 
 
 @pytest.mark.parametrize("model", ["Buffer", "Harmless"])
