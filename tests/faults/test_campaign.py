@@ -76,7 +76,6 @@ def test_a_checkpoint_that_changes_is_noticed(campaign: ModuleType, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_few_trials_lose_nothing(repository: Path) -> None:
     command = [sys.executable, str(repository / "tests" / "faults" / "campaign.py"), "--trials", "3", "--seed", "4", "--no-server"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

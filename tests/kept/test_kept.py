@@ -42,7 +42,6 @@ def test_show_prints_the_same_as_before(experiment: str, tmp_path: Path, monkeyp
     assert kept.shown(experiment) == KEPT["show"][experiment]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("experiment", [marked(name) for name in kept.EXPERIMENTS])
 def test_a_reduced_experiment_does_not_diverge_and_keeps_its_bits(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
     done = samewise(*kept.command(experiment, tmp_path))

@@ -140,7 +140,6 @@ def wait_for(what: str, is_so: Callable[[], object], *, seconds: float = 120) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_three_jobs_give_the_bits_of_runs_alone(samewise, cluster, tmp_path, monkeypatch):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=range(3)"]
     with monkeypatch.context() as without:
@@ -160,7 +159,6 @@ def test_three_jobs_give_the_bits_of_runs_alone(samewise, cluster, tmp_path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_cancelled_jobs_save_and_resume_when_submitted_again(samewise, cluster, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=0,1", "max_steps=null", "max_epochs=1000000", "evaluate.every_epochs=null", "launcher.cpus=2"]
     samewise("sweep", *sweep)
@@ -183,7 +181,6 @@ def test_cancelled_jobs_save_and_resume_when_submitted_again(samewise, cluster, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samewise, cluster, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1"]
     samewise("sweep", *sweep, "launcher.python=/nowhere/python")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 
 TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "evaluate.pictures=false", "callbacks=hold", "evaluate.every_epochs=null"]
 

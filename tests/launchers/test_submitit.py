@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from samewise_tiny import QUIET
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 
 TINY = [*QUIET, "experiment=ours", "model.width=8", "run_root=runs"]
 OURS = """# @package _global_

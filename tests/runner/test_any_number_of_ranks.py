@@ -158,7 +158,6 @@ MORE = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("overrides", MORE.values(), ids=MORE)
 def test_further_settings_give_the_same_bits_on_any_number_of_ranks(tmp_path, overrides):
     alone = run(tmp_path / "alone", 1, "strategy=single", *overrides)
@@ -168,7 +167,6 @@ def test_further_settings_give_the_same_bits_on_any_number_of_ranks(tmp_path, ov
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(5))
 def test_five_seeds_each_give_the_same_bits_on_any_number_of_ranks(tmp_path, seed):
     overrides = [f"seed={seed}", "max_steps=20"]

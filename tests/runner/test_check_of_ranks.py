@@ -64,7 +64,6 @@ def test_one_process_replays_what_512_ranks_would_compute(samewise, tmp_path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_one_process_with_16_replicas_gives_the_weights_of_two_processes(samewise, tmp_path) -> None:
     overrides = [*TINY, "replicas=16", "max_steps=6", "strategy=elastic"]
     one, two = (samewise("train", *overrides, f"strategy.nproc={number}", f"run_root={tmp_path / str(number)}", "--json") for number in (1, 2))

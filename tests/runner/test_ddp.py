@@ -62,7 +62,6 @@ def test_hooks_compress_the_gradients_and_stay_close(plain, tmp_path, hook, leas
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("further", [[], ["accumulate=2"], ["strategy.hook=bf16"], ["strategy.static_graph=true"]])
 def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, further):
     ranks, alone = run(tmp_path / "ddp", 4, *MILD, *LAST_BATCH_OF_TWO, *further), tmp_path / "alone"
@@ -91,7 +90,6 @@ def test_a_checkpoint_of_sharded_optimizer_state_equals_the_whole_one(plain, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_sharded_optimizer_state_resumes_on_two_ranks_with_the_same_bits(plain, tmp_path):
     job = Job(tmp_path, 2, *MILD, "strategy.zero=true", "checkpoint.every_steps=1")
     job.wait_for_step(3)

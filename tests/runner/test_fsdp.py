@@ -51,7 +51,6 @@ def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(two, tmp_path):
     job = Job(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1")
     job.wait_for_step(3)
@@ -63,7 +62,6 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(two, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_path):
     reference = run(tmp_path / "alone", 1, *MILD, *MORE, "strategy=single")
     folder = run(tmp_path / "two", 2, *MILD, *FSDP, *MORE)
@@ -75,7 +73,6 @@ def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_processes_without_samples_take_part_in_an_epochs_last_step(tmp_path):
     last_batch_of_two = ["replicas=4", "loader.drop_last=false", "batch_size=24", "dataset.samples=50"]
     reference = run(tmp_path / "alone", 1, *MILD, *last_batch_of_two, "strategy=single")
@@ -92,7 +89,6 @@ def test_half_precision_stays_close(two, tmp_path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two, tmp_path):
     """From one process to two with shards on disk, then to optimizer state in shards, then to one again."""
     path = alone / "checkpoints" / "step-00000002"
@@ -104,7 +100,6 @@ def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise, two, tmp_path):
     in_shards = [*MILD, *FSDP, "checkpoint.sharded=true", "checkpoint.every_steps=1"]
     job = Job(tmp_path, 2, *in_shards)

@@ -22,7 +22,6 @@ def wait_for_end(process: subprocess.Popen, code: int) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
     """The launcher may restart once; the second kill is reported, and the same command then finishes with the bits of an undisturbed run."""
     process = start(tmp_path / "killed", "max_steps=12", "strategy.nproc=2", "strategy.max_restarts=1")
@@ -43,7 +42,6 @@ def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
 
 
 @pytest.mark.slow  # for ranks started by a test: test_any_number_of_ranks.py
-@pytest.mark.timeout(300)
 def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
     never = ("checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.keep_best=0")
     process = start(tmp_path, "strategy.nproc=2", "loader.num_workers=1", *never, "max_steps=4000")
@@ -55,7 +53,6 @@ def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_signal_before_a_rank_can_save_counts_as_an_interruption(tmp_path):
     process = start(tmp_path, "strategy.nproc=2")
     while len(ranks_of(process)) < 2:  # they import torch now
@@ -68,7 +65,6 @@ def test_a_signal_before_a_rank_can_save_counts_as_an_interruption(tmp_path):
 
 
 @pytest.mark.slow  # without the launcher: test_any_number_of_ranks.py
-@pytest.mark.timeout(300)
 def test_an_error_in_all_ranks_is_reported_once_and_not_tried_again(tmp_path):
     _, said = wait_for_end(start(tmp_path, "max_steps=12", "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
     assert said.startswith("error:")

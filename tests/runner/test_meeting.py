@@ -89,7 +89,6 @@ def test_a_backend_missing_from_torch_is_refused_with_the_available_ones() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 def test_ranks_that_meet_at_an_address_or_file_give_the_same_bits(samewise, tmp_path, clean_environment, scheme) -> None:
     with socket.socket() as probe:

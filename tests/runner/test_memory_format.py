@@ -37,7 +37,6 @@ def test_a_channels_last_step_with_replicas_is_close_to_a_contiguous_one(experim
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("experiment", RECIPES.values(), ids=RECIPES)
 def test_two_and_four_processes_give_the_bits_of_one(tmp_path: Path, experiment: str) -> None:
     overrides = [f"experiment={experiment}", *TINY, "memory_format=channels_last", "strategy=elastic"]

@@ -124,28 +124,24 @@ def train(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_two_processes_give_the_weights_of_one(samewise, tmp_path, strategy) -> None:
     assert train(samewise, tmp_path / "two", *strategy) == train(samewise, tmp_path / "one")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name == "1f1b" else ()) for name, one in STRATEGIES.items()])
 def test_bf16_clipping_and_a_smaller_last_batch_keep_the_bits(samewise, tmp_path, strategy) -> None:
     assert train(samewise, tmp_path / "two", *strategy, *MORE) == train(samewise, tmp_path / "one", *MORE)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_three_stages_give_the_weights_of_one_process(samewise, tmp_path) -> None:
     three = ["strategy=pipeline", "strategy.split=[layer2,layer4]", "strategy.schedule=1f1b"]
     assert train(samewise, tmp_path / "three", *three) == train(samewise, tmp_path / "one")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], STRATEGIES["rpc"]], ids=["pipeline", "rpc"])
 def test_a_checkpoint_can_be_resumed_by_one_process(samewise, tmp_path, strategy) -> None:
     command = [sys.executable, "-m", "samewise", "train", *TINY, "max_steps=40", f"run_root={tmp_path / 'moved'}", *strategy]

@@ -116,7 +116,6 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", CASES)
 def test_recomputing_keeps_the_bits_under_every_strategy(strategy: str, tmp_path: Path) -> None:
     ranks, options = CASES[strategy]

@@ -22,7 +22,6 @@ SMALL = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_each_recipe_gives_the_same_bits_with_workers_and_when_killed(recipe, tmp_path):
     experiment = promise.Promise([*SMALL[recipe], *COMMON])

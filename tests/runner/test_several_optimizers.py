@@ -30,7 +30,6 @@ def train(samewise, run_root: Path, *overrides: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_second_run_and_a_killed_and_resumed_one_have_the_same_bits(samewise, tmp_path):
     reference = train(samewise, tmp_path / "reference")
     assert promise.trace(reference).count(b"\n") == 13
@@ -44,7 +43,6 @@ def test_a_second_run_and_a_killed_and_resumed_one_have_the_same_bits(samewise, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_ranks_give_the_bits_of_one(monkeypatch, tmp_path):
     monkeypatch.setattr(jobs, "TINY", [*GAN, "replicas=2"])
     alone = jobs.run(tmp_path / "alone", 1)

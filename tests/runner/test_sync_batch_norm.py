@@ -45,7 +45,6 @@ def test_a_model_without_batch_norm_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 def test_two_processes_normalise_over_the_whole_batch(tmp_path):
     """Like one process with the whole batch, up to the order of sums; and with the same bits each time."""
     ddp = ["strategy=ddp", "replicas=2", "strategy.share_devices=true"]

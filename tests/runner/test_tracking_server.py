@@ -44,7 +44,6 @@ def start(folder: Path, uri: str, steps: int, pause: float) -> subprocess.Popen[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_killing_the_server_twice_and_the_trainer_once_loses_and_doubles_nothing(server: Server, tmp_path: Path) -> None:
     folder, steps = tmp_path / "tried" / "0123456789ab", 1500
     server.start()
@@ -71,7 +70,6 @@ def test_killing_the_server_twice_and_the_trainer_once_loses_and_doubles_nothing
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_what_an_absent_server_missed_is_sent_by_sync(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tried" / "0123456789ab"
     trainer, said = start(folder, server.uri, 200, 0.0), folder / "sender.log"

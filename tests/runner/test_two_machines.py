@@ -80,7 +80,6 @@ def machines() -> Iterator[list[Machine]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_machines_give_the_bits_of_one_process(machines, samewise, tmp_path):
     jobs = []
     for number, machine in enumerate(machines):

@@ -82,7 +82,6 @@ def test_contiguous_tensors_keep_their_bits() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_narrow_resnet_trains_in_channels_last_on_two_threads(samewise, tmp_path) -> None:
     """Without the workaround the heap of the process is damaged within a few steps, and a signal ends it."""
     tiny = ["experiment=resnet18_digits", "model.width=3", "debug=tiny", "batch_size=3", "max_steps=5", "tracking=none", "evaluate.pictures=false"]

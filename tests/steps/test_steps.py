@@ -62,7 +62,6 @@ def test_the_number_of_processes_changes_no_bit(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @MANY
 @given(cases())
 def test_many_more_steps_match_the_reference(case: Case) -> None:
@@ -70,7 +69,6 @@ def test_many_more_steps_match_the_reference(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["elastic", "ddp", "fsdp", "pipeline", "rpc"])
 def test_many_more_steps_of_several_processes_match_the_reference(strategy: str) -> None:
     @FEW

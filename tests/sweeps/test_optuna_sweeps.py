@@ -130,7 +130,6 @@ PRUNING = ("sweeper=tpe", "sweeper.pruner=median", "sweeper.pruner_options={n_st
 
 
 @pytest.mark.slow  # a sweep of four trainings, each a process
-@pytest.mark.timeout(300)
 def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(project: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     said = sweep(project, *PRUNING, "sweeper.seed=1", "sweeper.trials=4", "launcher.jobs=1")
     folder = only_sweep(project)
@@ -185,7 +184,6 @@ def test_forty_trials_survive_two_kills_of_the_controller(project: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_trial_has_all_its_seeds_and_an_impossible_setting_fails(project: Path) -> None:
     given = (*PRUNING, "sweeper.seed=2", "sweeper.trials=5", "batch_size=8,0", "seed=range(2)", "launcher.jobs=1")
     said = sweep(project, *given)

@@ -224,7 +224,6 @@ def test_killing_the_server_twice_and_three_jobs_loses_and_doubles_nothing(serve
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not (POSTGRES / "initdb").exists(), reason="PostgreSQL is not installed: apt-get install postgresql")
 @pytest.mark.skipif(importlib.util.find_spec("psycopg2") is None, reason="psycopg2 is not installed")
 def test_killing_a_server_and_its_postgresql_loses_and_doubles_nothing(postgres: Postgres, tmp_path: Path) -> None:
