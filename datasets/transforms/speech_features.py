@@ -207,6 +207,7 @@ def _pad_reflected(waveform: Tensor, length: Tensor, margin: int) -> Tensor:
 def _normalise(features: Tensor, frames: Tensor, inside: Tensor) -> Tensor:
     """Mean 0 and standard deviation 1 (unbiased, as torch's) of float32[B, F, N] over each sample's valid frames; zero after them."""
     count = frames.clamp(min=1)[:, None, None].to(features.dtype)
-    centred = torch.where(inside, features - features.sum(-1, keepdim=True) / count, 0.0)
+    changing = (inside & (features != features[..., :1])).any(-1, keepdim=True)  # the mean of equal numbers is rounded, and may not be that number
+    centred = torch.where(inside & changing, features - features.sum(-1, keepdim=True) / count, 0.0)
     std = (centred.square().sum(-1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return centred / std.clamp(min=_SMALLEST_STD)

@@ -130,6 +130,27 @@ def test_a_silent_utterance_gives_zeros():
     assert torch.equal(made["features"], torch.zeros(1, 13, 13))
 
 
+@pytest.mark.parametrize("front", [MFCC(), LogMel(n_mels=40), LogMel(sample_rate=8000, n_fft=256, n_mels=20, hop_length=80), Waveform()], ids=repr)
+@pytest.mark.parametrize("padding", [0, 7000])
+@pytest.mark.parametrize("length", [6000, 48000])
+def test_what_never_changes_is_zero_however_much_padding_follows(front, length, padding):
+    """float32's mean of so many equal numbers is not that number, and the difference was divided by the smallest standard deviation."""
+    waveform = torch.full((1, length), 0.1 if isinstance(front, Waveform) else 0.0)
+    made = front({"waveform": torch.nn.functional.pad(waveform, (0, padding)), "length": torch.tensor([length])})
+    assert torch.equal(made["features"], torch.zeros_like(made["features"]))
+
+
+def test_what_changes_is_normalised_as_in_float64():
+    torch.manual_seed(6)
+    waveform = 0.1 + torch.zeros(2, 48000)
+    waveform[0, :40000] += 0.01 * torch.randn(40000)
+    waveform[1, 100] = 0.2
+    made = Waveform()({"waveform": waveform, "length": torch.tensor([40000, 48000])})["features"]
+    for row, length in enumerate((40000, 48000)):
+        exact = waveform[row, :length].double()
+        torch.testing.assert_close(made[row, 0, :length].double(), (exact - exact.mean()) / exact.std(), rtol=1e-3, atol=1e-3)
+
+
 def test_speed_changes_length_and_pitch():
     tone = torch.sin(torch.arange(8000) * 0.2)[None]
     made = SpeedPerturbation(factors=[1.25])({"waveform": tone, "length": torch.tensor([8000])})
