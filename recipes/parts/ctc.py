@@ -49,7 +49,7 @@ def stays_on(log_probs: Tensor, target: Tensor) -> bool:
 
 def frames_needed(target: Tensor, target_lengths: Tensor) -> Tensor:
     """int64[B]: the fewest frames for a target: one per label, and a blank between equal neighbours."""
-    inside = torch.arange(1, target.shape[1], device=target.device) < target_lengths[:, None]
+    inside = torch.arange(1, max(1, target.shape[1]), device=target.device) < target_lengths[:, None]
     return target_lengths + ((target[:, 1:] == target[:, :-1]) & inside).sum(1)
 
 

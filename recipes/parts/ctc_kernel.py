@@ -106,7 +106,7 @@ def ctc(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tens
 def launch(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
     """As `ctc`, wherever Triton runs, including its interpreter on the CPU."""
     batch, most_frames, classes = log_probs.shape
-    size = triton.next_power_of_2(2 * target.shape[1] + 1)
+    size = triton.next_power_of_2(2 * max(1, target.shape[1]) + 1)
     labels = torch.zeros(batch, size, dtype=torch.int32, device=log_probs.device)
     skips = torch.zeros_like(labels)
     inside = torch.arange(target.shape[1], device=target.device) < target_lengths[:, None]

@@ -31,6 +31,8 @@ OF_STEPS = RuntimeError, ValueError, TypeError, LookupError, AttributeError, Ari
 """What a user's code, or a library that it calls, usually raises."""
 RESERVED = {"loss", "gradient_norm", "lr"}
 """What is logged as `train/NAME` beside the parts of a loss."""
+_SHARE = re.compile(r"(drop|prob)[^.]*$|[._]p$")
+"""The names of settings that are often 0, such as dropout."""
 NO_DETERMINISTIC = "does not have a deterministic implementation"
 
 
@@ -58,7 +60,7 @@ def name_override(problem: Problem, composed: Composed | None) -> Problem:
     """A failure of a library's in the first step, as a problem of the zero or negative number that an override gives a component, if there is one."""
     for key in [text.partition("=")[0].lstrip("+") for text in composed.overrides] if composed and re.search(r"\bfails\b", problem.message) else ():
         value = at(composed.whole, key) if composed else None
-        if re.match(r"(model|dataset|transforms|recipe)\.", key) and is_below_one(value):
+        if re.match(r"(model|dataset|transforms|recipe)\.", key) and is_below_one(value) and not (value == 0 and _SHARE.search(key)):
             return replace(problem, path=key, message=f"is {value}, which may be why {problem.message}", value=value, expected="a positive number")
     return problem
 

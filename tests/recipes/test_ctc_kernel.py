@@ -18,10 +18,10 @@ from samewise.recipes.parts.ctc_kernel import launch
 
 torch.manual_seed(0)
 worst = [0.0, 0.0]
-for batch, frames, labels, classes in ((5, 30, 6, 9), (3, 12, 1, 2), (2, 40, 17, 29)):
+for batch, frames, labels, classes in ((5, 30, 6, 9), (3, 12, 1, 2), (2, 40, 17, 29), (2, 9, 0, 3)):
     scores = torch.randn(batch, frames, classes, dtype=torch.float64, requires_grad=True)
     target = torch.randint(1, classes, (batch, labels))
-    target[0] = target[0, 0]  # repeated labels, which need a blank between them
+    target[0] = target[0, :1]  # repeated labels, which need a blank between them
     lengths = torch.randint(2 * labels + 1, frames + 1, (batch,)) if 2 * labels < frames else torch.full((batch,), frames)
     sizes = torch.randint(0, labels + 1, (batch,))
     sizes[0], sizes[-1] = labels, 0

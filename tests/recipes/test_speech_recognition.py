@@ -133,6 +133,23 @@ def test_losses_of_parts_of_a_batch_add_up_to_the_whole():
     assert sum(part.count for part in parts) == whole.count == 4
 
 
+@pytest.mark.parametrize("texts", [[""], ["", ""], ["", "a"], ["a"]])
+def test_empty_transcripts_are_counted_even_if_a_batch_has_no_others(texts):
+    """The likelihood of no letter is that of a blank at every frame."""
+    torch.manual_seed(0)
+    recipe, frames, scores = SpeechRecognition(letters=LETTERS), [4, 3][: len(texts)], torch.randn(len(texts), 29, 4)
+    batch, model = make_batch(frames, texts), Told(scores)
+    loss, measured = recipe.loss(model, batch, Phase()), recipe.measure(model, batch)
+    loss.total.backward()
+    blanks = -scores.double().log_softmax(1)[:, 0]
+    for row, text in enumerate(texts):
+        if not text:
+            assert measured.loss[row].item() == pytest.approx(blanks[row, : frames[row]].sum().item(), rel=1e-5)
+    assert loss.total.item() == pytest.approx(measured.loss.sum().item(), rel=1e-6)
+    assert loss.count == len(texts)
+    assert torch.isfinite(model.scores.grad).all()
+
+
 def test_repeated_labels_are_merged_unless_a_blank_separates_them():
     recipe = SpeechRecognition(letters=LETTERS)
     paths = ["tthre*ee", "se*e  al*l", "*a**", "it's e*l*even"]

@@ -276,3 +276,11 @@ def test_a_failing_step_names_an_override_that_gives_the_model_no_size() -> None
     composed = compose(["model.width=0"], project=BARE)
     assert explain_step_error(RuntimeError("weight of size [0, 3, 3, 3]"), composed).path == "model.width"
     assert explain_step_error(RuntimeError("weight of size [0, 3, 3, 3]"), compose(["max_steps=0"], project=BARE)).path == "recipe, model, dataset, transforms"
+
+
+@pytest.mark.parametrize(
+    ("override", "path"), [("dropout=0", "recipe, model, dataset, transforms"), ("dropout=-1", "model.dropout"), ("width=0", "model.width")]
+)
+def test_a_failing_step_is_not_blamed_on_a_dropout_of_0(override: str, path: str) -> None:
+    composed = compose(["experiment=wav2letter_spoken_digits", f"model.{override}"], project=BARE)
+    assert explain_step_error(RuntimeError("out of range"), composed).path == path
