@@ -42,7 +42,12 @@ class AudioInfo:
 
     def frames_at(self, sample_rate: int) -> int:
         """The frames that `read_audio` returns for the whole file at another rate."""
-        return -(-self.frames * sample_rate // self.sample_rate)
+        if sample_rate == self.sample_rate:
+            return self.frames
+        common = math.gcd(sample_rate, self.sample_rate)
+        new, old = sample_rate // common, self.sample_rate // common
+        # torchaudio cuts to a length in float32, which may be a few samples more or less than the exact one, but there are no more than its filter gives.
+        return min(int(torch.ceil(torch.as_tensor(new * self.frames / old))), new * (self.frames // old + 1))
 
 
 def read_audio(

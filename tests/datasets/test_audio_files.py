@@ -10,7 +10,7 @@ import soundfile
 import torch
 import torchaudio
 
-from samewise.datasets.parts.audio_files import audio_info, list_audio, read_audio
+from samewise.datasets.parts.audio_files import AudioInfo, audio_info, list_audio, read_audio
 from samewise.runner.errors import DataError
 
 RATE = 8000
@@ -58,6 +58,14 @@ def test_another_rate_is_resampled_to_the_requested_one(tmp_path, rate, wanted):
     expected = tone(len(waveform), rate=wanted)
     assert (waveform - expected)[100:-100].abs().max() < 0.01
     assert torch.equal(waveform, torchaudio.transforms.Resample(rate, wanted)(read_audio(path)[0]))
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(44100, 16000), (16000, 44100), (22050, 8000), (48000, 44100)])
+def test_the_length_at_another_rate_is_that_of_the_resampled_waveform(rate, wanted):
+    """torchaudio computes it in float32, which is not exact from 65,536 samples on."""
+    resampler = torchaudio.transforms.Resample(rate, wanted)
+    for frames in (*range(1, 12), *range(264_600, 264_640)):
+        assert AudioInfo(frames, rate, 1).frames_at(wanted) == resampler(torch.zeros(frames)).shape[0]
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
