@@ -11,7 +11,7 @@ from typing import Any, final
 from samewise.datasets.parts.limits import require_regular
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
-from samewise.runner.errors import DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem, nearest, truncate
 
 
 @final
@@ -19,7 +19,8 @@ class Manifest(Utterances):
     """Samples as `Utterances`, from a file with one line per recording.
 
     Args:
-        file: NAME.csv or NAME.tsv with a first line of column names, or NAME.jsonl with an object a line.
+        file: NAME.csv or NAME.tsv with a first line of column names, or NAME.jsonl with an object a line. Texts in a .csv may be in quotes; in a .tsv quotes
+            are characters, as in Common Voice's.
         audio: The column of the recordings' paths.
         text: The column of their transcripts.
         root: What the paths are relative to; None: the file's folder.
@@ -65,14 +66,29 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                     if line.strip():
                         yield number, _object(path, number, line)
             else:
-                table = csv.DictReader(handle, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+                tabs = path.suffix.lower() == ".tsv"  # where quotes are part of a text
+                table = csv.DictReader(handle, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
+                last = 1
                 for row in table:
-                    yield table.line_num, row
+                    _require_one_line(path, last + 1, row)
+                    last = table.line_num
+                    yield last, row
     except OSError as error:
         reason = f"the list of recordings cannot be read: {error.strerror}"
         raise DataError(Problem(str(path), reason, hint="set dataset.train_file and dataset.valid_file")) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(Problem(str(path), f"is not a list of recordings: {error}", expected="a CSV, TSV or JSON-lines file in UTF-8")) from None
+
+
+def _require_one_line(path: Path, number: int, row: Mapping[str, Any]) -> None:
+    """Refuse a field with a line break: after a quote that is not closed, the rows that follow would be part of a text."""
+    for column, value in row.items():
+        if isinstance(value, str) and "\n" in value:
+            reason, hint = (
+                f"has a line break in the column {column!r}",
+                'is a quote not closed? A quote in a text is written "", and such a text is put in quotes',
+            )
+            raise DataError(Problem(f"{path}:{number}", reason, truncate(value, 60, ending="…"), "one line for each recording", hint))
 
 
 def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:

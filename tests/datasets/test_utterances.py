@@ -111,9 +111,21 @@ def test_your_own_manifest_is_read(tmp_path, kind):
     assert len(data[0]["waveform"]) == 800  # 50 ms at 8 kHz, resampled to 16 kHz
 
 
+def test_a_quote_in_a_tsv_file_is_a_character_and_takes_in_no_rows(tmp_path):
+    write_list(tmp_path, "tsv")
+    path = tmp_path / "open.tsv"
+    path.write_text('audio\ttext\nsound/one.wav\t"one\nsound/two.wav\ttwo\nsound/one.wav\t"one" more"\n')
+    data = Manifest(file=str(path), ignore='"')
+    assert [data[index]["transcript"] for index in range(len(data))] == ["one", "two", "one more"]
+    with pytest.raises(DataError, match=r"one\.wav: the transcript has an unknown letter, QUOTATION MARK"):
+        Manifest(file=str(path))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.csv", 'audio,text\nsound/one.wav,a\nsound/one.wav,"b\nsound/two.wav,c\n', r"a\.csv:3: has a line break in the column 'text'"),
+        ("a.csv", 'audio,text,notes\nsound/one.wav,a,"b\nsound/two.wav,c,"\n', r"a\.csv:2: has a line break in the column 'notes'"),
         ("a.csv", "audio,text\nsound/one.wav,naïve\n", r"one\.wav: the transcript has an unknown letter, LATIN SMALL LETTER I WITH DIAERESIS"),
         ("a.csv", "audio,texts\nsound/one.wav,a\n", "did you mean 'texts'"),
         ("a.csv", "audio,text\nsound/one.wav,a, b\n", "a.csv:2: .*quotes"),
