@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -13,10 +14,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
-from samewise.recipes.models.wav2letter import length_after
+from samewise.recipes.models.wav2letter import length_after_all
 from samewise.recipes.parts import ctc, transcripts
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+
+_LONGEST_KERNEL = 10_000
+"""Frames of features; where a model needs more for one of its own, it is left to refuse fewer."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,10 @@ class SpeechRecognition(Recipe):
         return {"waveform": waveform, "transcript": "", "name": file.name}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        texts = self._decode(*self._read(model, batch))
+        log_probs, frames = self._read(model, batch)
+        if short := [name or "dataset" for name, count in zip(batch["name"], frames.tolist(), strict=True) if count < 1]:
+            raise DataError(*(Problem(name, "the recording is too short for the model, which gives no frame for it") for name in short))
+        texts = self._decode(log_probs, frames)
         lengths = batch["length"].tolist()
         return [Understood(text, batch["waveform"][place, : lengths[place]].cpu(), self._sample_rate) for place, text in enumerate(texts)]
 
@@ -152,13 +159,15 @@ class SpeechRecognition(Recipe):
             raise ConfigError(Problem("transforms", "give the model no features to read", hint="transforms=mfcc, mel or waveform"))
         features, frames = batch["features"], batch["feature_length"]
         measurer = next((part for part in model.modules() if hasattr(part, "output_lengths")), None)
+        count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
+        if int(count(model, torch.tensor(features.shape[-1]))) < 1:  # padded, as they are beside a longer recording
+            features = nn.functional.pad(features, (0, _shortest(partial(count, model)) - features.shape[-1]))
         output = model(features) if measurer is None else model(features, frames)
         if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[1] != len(self.letters) + 1:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             expected = f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and {len(self.letters)} letters"
             hint = none_hint(output) or "set model.num_classes"
             raise ConfigError(Problem("model", "does not return a score for every letter at every frame", form, expected, hint))
-        count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
         if int(count(model, torch.tensor(features.shape[-1]))) != output.shape[-1]:
             hint = "give the model a method output_lengths(lengths)"
             raise ConfigError(Problem("model", "has a number of frames that its 1-d convolutions do not account for", output.shape[-1], hint=hint))
@@ -296,7 +305,9 @@ def _waveform(sample: Any) -> Tensor:
 
 def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
     """The number of frames after a model's 1-d convolutions in sequence: T // 2 + 1 for torchaudio's Wav2Letter on features."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv1d):
-            lengths = length_after(layer, lengths)
-    return lengths
+    return length_after_all([layer for layer in model.modules() if isinstance(layer, nn.Conv1d)], lengths)
+
+
+def _shortest(count: Callable[[Tensor], Tensor]) -> int:
+    """The fewest frames of features for which a model gives one, from its function of lengths."""
+    return int((count(torch.arange(1, _LONGEST_KERNEL)) < 1).sum()) + 1

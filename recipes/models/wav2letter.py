@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, final
 
 import torch
@@ -74,9 +75,19 @@ class Wav2Letter(nn.Module):
 
     def output_lengths(self, length: Tensor) -> Tensor:
         """int64[B]: the number of output frames without padding."""
-        for layer in self.layers:
-            length = length_after(layer, length)
-        return length
+        return length_after_all([layer for layer in self.layers if isinstance(layer, nn.Conv1d)], length)
+
+
+def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
+    """int64[...]: the number of frames after 1-d convolutions in sequence; 0 where one of them has fewer, with its padding, than its kernel takes."""
+    shortest = 1
+    for layer in reversed(layers):
+        margins = 2 * layer.padding[0] if isinstance(layer.padding, tuple) else 0
+        shortest = max(1, (shortest - 1) * layer.stride[0] + layer.dilation[0] * (layer.kernel_size[0] - 1) + 1 - margins)
+    after = length
+    for layer in layers:
+        after = length_after(layer, after)
+    return torch.where(length < shortest, 0, after)
 
 
 def length_after(layer: nn.Module, length: Tensor) -> Tensor:

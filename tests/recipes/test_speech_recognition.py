@@ -249,6 +249,30 @@ def test_a_transcript_that_does_not_fit_can_be_skipped_and_counted():
     assert model.scores.grad[1].any()
 
 
+SHORT = {
+    "ours": lambda: Wav2Letter(num_classes=29, num_features=13, width=8, top_width=8, first_kernel=16, top_kernel=16),
+    "torchaudio's": lambda: torchaudio.models.Wav2Letter(29, "mfcc", 13),
+}
+
+
+@pytest.mark.parametrize("made", SHORT)
+def test_a_recording_that_gives_no_frame_is_named_or_skipped_alone_as_in_a_batch(made):
+    torch.manual_seed(0)
+    model, skipping, recipe = SHORT[made](), SpeechRecognition(letters=LETTERS, impossible="skip"), SpeechRecognition(letters=LETTERS)
+    alone, other, both = make_batch([1], ["a"]), make_batch([60], ["b"]), make_batch([1, 60], ["a", "b"])
+    with pytest.raises(DataError, match=r"a\.wav: its transcript needs 1 frames, but the model gives only 0"):
+        recipe.loss(model, alone, Phase())
+    short, whole = skipping.loss(model, alone, Phase()), skipping.loss(model, both, Phase())
+    assert (short.total.item(), short.count, short.parts["skipped"].item()) == (0.0, 1, 1.0)
+    assert whole.total.item() == pytest.approx(skipping.loss(model, other, Phase()).total.item(), rel=1e-5)
+    assert whole.parts["skipped"].item() == 1.0
+    with torch.no_grad():
+        assert skipping.measure(model, alone).lines[0].hypothesis == skipping.measure(model, both).lines[0].hypothesis == ""
+        for batch in (alone, both):
+            with pytest.raises(DataError, match=r"^a\.wav: the recording is too short for the model"):
+                recipe.predict(model, batch)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
