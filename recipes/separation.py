@@ -17,11 +17,13 @@ from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.recipes.parts.si_sdr import best_assignment, order_by_assignment, pairwise_si_sdr, select_assigned, si_sdr
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.recipes.parts.tables import write_csv
-from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few, none_hint, number_of
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 
 _HEARD_S = 4.0
 _FULL_SCALE = 32767.0
+_MOST_SDR = 160.0
+"""In dB: 1 / (1 - coherence), the coherence being the float64 next to 1."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class MeasuredSeparation:
         names: B, of the mixtures.
         si_sdr: float64[B, S], of the estimates, in the order of the true signals.
         si_sdr_before: float64[B, S], of the mixture itself taken for each of them.
-        sdr: float64[B, S], as `si_sdr`, but of BSS-eval's SDR; None where it was not asked for.
+        sdr: float64[B, S], as `si_sdr`, but of BSS-eval's SDR, NaN for a silent source, which has none; None where it was not asked for.
         sdr_before: float64[B, S], of the mixture itself.
         examples: The best and the worst of the batch.
     """
@@ -70,7 +72,8 @@ class Separation(Recipe):
     Args:
         sample_rate: Of all signals, in Hz.
         sdr: Evaluate the SDR of BSS eval too (Vincent et al. 2006, by torchmetrics: any filter of 512 taps counts as no distortion); some 20 ms a
-            signal on one core.
+            signal on one core. It is from -160 dB, for silence, to 160 dB, for what float64 cannot tell from the source. A silent source has none: it is
+            left out of the means, with a warning that names its mixture.
     """
 
     gives = "one signal for each speaker, in any order and at any loudness, at recipe.sample_rate Hz"
@@ -153,8 +156,11 @@ class Separation(Recipe):
         for place, length in enumerate(batch["length"].tolist()):
             true = sources[place, :, :length]
             both = torch.stack([estimates[place, :, :length].cpu(), mixtures[place, :length].expand_as(true)])
-            with _one_thread():
-                found = signal_distortion_ratio(both, true.expand_as(both), filter_length=min(512, length))
+            found, heard = torch.full(both.shape[:2], torch.nan, dtype=torch.float64), true.any(1)
+            if bool(heard.any()):
+                with _one_thread():
+                    of_heard = signal_distortion_ratio(both[:, heard], true.expand_as(both)[:, heard], filter_length=min(512, length))
+                found[:, heard] = of_heard.nan_to_num(_MOST_SDR, _MOST_SDR, -_MOST_SDR) if bool(torch.isfinite(both).all()) else of_heard
             after.append(found[0])
             before.append(found[1])
         return torch.stack(after), torch.stack(before)
@@ -179,6 +185,7 @@ class SeparationScores(Scores):
         self.sample_rate = sample_rate
         self._kept = kept
         self._rows: list[tuple[str, dict[str, float]]] = []
+        self._silent: list[str] = []
         self._worst: list[tuple[float, int, Tensor]] = []  # heaps, what is dropped next on top
         self._best: list[tuple[float, int, Tensor]] = []
 
@@ -188,8 +195,11 @@ class SeparationScores(Scores):
             reached, before = measured.si_sdr[place].mean().item(), measured.si_sdr_before[place].mean().item()
             row = {"si_sdr": reached, "si_sdri": reached - before}
             if measured.sdr is not None and measured.sdr_before is not None:
-                sdr = measured.sdr[place].mean().item()
-                row |= {"sdr": sdr, "sdri": sdr - measured.sdr_before[place].mean().item()}
+                heard = ~measured.sdr_before[place].isnan()
+                self._silent += [] if bool(heard.all()) else [name]
+                if bool(heard.any()):
+                    sdr = measured.sdr[place][heard].mean().item()
+                    row |= {"sdr": sdr, "sdri": sdr - measured.sdr_before[place][heard].mean().item()}
             self._rows.append((name, row))
         for example in measured.examples:
             gain, number = self._rows[first + example.position][1]["si_sdri"], first + example.position
@@ -202,17 +212,25 @@ class SeparationScores(Scores):
         """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their improvement over the mixture), and `loss`, minus `si_sdr`."""
         if not self._rows:
             raise DataError("the evaluated split is empty")
-        totals = dict.fromkeys(self._rows[0][1], 0.0)
+        totals, counts = dict[str, float](), dict[str, int]()
         for _, row in self._rows:
             for name, value in row.items():
-                totals[name] += value
-        means = {name: total / len(self._rows) for name, total in totals.items()}
+                totals[name], counts[name] = totals.get(name, 0.0) + value, counts.get(name, 0) + 1
+        means = {name: total / counts[name] for name, total in totals.items()}
         return {"loss": -means["si_sdr"], **means}
+
+    def doubts(self) -> list[Problem]:
+        if not self._silent:
+            return []
+        which = f"{number_of(len(self._silent), 'mixture')} with a silent source ({first_few(self._silent, 3)})"
+        hint = "si_sdr and the loss count such a source as badly separated: leave these mixtures out"
+        return [Problem("sdr", f"{which}, which has no SDR and is left out of sdr and sdri", hint=hint)]
 
     def save_pictures(self, folder: Path) -> None:
         """Write the best and worst separated mixtures as WAV files, their spectrograms, and a table of all mixtures."""
-        lines = ([name, *(f"{value:.2f}" for value in row.values())] for name, row in self._rows)
-        write_csv(folder / "mixtures.csv", ("mixture", *self._rows[0][1]), lines)
+        columns = [column for column in self.compute() if column != "loss"]
+        lines = ([name, *(f"{row[column]:.2f}" if column in row else "" for column in columns)] for name, row in self._rows)
+        write_csv(folder / "mixtures.csv", ("mixture", *columns), lines)
         shown = {-place: ("worst", signals) for _, place, signals in sorted(self._worst, reverse=True)}
         for _, place, signals in sorted(self._best, reverse=True):
             shown.setdefault(-place, ("best", signals))

@@ -146,6 +146,25 @@ def test_metrics_are_improvements_on_the_mixture():
     assert "sdri" not in evaluate(Given(sources), given, 2, sdr=False).compute()
 
 
+def test_a_silent_source_has_no_sdr_and_its_mixture_is_named():
+    """BSS eval's own implementations refuse silent references; torchmetrics' solver ended with `singular`."""
+    given = samples([1200, 1200])
+    alone = {**given[0], "sources": torch.stack([given[0]["sources"][0], torch.zeros(1200)]), "mixture": given[0]["sources"][0], "name": "one speaks"}
+    nobody = {"sources": torch.zeros(2, 1200), "mixture": torch.zeros(1200), "length": 1200, "name": "silence"}
+    model = small_network()
+    expected = evaluate(model, given[1:], 1).compute()
+    scores = evaluate(model, [alone, given[1], nobody], 3)
+    reported = scores.compute()
+    assert all(math.isfinite(value) for value in reported.values())
+    only = evaluate(model, [alone], 1).compute()
+    assert only["sdr"] - only["sdri"] == pytest.approx(160.0, abs=15.0)  # the mixture is the source that is heard
+    assert reported["sdr"] == pytest.approx((only["sdr"] + expected["sdr"]) / 2, rel=1e-6)
+    (doubt,) = scores.doubts()
+    assert "2 mixtures with a silent source" in doubt.message
+    assert "one speaks" in doubt.message
+    assert evaluate(model, given, 2).doubts() == []
+
+
 def test_evaluation_with_two_threads_gives_the_same_as_with_one():
     """MKL's solver, behind the SDR of BSS eval, fails on two threads for some sizes."""
     given = samples([2000, 2000])
