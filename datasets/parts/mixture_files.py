@@ -33,7 +33,8 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         data: The data set's name, for messages.
 
     Raises:
-        DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced, is not audio according to its header, or has a different rate.
+        DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced, is not audio according to its header, has a different rate, or
+            is a source not as long as its mixture.
     """
 
     def __init__(self, folder: Path, *, mixture: str, sources: Sequence[str], sample_rate: int, seconds: float | None, data: str) -> None:
@@ -47,8 +48,9 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         names = _list_mixtures(folder, mixture, sources, data)
         self._names = Texts(names)
         for index in spaced_indices(len(names), _HEADERS):
-            for part in (mixture, *sources):
-                self._info(part, names[index])
+            frames = self._info(mixture, names[index]).frames
+            for part in sources:
+                self._require_length(part, names[index], frames)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -59,7 +61,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         frames = info.frames if self._frames is None else min(self._frames, info.frames)
         start = int(torch.randint(info.frames - frames + 1, ()))
         for part in self._sources:
-            self._info(part, name)
+            self._require_length(part, name, info.frames)
         mixture, *sources = (read_audio(self._folder / part / name, start=start, frames=frames)[0] for part in (self._mixture, *self._sources))
         return {"mixture": mixture, "sources": torch.stack(sources), "length": frames, "name": name}
 
@@ -80,6 +82,12 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         if info.sample_rate != self.sample_rate:
             raise DataError(Problem(str(path), "has a different sample rate", info.sample_rate, f"{self.sample_rate} Hz", "set dataset.sample_rate"))
         return info
+
+    def _require_length(self, part: str, name: str, frames: int) -> None:
+        """Check the header of a speaker's part of a mixture with so many frames."""
+        if (found := self._info(part, name).frames) != frames:
+            reason, hint = "is not as long as its mixture", "generate the data set again: all files of a mixture are equally long, in min and max mode"
+            raise DataError(Problem(str(self._folder / part / name), reason, f"{found} frames", f"{frames} frames", hint))
 
 
 def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:

@@ -203,6 +203,17 @@ def test_missing_mixtures_are_named(tmp_path, made, folder, mixture):
         made(tmp_path)
 
 
+@pytest.mark.parametrize("frames", [4400, 4600])
+@pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
+def test_a_source_not_as_long_as_its_mixture_is_named(tmp_path, made, folder, mixture, frames):
+    generate(tmp_path / folder, mixture)
+    data = made(tmp_path)
+    record(tmp_path / folder / "s2" / "1.wav", frames)
+    for read in (lambda: data[1], lambda: made(tmp_path)):
+        with pytest.raises(DataError, match=r"s2/1\.wav: is not as long as its mixture"):
+            read()
+
+
 @pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
 def test_another_sample_rate_is_refused(tmp_path, made, folder, mixture):
     generate(tmp_path / folder, mixture, rate=16000)
