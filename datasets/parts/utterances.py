@@ -43,11 +43,15 @@ class Spelling:
         Raises:
             DataError: it has an unknown letter.
         """
-        text = unicodedata.normalize("NFC", text)
-        text = " ".join((text.lower() if self._lowercase else text).translate(self._ignored).split())
+        given = unicodedata.normalize("NFC", text)
+        text = " ".join((given.lower() if self._lowercase else given).translate(self._ignored).split())
         unknown = next((letter for letter in text if letter not in self.letters), None)
         if unknown is not None:
             hint = f"add it to dataset.letters, or to dataset.ignore; the transcript is {truncate(text, 60, ending='…')!r}"
+            if self._lowercase and unknown.upper() in self.letters:
+                keep = "+dataset.train.lowercase=false +dataset.valid.lowercase=false"
+                written = f"the transcript is {truncate(given, 60, ending='…')!r} in the file, and is made lower case first"
+                hint = f"{written}: give dataset.letters in lower case, or set {keep}"
             raise DataError(Problem(where, f"the transcript has an unknown letter, {unicodedata.name(unknown, 'without a name')}", unknown, self._shown, hint))
         return text
 

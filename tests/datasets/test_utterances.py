@@ -13,7 +13,7 @@ import torch
 from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.datasets.librispeech import LibriSpeech
 from samewise.datasets.manifest import Manifest
-from samewise.datasets.parts.utterances import LETTERS
+from samewise.datasets.parts.utterances import LETTERS, Spelling
 from samewise.datasets.speech_commands import SpeechCommands
 from samewise.datasets.spoken_digits import SpokenDigits
 from samewise.datasets.yesno import YesNo
@@ -142,6 +142,16 @@ def test_a_manifest_with_a_fault_is_named_before_training(tmp_path, name, conten
         (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=message):
         Manifest(file=str(tmp_path / name))
+
+
+def test_capitals_alone_among_the_letters_are_explained_by_the_lower_case_of_transcripts():
+    with pytest.raises(DataError) as caught:
+        Spelling(letters=" " + LETTERS[2:].upper())("EIGHT  eight", "a.wav")
+    assert "'EIGHT  eight' in the file, and is made lower case first" in str(caught.value)
+    assert "dataset.train.lowercase=false" in str(caught.value)
+    assert Spelling(letters=" " + LETTERS[2:].upper(), lowercase=False)("EIGHT  ONE", "a.wav") == "EIGHT ONE"
+    with pytest.raises(DataError, match=r"add it to dataset\.letters"):
+        Spelling()("naïve", "a.wav")
 
 
 def digits(root: Path) -> Path:
