@@ -102,7 +102,10 @@ class Separation(Recipe):
         return batch
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Minus the SI-SDR in dB, averaged over speakers with the best assignment, summed over the B mixtures."""
+        """Minus the SI-SDR in dB, averaged over speakers with the best assignment, summed over the B mixtures.
+
+        Evaluation's is the same at any loudness; this is the published formula, whose 1e-8 counts in very quiet signals (`si_sdr`).
+        """
         estimates = _separate(model, batch["mixture"], batch["sources"].shape[1])
         pairwise = pairwise_si_sdr(estimates, batch["sources"], _inside(batch))
         reached = select_assigned(pairwise, best_assignment(pairwise)).mean(1)
@@ -111,11 +114,11 @@ class Separation(Recipe):
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredSeparation:
         sources, inside = batch["sources"].double(), _inside(batch)
         estimates = self._separate_one_by_one(model, batch, sources.shape[1]).double()
-        pairwise = pairwise_si_sdr(estimates, sources, inside)
+        pairwise = pairwise_si_sdr(estimates, sources, inside, any_loudness=True)
         assignment = best_assignment(pairwise)
         estimates = order_by_assignment(estimates, assignment)
         reached = select_assigned(pairwise, assignment).cpu()
-        before = si_sdr(batch["mixture"].double()[:, None], sources, inside[:, None]).cpu()
+        before = si_sdr(batch["mixture"].double()[:, None], sources, inside[:, None], any_loudness=True).cpu()
         after_sdr, before_sdr = self._bss_eval(estimates, batch) if self.sdr else (None, None)
         gain = (reached - before).mean(1)
         shown = dict.fromkeys((int(gain.argmin()), int(gain.argmax())))

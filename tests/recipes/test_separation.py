@@ -165,6 +165,21 @@ def test_a_silent_source_has_no_sdr_and_its_mixture_is_named():
     assert evaluate(model, given, 2).doubts() == []
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-4, 1e-5])
+def test_evaluated_si_sdr_is_the_same_at_any_loudness(scale):
+    """Held against the formula without the constant that keeps silence finite."""
+    (given,) = samples([1200])
+    estimates = given["sources"] + 0.05 * signals(2, 1200, seed=9)
+    quiet = {**given, "mixture": scale * given["mixture"], "sources": scale * given["sources"]}
+    reported = evaluate(Given((scale * estimates)[None]), [quiet], 1, sdr=False).compute()
+    reached, before = (
+        sum(naive_si_sdr(one.tolist(), source.tolist()) for one, source in zip(found, given["sources"], strict=True)) / 2
+        for found in (estimates, given["mixture"].expand(2, -1))
+    )
+    assert reported["si_sdr"] == pytest.approx(reached, abs=1e-4)
+    assert reported["si_sdri"] == pytest.approx(reached - before, abs=1e-4)
+
+
 def test_evaluation_with_two_threads_gives_the_same_as_with_one():
     """MKL's solver, behind the SDR of BSS eval, fails on two threads for some sizes."""
     given = samples([2000, 2000])
