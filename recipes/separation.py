@@ -67,7 +67,8 @@ class Separation(Recipe):
     The model takes float32[B, 1, T] and gives float32[B, S, T] in any order and at any loudness, as `torchaudio.models.ConvTasNet` does.
 
     Evaluation separates mixtures at their own length, so that its figures do not depend on how the split is cut into batches: ConvTasNet's normalisation
-    takes in all of its input, padding too.
+    takes in all of its input, padding too. In training it does: the loss of a mixture depends on the longest one of its micro-batch, unless all are equally
+    long, as with `dataset.seconds` below the shortest.
 
     Args:
         sample_rate: Of all signals, in Hz.

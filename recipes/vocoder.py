@@ -63,6 +63,9 @@ class Vocoder(Recipe):
     At time t the model reads sample t and the spectrogram, and predicts sample t + 1; its state begins at zero with each clip. Speaking, its output at
     time t is what it reads at time t + 1, so what it speaks is the clip from its second sample on, as the targets are.
 
+    All samples of a clip count. The silence after a recording shorter than `dataset.samples`, or in evaluation `dataset.valid_samples`, is part of `loss`,
+    `bits_per_sample` and `label_entropy`, so compare these only for clips of one length.
+
     Args:
         front_end: The transform that makes spectrograms; config: `${transforms.front_end}`.
         output: "mu_law": cross-entropy over `n_classes` steps; "logistics": a mixture of n_classes / 3 logistic distributions over 65,536 levels.
