@@ -35,6 +35,9 @@ class ImageTransform(BatchTransform):
         if self.moves_pixels and "boxes" in batch:
             name, hint = type(self).__name__, "the transforms in samewise.datasets.transforms.detection move both"
             raise ConfigError(Problem("transforms", f"{name} would move the image but not its boxes", hint=hint))
+        if self.moves_pixels and (others := _as_large(batch, self.keys)):
+            hint = "give samples torchvision's tv_tensors.Image and tv_tensors.Mask, which transforms.train.sample moves together"
+            raise ConfigError(Problem("transforms", f"{type(self).__name__} would move the image but not {', '.join(others)}, of the same size", hint=hint))
         return map_images(batch, self.keys, lambda images: self._change_all(images, choices))
 
     def _change_all(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:
@@ -53,6 +56,17 @@ class ImageTransform(BatchTransform):
     @abc.abstractmethod
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         """The changed images; the given ones are not modified. `choices` are on the CPU."""
+
+
+def _as_large(batch: Batch, keys: Sequence[str]) -> list[str]:
+    """The entries of a batch, such as masks, that are as high and wide as its images."""
+
+    def size(value: Any) -> tuple[int, ...] | None:
+        one = value[0] if isinstance(value, list | Tensor) and len(value) else None
+        return tuple(one.shape[-2:]) if isinstance(one, Tensor) and one.dim() > 1 else None
+
+    image = size(batch.get("image"))
+    return [name for name, value in batch.items() if name not in keys and image is not None and size(value) == image]
 
 
 def image_size(batch: Batch) -> tuple[int, int]:

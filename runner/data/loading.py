@@ -29,7 +29,7 @@ from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import DataError, Problem, SamewiseError, describe_exit, raised_at, summarise_error
 from samewise.runner.interfaces import Batch
-from samewise.runner.processes.this_process import end_with_parent
+from samewise.runner.processes.this_process import end_with_parent, reopen_files
 
 Collate = Callable[[Sequence[Any]], Batch]
 
@@ -311,6 +311,7 @@ def _start_worker(worker: int) -> None:
     Where it is killed, Linux ends them: torch's own watch over it leaves a worker that has a batch to hand over waiting for ever.
     """
     end_with_parent(signal.SIGKILL)
+    reopen_files()
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_NOTICE_S))  # it may be the main process's, which waits for a worker that hangs

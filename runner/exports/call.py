@@ -119,7 +119,10 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
     ways: list[tuple[Callable[[nn.Module, Batch], object], dict[str, nn.Module]]] = [(recipe.predict, wanted), (recipe.measure, wanted)]
     if module is None:
         ways.append((recipe.measure, dict(model.named_children())))
-    part, args, kwargs, entries = next(filter(None, (_first_call(use, model, batch, parts) for use, parts in ways)), ("", (), {}, ()))
+    found = next(filter(None, (_first_call(use, model, batch, parts) for use, parts in ways)), None)
+    if found and found[0] != (module or ""):
+        _require_only(found[0], recipe, model, batch)
+    part, args, kwargs, entries = found or ("", (), {}, ())
     called = model.get_submodule(part)
     inputs = dict(zip(_names(called, args, kwargs), (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), strict=True))
     if not inputs:
@@ -219,6 +222,25 @@ def _first_call(
         for hook in hooks:
             hook.remove()
     return seen[0] if seen else None
+
+
+def _require_only(part: str, recipe: Recipe, model: nn.Module, batch: Batch) -> None:
+    """Raise a ConfigError if the recipe measures by other parts of the model too: the user has to say which is meant, a student or its teacher."""
+    called = dict.fromkeys([part])
+
+    def note(name: str, *_: object) -> None:
+        called[name] = None
+
+    hooks = [child.register_forward_pre_hook(partial(note, name)) for name, child in model.named_children()]
+    try:
+        with torch.no_grad(), suppress(Exception):  # the first call is known anyway
+            recipe.measure(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(called) > 1:
+        words = "must say which part of the model to export: the recipe calls several when it evaluates a batch"
+        raise ConfigError(Problem("--module", words, expected=" or ".join(called), hint="or give the recipe a `predict` that calls the model"))
 
 
 def _names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:

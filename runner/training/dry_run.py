@@ -91,7 +91,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
                 before = attributes_of(run.recipe, type(run.recipe).__name__)
                 rehearse(run)
                 if alone:
-                    run.recorder.cautions += [*untrained, *_means_for_sums(run), *lost_attributes(run.recipe, before)]
+                    run.recorder.cautions += [*untrained, *_means_for_sums(run), *_wholes_for_sums(run), *lost_attributes(run.recipe, before)]
         except DataError as error:
             raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
         except SamewiseError:
@@ -132,6 +132,31 @@ def _means_for_sums(run: Run) -> list[Problem]:
                 where = f"recipe ({type(run.recipe).__name__}.loss)"
                 found.append(Problem(where, words, expected="a sum over count", hint='reduction="sum" in torch\'s losses'))
     return found
+
+
+def _wholes_for_sums(run: Run) -> list[Problem]:
+    """A caution if a user's loss of four samples, in evaluation mode, is not the sum of those of two and two: how a batch is split then matters."""
+    key = next(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
+    if type(run.recipe).__module__.startswith("samewise.") or len(key.indices) < 4:
+        return []
+    modes = [(module, module.training) for module in run.model.modules()]
+    run.model.eval()
+    try:
+        sums = list[float]()
+        for some in (key.indices[:4], key.indices[:2], key.indices[2:4]):
+            streams.enter(run.seed, "eval", 0)
+            batch = run.transforms["eval"](run.to_device(next(iter(Loader(run.splits["train"].keyed, lambda some=some: iter((replace(key, indices=some),)))))))
+            sums.append(sum(float(run.recipe.loss(run.model, batch, phase.spec).total.detach()) for phase in run.phases))
+    except Exception:  # a model, or a loss, that needs more samples, or others, or that trains only
+        return []
+    finally:
+        for module, training in modes:
+            module.training = training
+    whole, split = sums[0], sums[1] + sums[2]
+    if abs(whole - split) <= 0.01 * max(abs(whole), abs(split)):
+        return []
+    words = f"the total for four samples is {whole:.4g}, and for two and two {split:.4g}: replicas, accumulate and evaluate.batch_size change it"
+    return [Problem(f"recipe ({type(run.recipe).__name__}.loss)", words, hint="meant, as in contrastive learning? Then keep replicas=1 accumulate=1")]
 
 
 def _disable_caches(composed: Composed) -> Composed:

@@ -159,6 +159,16 @@ def test_a_transform_that_would_leave_the_boxes_behind_is_refused(transform: Bat
         transform(batch_of(varied=False))
 
 
+@pytest.mark.parametrize("transform", [RandomHorizontalFlip(), RandAugment()])
+@pytest.mark.parametrize("mask", [(12, 16), (1, 12, 16)])
+def test_a_transform_that_would_leave_a_mask_behind_is_refused(transform: BatchTransform, mask: tuple[int, ...]):
+    batch = {"image": torch.zeros(4, 3, 12, 16, dtype=torch.uint8), "mask": torch.zeros(4, *mask, dtype=torch.int64), "label": torch.zeros(4)}
+    with pytest.raises(ConfigError, match="would move the image but not mask, of the same size"):
+        transform(batch)
+    transform({**batch, "mask": torch.zeros(4, 6, 8)})
+    ColorJitter(brightness=0.5)(batch)
+
+
 @pytest.mark.parametrize("options", [{"shortest": [], "longest": 10}, {"shortest": [20], "longest": 10}])
 def test_invalid_lengths_are_refused(options: dict):
     with pytest.raises(ConfigError, match="shortest and longest"):

@@ -14,6 +14,9 @@ import torch
 import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
 
+from samewise.runner.errors import ConfigError
+from samewise.runner.exports.call import observe
+from samewise.runner.interfaces import Loss, Phase, Recipe
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
 
@@ -273,3 +276,20 @@ def test_models_of_other_recipes_are_exported(samewise: Callable[..., Any], tmp_
     pt2, onnx = json.loads(done.stdout)["formats"]
     assert pt2["same"]
     assert onnx["same"] or onnx["apart"]["relative"] < 1e-5
+
+
+class Distillation(Recipe):
+    def loss(self, model: torch.nn.Module, batch: dict[str, Any], phase: Phase) -> Loss:
+        with torch.no_grad():
+            taught = model.get_submodule("teacher")(batch["x"])
+        return Loss((model.get_submodule("student")(batch["x"]) - taught).square().sum(), len(batch["x"]))
+
+
+def test_a_recipe_that_calls_several_parts_of_its_model_needs_the_name_of_the_one_to_export() -> None:
+    model = torch.nn.ModuleDict({"teacher": torch.nn.Linear(3, 2), "student": torch.nn.Linear(3, 2)}).eval()
+    batch = {"x": torch.randn(4, 3)}
+    with pytest.raises(ConfigError) as raised:
+        observe(Distillation(), model, batch, lambda batch: batch)
+    assert (raised.value.problems[0].path, raised.value.problems[0].expected) == ("--module", "teacher or student")
+    call = observe(Distillation(), model, batch, lambda batch: batch, module="student")
+    assert torch.equal(next(iter(call.outputs.values())), model["student"](batch["x"]))

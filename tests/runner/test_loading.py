@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import random
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,33 @@ def test_any_number_of_workers_gives_the_same_batches():
     assert len(set(alone)) == 12
     assert batches(1) == alone
     assert batches(3) == alone
+
+
+class OneFile:
+    """Numbers in a file that is kept open; each is read a byte at a time, with pauses in which another reader of the same position would move it."""
+
+    def __init__(self, path):
+        self.file = path.open("rb", buffering=0)
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        self.file.seek(8 * index)
+        read = b""
+        for _ in range(8):
+            read += self.file.read(1)
+            time.sleep(0)
+        return {"x": torch.tensor(int.from_bytes(read, "little"))}
+
+
+def test_each_worker_has_its_own_position_in_a_file_that_the_data_set_keeps_open(tmp_path):
+    (tmp_path / "numbers").write_bytes(b"".join((index * 0x0101010101).to_bytes(8, "little") for index in range(200)))
+    keyed = KeyedDataset(OneFile(tmp_path / "numbers"), default_collate, seed=0, stream="sample")
+    for workers in (0, 3):
+        keys = [Key(0, start, tuple(range(start, start + 5))) for start in range(0, 200, 5)]
+        batches = Loader(keyed, lambda keys=keys: iter(keys), schema.Loader(num_workers=workers))
+        assert [number for batch in batches for number in batch["x"].tolist()] == [index * 0x0101010101 for index in range(200)]
 
 
 def test_a_worker_finishes_its_batches_after_sigterm():
