@@ -68,7 +68,7 @@ def _evaluate(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int
     metrics: dict[str, float] = {}
     for prefix, model in models.items():
         scores = measure_split(run, args.split, model)
-        metrics |= {f"{prefix}{args.split}/{name}": value for name, value in metrics_of(scores).items()}
+        metrics |= metrics_of(scores, f"{prefix}{args.split}/")
         tell_doubts(run, scores)
         if prefix == next(iter(models)):
             draw(scores, pictures, inside=None if args.pictures else folder.path)

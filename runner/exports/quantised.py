@@ -60,9 +60,9 @@ def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: 
     ConfigError if more is lost, or if the recipe measures the model in another way than by this call.
     """
     name = run.evaluate.monitor.rpartition("/")[2]
-    exact = metrics_of(measure_split(run, "valid", model))[name]
+    exact = metrics_of(measure_split(run, "valid", model), "")[name]
     with _replace_model(run, call, runtime) as calls:
-        quantised = metrics_of(measure_split(run, "valid", model))[name]
+        quantised = metrics_of(measure_split(run, "valid", model), "")[name]
     if not calls:
         words = "cannot be measured: the recipe evaluates the model by calls other than the exported one"
         raise ConfigError(Problem("--to", f"the loss of accuracy {words}", type(run.recipe).__name__))

@@ -8,7 +8,6 @@ from functools import partial
 from samewise.runner.data.device import Prefetcher, prefetch_one
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
 from samewise.runner.interfaces import Batch
-from samewise.runner.training.hidden_state import warn_of_hidden_state
 from samewise.runner.training.run import Run
 
 
@@ -18,8 +17,6 @@ def training_batches(run: Run) -> Iterator[list[MicroBatch]]:
     send = Prefetcher(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send if is_cuda else None
     loaded = _load(run, steps, send)
     for step, micro_batches in zip(steps, prefetch_one(loaded) if is_cuda else loaded, strict=True):
-        if step == steps.start:
-            warn_of_hidden_state(run, micro_batches)
         run.strategy.coming(run.plan, step)
         yield micro_batches
 

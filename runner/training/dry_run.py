@@ -24,7 +24,7 @@ from samewise.runner.strategies.base import Strategy, Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import rehearse
-from samewise.runner.training.hidden_state import attributes_of, lost_attributes
+from samewise.runner.training.hidden_state import attributes_of, find, lost_attributes
 from samewise.runner.training.loop import forward, train_step
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
@@ -104,17 +104,20 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
 
 
 def _take_step(run: Run) -> list[Problem]:
-    """Take one step; return a caution if parameters that are trained from the beginning got no gradient in any phase."""
+    """Take one step; return cautions of hidden state, and of parameters that are trained from the beginning and got no gradient in any phase."""
     reached = set[nn.Parameter]()
     waiting = {id(one) for phase in run.phases for later in phase.waiting[:1] for one in later.parameters}
     trained = {name: one for name, one in run.model.named_parameters() if one.requires_grad and id(one) not in waiting}
     hooks = [one.register_post_accumulate_grad_hook(reached.add) for one in trained.values()]
-    train_step(run, next(training_batches(run)))
+    micro_batches = next(training_batches(run))
+    hidden = find(run, micro_batches)
+    train_step(run, micro_batches)
     for hook in hooks:
         hook.remove()
     idle = [name for name, one in trained.items() if one not in reached]
     hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
-    return [Problem("model", f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the first step", hint=hint)] if idle else []
+    words = f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the first step"
+    return [*([hidden] if hidden else ()), *([Problem("model", words, hint=hint)] if idle else ())]
 
 
 def _means_for_sums(run: Run) -> list[Problem]:

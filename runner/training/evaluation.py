@@ -26,7 +26,7 @@ from samewise.runner.training.run import Run, Split
 def evaluate(run: Run) -> None:
     """Evaluate the trained model and those of callbacks on the validation split; log, compare with the best, inform the schedule."""
     scores = validate(run)
-    metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in metrics_of(scored).items()}
+    metrics = {name: value for split, scored in scores.items() for name, value in metrics_of(scored, f"{split}/").items()}
     tell_doubts(run, *scores.values())
     run.progress.metrics, run.recorder.scores, run.progress.evaluated = metrics, scores, run.step
     run.log({**metrics, "epoch": run.epoch})
@@ -41,12 +41,12 @@ def validate(run: Run) -> dict[str, Scores]:
     return {f"{prefix}valid": measure_split(run, "valid", model) for prefix, model in models_to_evaluate(run).items()}
 
 
-def metrics_of(scores: Scores) -> dict[str, float]:
-    """The computed metrics, as plain numbers; a ConfigError if one is something else."""
+def metrics_of(scores: Scores, prefix: str = "valid/") -> dict[str, float]:
+    """The computed metrics, as plain numbers, under their names with a prefix; a ConfigError if one is something else."""
     metrics: Any = scores.compute()
     if not isinstance(metrics, dict):
         raise _unfit(scores, f"compute returns {type(metrics).__name__}", 'metrics by name: {"accuracy": 0.98}')
-    found = cast("dict[str, Any]", metrics)
+    found = {f"{prefix}{name}": value for name, value in cast("dict[str, Any]", metrics).items()}
     for name, value in found.items():
         if not isinstance(value, int | float):
             try:
@@ -135,7 +135,7 @@ def rehearse(run: Run) -> None:
     if not type(run.recipe).__module__.startswith("samewise.") and run.recipe.scores(part.dataset) is scores:
         raise _unfit(run.recipe, "scores returns the same object each time", "a new one for each evaluation, which otherwise adds up all of them")
     metrics = metrics_of(scores)
-    require_monitored(run, [f"{prefix}valid/{name}" for prefix in models_to_evaluate(run) for name in metrics])
+    require_monitored(run, [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
 
 
 def _unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,23 +26,29 @@ _WORDS = "and no checkpoint holds it: a resumed run would go on with other value
 _HINT = "keep it in a persistent buffer of the model"
 
 
-def warn_of_hidden_state(run: Run, micro_batches: Sequence[MicroBatch]) -> None:
-    """Print a warning if `find` finds something, and lower the run's level: it cannot be resumed to the same bits."""
-    found = None
-    with suppress(Exception):  # the step itself will raise it
-        found = find(run, micro_batches)
-    if found:
-        run.recorder.level = "none"
-        if run.strategy.peers.is_main and (record := read_json(run.folder.environment, shapes.ENVIRONMENT)):
-            write_json(run.folder.environment, {**record, "level": "none"})
-        tell(run, found)
+def looked_at(run: Run, batches: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
+    """The batches; with the first, a warning if something is found, and a lower level for the run, since it cannot be resumed to the same bits."""
+    for first in islice(batches, 1):
+        if found := find(run, first):
+            run.recorder.level = "none"
+            if run.strategy.peers.is_main and (record := read_json(run.folder.environment, shapes.ENVIRONMENT)):
+                write_json(run.folder.environment, {**record, "level": "none"})
+            tell(run, found)
+        yield first
+    yield from batches
 
 
 def find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
     """Compute the losses of a micro-batch twice from the same state, in training and then in evaluation mode; they must be the same bits.
 
-    Only for code of the user's, and where the whole model is in this process. The model is left as it was.
+    Only for code of the user's, and where the whole model is in this process. The model is left as it was. None too if it fails: the step itself will.
     """
+    with suppress(Exception, SystemExit):
+        return _find(run, micro_batches)
+    return None
+
+
+def _find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
     own = [name for name in targets(run.composed.whole) if name.partition(".")[0] not in LIBRARIES]
     if not own or not micro_batches or not run.strategy.compiles or run.config.reproducibility.level == "fast":
         return None

@@ -37,12 +37,13 @@ class Named:
 class Net(nn.Module):
     def __init__(self, leave="", after=3):
         super().__init__()
-        self.head, self.leave, self.left = nn.Linear(64, 10), leave, after
+        self.head, self.leave = nn.Linear(64, 10), leave
+        self.register_buffer("left", torch.tensor(after))
         if leave == "when made":
             sys.exit(0)
 
     def forward(self, pixels):
-        self.left -= self.training
+        self.left -= int(self.training)
         if self.leave == "in training" and not self.left:
             sys.exit()
         return self.head(pixels.flatten(1))

@@ -132,7 +132,7 @@ def test_a_wrong_recipe_is_an_error_that_names_what_is_wrong(recipe: Callable[[s
 def test_a_metric_of_several_numbers_is_an_error_before_training(recipe: Callable[[str], Any]) -> None:
     done = recipe("Vector")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: loss: this metric is not a number; expected: a number\n    value:    'Tensor of shape [2]'")
+    assert done.stderr.startswith("error: valid/loss: this metric is not a number; expected: a number\n    value:    'Tensor of shape [2]'")
 
 
 def test_metrics_may_be_numbers_of_torch_and_numpy() -> None:
@@ -140,8 +140,8 @@ def test_metrics_may_be_numbers_of_torch_and_numpy() -> None:
         def compute(self) -> dict[str, Any]:
             return {"a": torch.tensor(0.5), "b": np.float32(0.25), "c": 2, "d": np.array(3.0)}
 
-    assert metrics_of(Given()) == {"a": 0.5, "b": 0.25, "c": 2, "d": 3.0}
-    assert {type(value) for value in metrics_of(Given()).values()} == {float, int}
+    assert metrics_of(Given(), "") == {"a": 0.5, "b": 0.25, "c": 2, "d": 3.0}
+    assert {type(value) for value in metrics_of(Given(), "").values()} == {float, int}
 
 
 def test_the_mean_loss_over_nothing_is_no_number() -> None:
