@@ -16,7 +16,7 @@ from samewise.runner.records.files import require_no_link
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
 from samewise.runner.sweep.curves import Cost, cost
-from samewise.runner.sweep.effects import Effect, effects
+from samewise.runner.sweep.effects import Effect, effects, left_out
 from samewise.runner.sweep.results import PointResult, current_results, rank_settings, spread
 from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
@@ -90,7 +90,7 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
     from samewise.runner.sweep.tables import print_effects, print_pages, print_settings
 
     print_settings(folder, found)
-    print_effects(known)
+    print_effects(known, left_out(found))
     print(f"cost     {cost_in_words(spent)}")
     print_pages(folder, found)
     print(f"page     {page}\nCSV      {page.with_name('settings.csv')}, {page.with_name('points.csv')}")

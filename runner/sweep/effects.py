@@ -60,6 +60,13 @@ def effects(found: Sequence[PointResult]) -> list[Effect]:
     return sorted(made, key=lambda one: -1.0 if math.isnan(one.share) else one.share, reverse=True)
 
 
+def left_out(found: Sequence[PointResult]) -> str:
+    """A sentence on the settings without a result; empty if there are none."""
+    means = [spread(setting).mean for setting in group_by_setting(found)]
+    settled = sum(not math.isnan(mean) for mean in means)
+    return f"Of {settled} of {len(means)} settings: those without a final result, such as pruned ones, are left out." if settled < len(means) else ""
+
+
 def as_number(text: str) -> float | None:
     """A value as a number; None if it is not one (such as `adam`)."""
     try:

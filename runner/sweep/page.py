@@ -15,7 +15,7 @@ from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.secrets import plain_cell, redact
 from samewise.runner.sweep.comparison import Pages
 from samewise.runner.sweep.curves import Cost
-from samewise.runner.sweep.effects import Effect
+from samewise.runner.sweep.effects import Effect, left_out
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
 from samewise.runner.sweep.results import PointResult, State
 from samewise.runner.sweep.rows import Row, columns, cost_in_words, count_points, effect_rows, front_rows, point_rows, setting_rows
@@ -46,7 +46,7 @@ def page(
             _draw(effects_plot, found, effects),
             table(effect_rows(effects)),
             "<p class=note>The share is eta squared: the part of the variance between settings that lies between the parameter's values, one parameter at a "
-            "time. Black: the mean over all settings with the value, and its 95 % interval.</p>",
+            "time. Black: the mean over all settings with the value, and its 95 % interval. " + f"{left_out(found)}</p>",
         ]
     if several:
         parts += ["<h2>Spread over seeds</h2>", _draw(seeds_plot, found)]

@@ -73,8 +73,8 @@ def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:
     console.print(f"compare  {known.compare}{opens}\ntable    {known.table}")
 
 
-def print_effects(effects: Sequence[Effect]) -> None:
-    """Print the effect of each parameter, the strongest first."""
+def print_effects(effects: Sequence[Effect], note: str = "") -> None:
+    """Print the effect of each parameter, the strongest first, and a note below."""
     if not effects:
         return
     rows = list[Row]()
@@ -84,7 +84,7 @@ def print_effects(effects: Sequence[Effect]) -> None:
     console = _console()
     console.print()
     console.print(_table(rows, right=("share", "rank correlation")))
-    console.print()
+    console.print(note)
 
 
 def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None) -> None:

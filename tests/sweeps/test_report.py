@@ -27,7 +27,7 @@ from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import cost
-from samewise.runner.sweep.effects import effects, pareto
+from samewise.runner.sweep.effects import effects, left_out, pareto
 from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
 from samewise.runner.sweep.rows import cost_in_words, setting_rows
 from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings
@@ -58,6 +58,12 @@ def test_intervals_of_accuracies_are_clipped_and_those_of_two_seeds_marked() -> 
     seeds = [dataclasses.replace(one, point=dataclasses.replace(one.point, setting=0, seed=number)) for number, one in enumerate(made)]
     assert setting_rows(seeds[:2])[0]["95 % interval"].endswith("(2 seeds: too few)")
     assert "few" not in setting_rows(seeds)[0]["95 % interval"]
+
+
+def test_settings_without_a_result_are_counted() -> None:
+    found = [outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.1, a="3", state=State.pruned)]
+    assert left_out(found) == "Of 2 of 3 settings: those without a final result, such as pruned ones, are left out."
+    assert left_out(found[:2]) == ""
 
 
 def test_in_a_full_grid_the_shares_of_independent_settings_add_up_to_one() -> None:
