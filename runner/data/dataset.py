@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import Dataset
 
 from samewise.runner.data import streams
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.digest import combine, value_digest
+
+_GEOMETRIC = ("torchvision.transforms.v2._geometry", "torchvision.transforms.v2._auto_augment")
+"""The modules of torchvision's transforms that move pixels."""
 
 
 class WithTransform(Dataset[Any]):
@@ -18,6 +22,7 @@ class WithTransform(Dataset[Any]):
     def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> None:
         self.inner = dataset
         self.transforms = tuple(transforms)
+        self._moving = next((type(one).__name__ for one in transforms if type(one).__module__ in _GEOMETRIC), "")
 
     @staticmethod
     def of(dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> Any:
@@ -32,13 +37,30 @@ class WithTransform(Dataset[Any]):
         if isinstance(sample, Mapping):
             if "image" not in sample or _must_move_together(sample):
                 return self._transform(sample)
+            if self._moving:
+                self._require_alone(sample)
             return {**sample, "image": self._transform(sample["image"])}
         return (self._transform(sample[0]), *sample[1:])
+
+    def _require_alone(self, sample: Mapping[Any, Any]) -> None:
+        """Raise a ConfigError if something else in a sample, such as a mask, is as high and wide as its image: it would stay where it is."""
+        others = [str(name) for name, value in sample.items() if name != "image" and _size(value) == _size(sample["image"]) is not None]
+        if others:
+            words, hint = f"{self._moving} would move the image but not {', '.join(others)}, of the same size", "wrap both: tv_tensors.Image, tv_tensors.Mask"
+            raise ConfigError(Problem("transforms", words, expected="masks that torchvision recognises and moves with the image", hint=hint))
 
     def _transform(self, value: Any) -> Any:
         for transform in self.transforms:
             value = transform(value)
         return value
+
+
+def _size(value: Any) -> tuple[int, ...] | None:
+    """(height, width) of a tensor, an array or a Pillow image; None of anything else."""
+    if isinstance(shape := getattr(value, "shape", None), tuple):
+        return tuple(cast("tuple[int, ...]", shape)[-2:]) if len(cast("tuple[int, ...]", shape)) > 1 else None
+    size = getattr(value, "size", None)
+    return size[::-1] if isinstance(size, tuple) else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def without_transforms(dataset: Any) -> Any:

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import default_collate
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from samewise.recipes.classification import Classification
 from samewise.runner.config import schema
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.records.digest import value_digest
 from samewise.runner.training.step_errors import killed_worker
 
@@ -75,6 +78,18 @@ def test_each_worker_has_its_own_position_in_a_file_that_the_data_set_keeps_open
         keys = [Key(0, start, tuple(range(start, start + 5))) for start in range(0, 200, 5)]
         batches = Loader(keyed, lambda keys=keys: iter(keys), schema.Loader(num_workers=workers))
         assert [number for batch in batches for number in batch["x"].tolist()] == [index * 0x0101010101 for index in range(200)]
+
+
+@pytest.mark.parametrize("image", [torch.zeros(3, 8, 12, dtype=torch.uint8), Image.new("RGB", (12, 8))])
+def test_a_transform_of_samples_that_would_leave_a_mask_behind_is_refused(image):
+    mask, flips = torch.zeros(8, 12), [v2.RandomHorizontalFlip(1.0)]
+    with pytest.raises(ConfigError, match="RandomHorizontalFlip would move the image but not mask, of the same size"):
+        WithTransform([{"image": image, "mask": mask, "label": 1}], flips)[0]
+    assert WithTransform([{"image": image, "mask": torch.zeros(4, 6), "label": 1}], flips)[0]["label"] == 1
+    assert WithTransform([{"image": image, "mask": mask, "label": 1}], [v2.ToImage()])[0]["mask"] is mask
+    mask[:, 0] = 1
+    moved = WithTransform([{"image": tv_tensors.Image(torch.zeros(3, 8, 12)), "mask": tv_tensors.Mask(mask)}], flips)[0]
+    assert torch.equal(moved["mask"], mask.flip(1))
 
 
 def test_a_worker_finishes_its_batches_after_sigterm():
