@@ -57,9 +57,11 @@ def _find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
         first, second = (_losses(run, micro_batches[0], held) for _ in range(2))
         if all(map(_same, first, second)):
             return None
-        before = _attributes(run)
-        _losses(run, micro_batches[0], held)
-        changed = [name for name, value in _attributes(run).items() if before.get(name, value) != value]
+        changed = list[str]()
+        if run.strategy.peers.size == 1:  # with several, a loss may exchange something, for which all must compute it
+            before = _attributes(run)
+            _losses(run, micro_batches[0], held)
+            changed = [name for name, value in _attributes(run).items() if before.get(name, value) != value]
     one, other = next((float(one), float(other)) for one, other in zip(first, second, strict=False) if not _same(one, other))
     words = f"the same batch, from the same state, gives a loss of {one:.6g} and then of {other:.6g}: something changes as the model is used, {_WORDS}"
     return Problem(f"model, recipe, transforms ({first_few(changed, 3)})" if changed else "model, recipe, transforms", words, hint=_HINT)
