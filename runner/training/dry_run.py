@@ -23,7 +23,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy, Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
-from samewise.runner.training.evaluation import rehearse
+from samewise.runner.training.evaluation import evaluating, rehearse
 from samewise.runner.training.hidden_state import attributes_of, find, lost_attributes
 from samewise.runner.training.loop import forward, train_step
 from samewise.runner.training.memory import out_of_memory
@@ -88,7 +88,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         try:
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 untrained = _take_step(run)
-                before = attributes_of(run.recipe, type(run.recipe).__name__)
+                before = attributes_of(run.recipe)
                 rehearse(run)
                 if alone:
                     run.recorder.cautions += [*untrained, *_means_for_sums(run), *_wholes_for_sums(run), *lost_attributes(run.recipe, before)]
@@ -142,19 +142,14 @@ def _wholes_for_sums(run: Run) -> list[Problem]:
     key = next(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
     if type(run.recipe).__module__.startswith("samewise.") or len(key.indices) < 4:
         return []
-    modes = [(module, module.training) for module in run.model.modules()]
-    run.model.eval()
-    try:
-        sums = list[float]()
+    sums = list[float]()
+    with suppress(Exception), evaluating(run.model):  # a model, or a loss, may need more samples, or others, or only train
         for some in (key.indices[:4], key.indices[:2], key.indices[2:4]):
             streams.enter(run.seed, "eval", 0)
             batch = run.transforms["eval"](run.to_device(next(iter(Loader(run.splits["train"].keyed, lambda some=some: iter((replace(key, indices=some),)))))))
             sums.append(sum(float(run.recipe.loss(run.model, batch, phase.spec).total.detach()) for phase in run.phases))
-    except Exception:  # a model, or a loss, that needs more samples, or others, or that trains only
+    if len(sums) < 3:
         return []
-    finally:
-        for module, training in modes:
-            module.training = training
     whole, split = sums[0], sums[1] + sums[2]
     if abs(whole - split) <= 0.01 * max(abs(whole), abs(split)):
         return []

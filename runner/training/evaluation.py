@@ -113,7 +113,7 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
     """The scores of one model on one split."""
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
-    with run.strategy.evaluating(model), _evaluating(model):
+    with run.strategy.evaluating(model), evaluating(model):
         mine = [_measure(run, model, number, batch) for number, batch in zip(_share(run, part), _on_device(run, _loader(run, part)), strict=True)]
         for outcome in run.strategy.peers.collect(mine):
             scores.add(outcome)
@@ -128,7 +128,7 @@ def rehearse(run: Run) -> None:
     part = run.splits["valid"]
     scores = run.recipe.scores(part.dataset)
     versions = {parameter: parameter._version for parameter in run.model.parameters()}  # torch counts what is done to a tensor in place
-    with _evaluating(run.model):
+    with evaluating(run.model):
         scores.add(_measure(run, run.model, 0, run.to_device(next(iter(_loader(run, part))))))
     if any(parameter._version != versions.get(parameter, parameter._version) for parameter in run.model.parameters()):
         raise _unfit(run.recipe, "measure changes the model's weights", "an evaluation that leaves the model as it is")
@@ -209,7 +209,8 @@ def _loader(run: Run, split: Split) -> Loader:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
+def evaluating(model: nn.Module) -> Generator[None]:
+    """Within it, the model is in evaluation mode, without gradients; afterwards each module is in the mode in which it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -16,7 +16,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import Problem, first_few
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
-from samewise.runner.training.evaluation import tell
+from samewise.runner.training.evaluation import evaluating, tell
 from samewise.runner.training.run import Run
 
 LIBRARIES = ("samewise", "torch", "torchvision", "torchaudio", "timm", "transformers")
@@ -26,7 +26,7 @@ _WORDS = "and no checkpoint holds it: a resumed run would go on with other value
 _HINT = "keep it in a persistent buffer of the model"
 
 
-def looked_at(run: Run, batches: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
+def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
     """The batches; with the first, a warning if something is found, and a lower level for the run, since it cannot be resumed to the same bits."""
     for first in islice(batches, 1):
         if found := find(run, first):
@@ -52,7 +52,7 @@ def _find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
     own = [name for name in targets(run.composed.whole) if name.partition(".")[0] not in LIBRARIES]
     if not own or not micro_batches or not run.strategy.compiles or run.config.reproducibility.level == "fast":
         return None
-    held = {name: value.clone() if isinstance(value, Tensor) else value for name, value in run.model.state_dict().items()}
+    held = {name: value.clone() for name, value in run.model.state_dict().items()}
     with streams.preserve_generators():
         first, second = (_losses(run, micro_batches[0], held) for _ in range(2))
         if all(map(_same, first, second)):
@@ -69,7 +69,6 @@ def _find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
 
 def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:
     """Of each phase, in training mode and then in evaluation mode, in which some models compute no loss. The model's own state is restored."""
-    modes = [(module, module.training) for module in run.model.modules()]
 
     def losses() -> Iterator[Tensor]:
         for phase in run.phases:
@@ -80,13 +79,10 @@ def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tenso
     try:
         found = [*losses()]
         run.model.load_state_dict(state)
-        run.model.eval()
-        with suppress(Exception):
+        with evaluating(run.model), suppress(Exception):
             found += losses()
     finally:
         run.model.load_state_dict(state)
-        for module, training in modes:
-            module.training = training
     return found
 
 
@@ -94,9 +90,9 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def attributes_of(part: object, prefix: str) -> dict[str, bytes]:
-    """What a part of the user's keeps in its attributes, as far as it can be written down."""
-    found = dict[str, bytes]()
+def attributes_of(part: object) -> dict[str, bytes]:
+    """What a part of the user's keeps in its attributes, by `Class.name`, as far as it can be written down."""
+    found, prefix = dict[str, bytes](), type(part).__name__
     for name, value in {} if type(part).__module__.partition(".")[0] in LIBRARIES else vars(part).items():
         with suppress(Exception):
             found[f"{prefix}.{name}"] = pickle.dumps(value)
@@ -105,9 +101,9 @@ def attributes_of(part: object, prefix: str) -> dict[str, bytes]:
 
 def _attributes(run: Run) -> dict[str, bytes]:
     """Those of the recipe and of the model's modules, and buffers that are not persistent."""
-    found = attributes_of(run.recipe, type(run.recipe).__name__)
+    found = attributes_of(run.recipe)
     for module in run.model.modules():
-        kept = attributes_of(module, type(module).__name__)
+        kept = attributes_of(module)
         own = {f"{type(module).__name__}.{name}" for name in vars(nn.Module())}
         loose = {name: module._buffers[name] for name in module._non_persistent_buffers_set}  # pyright: ignore[reportPrivateUsage]
         found |= {name: value for name, value in kept.items() if name not in own}
@@ -117,5 +113,5 @@ def _attributes(run: Run) -> dict[str, bytes]:
 
 def lost_attributes(part: object, before: Mapping[str, bytes]) -> list[Problem]:
     """A caution for each attribute of a recipe that losses and measurements have changed: it is in no checkpoint."""
-    changed = [name for name, value in attributes_of(part, type(part).__name__).items() if before.get(name, value) != value]
+    changed = [name for name, value in attributes_of(part).items() if before.get(name, value) != value]
     return [Problem(f"recipe ({name})", f"changes as the recipe is used, {_WORDS}", hint=_HINT) for name in changed]

@@ -20,7 +20,7 @@ from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.evaluation import evaluate
-from samewise.runner.training.hidden_state import looked_at
+from samewise.runner.training.hidden_state import warn_of_hidden_state
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.readings import Readings
 from samewise.runner.training.run import Run
@@ -35,7 +35,7 @@ def fit(run: Run) -> dict[str, Any]:
     TrainingError if the loss, a gradient or a weight is not finite, a disk is full, or an operator is not deterministic.
     """
     with session(run) as summary:
-        batches = looked_at(run, training_batches(run))
+        batches = warn_of_hidden_state(run, training_batches(run))
         while True:
             if evaluation_due(run):
                 evaluate(run)

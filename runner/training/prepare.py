@@ -84,7 +84,7 @@ def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]
     for place in places:
         with suppress(OSError):
             entries = islice(place.resolve().rglob("*"), _LOOKED_AT) if place.is_dir() else [place]
-            yield from islice((one for one in entries if one.stat().st_mtime > ended and not one.is_relative_to(runs)), 1)
+            yield from islice((one for one in entries if one.exists() and one.stat().st_mtime > ended and not one.is_relative_to(runs)), 1)
 
 
 def _require_sound(composed: Composed) -> None:

@@ -82,18 +82,34 @@ class Several(Nothing):
 class Vector(Classification):
     def scores(self, dataset):
         return Several()
+
+
+class Undefined(Nothing):
+    def compute(self):
+        return {"loss": float("nan"), "accuracy": 0.5}
+
+
+class Unknown(Classification):
+    def scores(self, dataset):
+        return Undefined()
+
+
+class OfBatch(Classification):
+    def loss(self, model, batch, phase):
+        loss = super().loss(model, batch, phase)
+        return Loss(loss.total * loss.count, loss.count)
 """
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Checks an experiment with one of these recipes."""
+def recipe(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Checks an experiment with one of these recipes, or does something else with it."""
     (tmp_path / "mine.py").write_text(RECIPES)
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["mine"]\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    given = ["experiment=resnet18_digits", "model.width=4", "debug=tiny", "device=cpu", "--strict"]
-    return lambda name: samewise("check", *given, f"recipe._target_=mine.{name}")
+    given = ["experiment=resnet18_digits", "model.width=4", "debug=tiny", "device=cpu"]
+    return lambda name, *command: samewise(*(command or ("check", "--strict")), *given, f"recipe._target_=mine.{name}")
 
 
 def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any]) -> None:
@@ -106,6 +122,7 @@ def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any
     [
         ("Mean", "warning: recipe (Mean.loss): the total for 2 is "),
         ("Counting", "warning: recipe (Counting.calls): changes as the recipe is used, and no checkpoint holds it"),
+        ("OfBatch", "warning: recipe (OfBatch.loss): the total for four samples is "),
         ("HeadOnly", "warning: model: nothing trains conv1.weight, "),
     ],
 )
@@ -133,6 +150,12 @@ def test_a_metric_of_several_numbers_is_an_error_before_training(recipe: Callabl
     done = recipe("Vector")
     assert done.returncode == 2
     assert done.stderr.startswith("error: valid/loss: this metric is not a number; expected: a number\n    value:    'Tensor of shape [2]'")
+
+
+def test_a_monitored_metric_that_is_nan_is_warned_about_once(recipe: Callable[..., Any]) -> None:
+    done = recipe("Unknown", "train", "tracking=none", "evaluate.pictures=false", "evaluate.monitor=valid/loss", "evaluate.every_steps=1", "max_steps=3")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: valid/loss: is not a number: this evaluation is not better than any other") == 1
 
 
 def test_metrics_may_be_numbers_of_torch_and_numpy() -> None:
