@@ -55,6 +55,14 @@ def no_fork_outlives_its_test() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def threads_are_as_before() -> Iterator[None]:
+    """A training sets torch's threads, and torch 2.11 solves a batch of large equations wrongly with several (pytorch/pytorch#142815)."""
+    yield
+    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != (threads := int(os.environ["OMP_NUM_THREADS"])):
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
 def what_a_project_brought_is_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Two tests may use the same name for their projects' packages, so a test's own modules and its entries on sys.path are removed after it."""
     modules, path, temporary = set(sys.modules), list(sys.path), str(tmp_path_factory.getbasetemp())

@@ -202,7 +202,7 @@ def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:
         patches.setattr(Schedule, "before_step", lambda schedule, step: before(schedule, max(step - 1, 0)))
     else:
         assert fault == "evaluation is in training mode", fault
-        patches.setattr("samewise.runner.training.evaluation._evaluating", lambda model: torch.no_grad())
+        patches.setattr("samewise.runner.training.evaluation.evaluating", lambda model: torch.no_grad())
     return []
 
 
