@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ class Sent:
     refused: int = 0
     files: int = 0
     status: str = ""
-    moved: float = 0.0
+    moved: float = -math.inf
 
 
 class RunGone(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ class Copy:
     @property
     def moved(self) -> float:
         """When it last received anything (`time.monotonic`)."""
-        return self._backend.sent.moved if self._backend is not None else 0.0
+        return self._backend.sent.moved if self._backend is not None else -math.inf
 
     def bring_up(self, *, ended: bool) -> None:
         """Send what is new. Repeated failures are logged once."""
