@@ -26,14 +26,14 @@ install: $(VENV)/.installed ## create the virtual environment .venv: locked pack
 demo: install ## train a ResNet on handwritten digits (about a minute of training, nothing to download)
 	$(BIN)/samewise train experiment=resnet18_digits
 
-test: install ## run the tests that are fast enough for every change (minutes on two cores)
-	$(PYTEST) $(TOGETHER) -m "not slow"
+test: install ## run the tests that are fast enough for every change (minutes on two cores); of tests with many variants a third
+	$(PYTEST) $(TOGETHER) -m "not slow and not variant"
 
 test-changed: install ## run the fast tests that changes since main can affect (BASE=HEAD: uncommitted changes)
 	@files=$$($(BIN)/python tests/changed.py $(or $(BASE),main)) && if [ -n "$$files" ]; then $(PYTEST) $(TOGETHER) -m "not slow" $$files; else echo "no test is affected"; fi
 
-test-slow: install ## run the slower tests that CI runs too; some install packages into scratch environments
-	$(PYTEST) $(APART) -m "slow and not long"
+test-slow: install ## run the slower tests and variants that CI runs too; some install packages into scratch environments
+	$(PYTEST) $(APART) -m "(slow or variant) and not long"
 
 test-all: install ## run all tests
 	$(PYTEST) $(APART)
@@ -41,7 +41,7 @@ test-all: install ## run all tests
 bench: install ## measure, as ratios: a step, other runners (those in the extra `bench`), settings, data, start-up, sweeps
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
 
-mutants: install ## plant small faults, one at a time, and count those that the default tests find (an hour on two cores; SHARE=0.2: a fifth of them)
+mutants: install ## plant small faults, one at a time, and count those that the fast tests find (an hour on two cores; SHARE=0.2: a fifth of them)
 	$(BIN)/python tests/mutation/mutants.py --jobs $(JOBS) --share $(or $(SHARE),1)
 
 faults: install ## disturb N trainings (100) by kills, failing disks, jumping clocks and lying servers; nothing may be lost or differ (needs gcc)

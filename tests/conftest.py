@@ -41,6 +41,8 @@ class Done:
 
 
 ROOT = Path(__file__).resolve().parents[1]
+_FEW = 3
+"""Variants of a test that `make test` always runs."""
 
 
 runpy.run_path(str(ROOT / "tests" / "helpers.py"))
@@ -133,7 +135,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, saying why."""
+    """Skip what this machine cannot run, saying why, and mark the variants that `make test` leaves out."""
+    _mark_variants([item for item in items if not item.get_closest_marker("slow")])
     if any(item.get_closest_marker("gpu") for item in items):
         import torch  # here, because it takes a second that most selections do not need
 
@@ -141,6 +144,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _skip(items, "gpu", "no CUDA device")
     if not os.environ.get("SAMEWISE_DATA"):
         _skip(items, "data", "SAMEWISE_DATA does not name a folder of data sets")
+
+
+def _mark_variants(items: list[pytest.Item]) -> None:
+    """Of a parametrised test with many variants, two of three."""
+    variants = dict[str, list[pytest.Item]]()
+    for item in items:
+        variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for several in variants.values():
+        for place, item in enumerate(several if len(several) > _FEW else ()):
+            if place % 3:
+                item.add_marker("variant")
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:

@@ -217,6 +217,7 @@ def test_sync_sends_no_token_to_an_address_that_a_received_run_names(
     assert any(SECRET in line for line in heard)
 
 
+@pytest.mark.slow
 def test_the_reason_why_nothing_could_be_sent_is_logged(
     theirs: tuple[str, list[str]], samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -92,8 +92,8 @@ class Attack:
 @pytest.mark.parametrize(
     ("way", "guess"),
     [
-        ("gather", "the secret"),
-        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("gather", "another"), ("first", "the secret"), ("first", "another"))),
+        ("gather", "another"),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("gather", "the secret"), ("first", "the secret"), ("first", "another"))),
     ],
 )
 def test_a_message_from_a_stranger_in_place_of_a_rank_is_not_unpickled(tmp_path, clean_environment, way, guess) -> None:
@@ -115,7 +115,8 @@ def test_a_message_from_a_stranger_in_place_of_a_rank_is_not_unpickled(tmp_path,
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("guess", ["another", pytest.param("the secret", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("guess", ["another", "the secret"])
 def test_a_stranger_s_remote_call_is_not_unpickled(tmp_path, clean_environment, guess) -> None:
     """strategy=rpc takes calls at a port that anybody on the machine can connect to."""
     more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TP_SOCKET_IFNAME": "lo"}
