@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +17,9 @@ from samewise.runner.errors import DataError, Problem, nearest, truncate
 
 @final
 class Manifest(Utterances):
-    """Samples as `Utterances`, from a file with one line per recording.
+    """Samples as `Utterances`, from a file with one line per recording, or per section of one.
+
+    As in NeMo's manifests: if a line has an `offset` other than 0, each line means `duration` seconds of its recording from `offset` (0 by default) on.
 
     Args:
         file: NAME.csv or NAME.tsv with a first line of column names, or NAME.jsonl with an object a line. Texts in a .csv may be in quotes; in a .tsv quotes
@@ -29,7 +32,7 @@ class Manifest(Utterances):
         cache: As in `Utterances`.
 
     Raises:
-        DataError: the file is not there or not a list of recordings, a recording is missing, a transcript has an unknown letter.
+        DataError: the file is not there or not a list of recordings, a recording is missing, a transcript has an unknown letter, a section is not one.
     """
 
     def __init__(
@@ -47,13 +50,14 @@ class Manifest(Utterances):
     ) -> None:
         path = Path(file).expanduser()
         folder = path.parent if root is None else Path(root).expanduser()
-        names, transcripts = list[str](), list[str]()
+        names, transcripts, sections = list[str](), list[str](), list[tuple[float, float]]()
         for number, row in _rows(path):
             names.append(_value(path, number, row, audio))
             transcripts.append(_value(path, number, row, text))
+            sections.append((_seconds(path, number, row, "offset"), _seconds(path, number, row, "duration")))
         require_files(folder, names, listed_in=path.name)
         spelling = Spelling(letters=letters, lowercase=lowercase, ignore=ignore)
-        super().__init__(folder, names, transcripts, sample_rate=sample_rate, spelling=spelling, cache=cache)
+        super().__init__(folder, names, transcripts, sample_rate=sample_rate, spelling=spelling, cache=cache, sections=_used(path, sections))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -99,6 +103,24 @@ def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise DataError(Problem(f"{path}:{number}", "is not a JSON object", row))
     return row
+
+
+def _used(path: Path, sections: list[tuple[float, float]]) -> list[tuple[float, float]] | None:
+    """None if all begin with their file, and so are whole recordings, whatever duration is listed."""
+    if not any(offset for offset, _ in sections):
+        return None
+    if without := sum(not duration for _, duration in sections):
+        words = f"has sections of recordings (offset), and {without} of its {len(sections)} lines have no duration"
+        raise DataError(Problem(str(path), words, expected="a duration in seconds in each line"))
+    return sections
+
+
+def _seconds(path: Path, number: int, row: Mapping[str, Any], column: str) -> float:
+    value = row.get(column)
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, bool) and 0 <= (seconds := float(value or 0.0)) < 1e9:
+            return seconds
+    raise DataError(Problem(f"{path}:{number}", f"has an invalid {column}", value, "seconds"))
 
 
 def _value(path: Path, number: int, row: Mapping[str, Any], column: str) -> str:

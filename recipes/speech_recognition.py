@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +30,12 @@ class MeasuredSpeech:
 
     Args:
         loss: float32[B], nats a character.
+        possible: bool[B], whether there are enough frames for the transcript; otherwise the loss is 0.
         lines: One for each utterance; the worst of the batch carry spectrograms.
     """
 
     loss: Tensor
+    possible: Tensor
     lines: list[transcripts.Line]
 
 
@@ -52,8 +55,9 @@ class SpeechRecognition(Recipe):
         letters: Of the labels 1, 2, ....
         decoder: "greedy", or "beam" (needs flashlight-text).
         beam: As for `ctc.beam_decoder`.
-        impossible: What to do with a transcript that has more letters than the model gives frames: "error", or "skip", where it adds
-            nothing to the loss but is counted, and their share is logged as `skipped`.
+        impossible: What to do with a transcript that has more letters than the model gives frames: "error", or "skip". In training it then adds
+            nothing to the loss but is counted, as with `zero_infinity` of `torch.nn.CTCLoss`; an evaluation's loss is the mean over the others. Both
+            log their share as `skipped`.
         sample_rate: For the time axis of pictures, in Hz; None: none.
     """
 
@@ -120,15 +124,16 @@ class SpeechRecognition(Recipe):
         nats, possible, explain = self._nats(log_probs, lengths, batch)
         if self._impossible == "error":
             explain()
-        loss = torch.where(possible, nats.detach(), 0.0).cpu()
+        loss, possible = torch.where(possible, nats.detach(), 0.0).cpu(), possible.cpu()
         hypotheses = self._decode(log_probs, lengths)
         edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
         shown = {0, max(range(len(edits)), key=lambda place: edits[place] / max(1, len(batch["transcript"][place])))}
-        lines = [self._line(batch, place, hypotheses[place], edits[place], float(loss[place]), drawn=place in shown) for place in range(len(edits))]
-        return MeasuredSpeech(loss, lines)
+        told = [value if known else None for value, known in zip(loss.tolist(), possible.tolist(), strict=True)]
+        lines = [self._line(batch, place, hypotheses[place], edits[place], told[place], drawn=place in shown) for place in range(len(edits))]
+        return MeasuredSpeech(loss, possible, lines)
 
     def scores(self, dataset: Any) -> SpeechScores:
-        return SpeechScores()
+        return SpeechScores(skips=self._impossible == "skip")
 
     def read(self, file: Path) -> dict[str, Any]:
         """A recording without its transcript."""
@@ -162,7 +167,7 @@ class SpeechRecognition(Recipe):
         count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
         if int(count(model, torch.tensor(features.shape[-1]))) < 1:  # padded, as they are beside a longer recording
             features = nn.functional.pad(features, (0, _shortest(partial(count, model)) - features.shape[-1]))
-        output = model(features) if measurer is None else model(features, frames)
+        output = _apply(model, features, frames, partial(count, model), with_lengths=measurer is not None)
         if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[1] != len(self.letters) + 1:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             expected = f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and {len(self.letters)} letters"
@@ -204,7 +209,7 @@ class SpeechRecognition(Recipe):
             return ctc.beam_search(log_probs, lengths, letters=self.letters, **self._beam)
         return ["".join(self.letters[label - 1] for label in labels) for labels in ctc.greedy(log_probs, lengths)]
 
-    def _line(self, batch: Batch, place: int, hypothesis: str, edits: int, loss: float, *, drawn: bool) -> transcripts.Line:
+    def _line(self, batch: Batch, place: int, hypothesis: str, edits: int, loss: float | None, *, drawn: bool) -> transcripts.Line:
         length = int(batch["length"][place])
         return transcripts.Line(
             name=batch["name"][place],
@@ -248,12 +253,14 @@ class SpeechScores(Scores):
     """Integer counts of edits, and a float64 sum of losses in utterance order: the same for any split into batches.
 
     Args:
+        skips: Whether transcripts that are impossible are left out of the loss.
         rows: Utterances in the table, the first of the split.
         drawn: Spectrograms kept: of the highest error rates.
     """
 
-    def __init__(self, *, rows: int = 5000, drawn: int = 6) -> None:
-        self.count = 0
+    def __init__(self, *, skips: bool = False, rows: int = 5000, drawn: int = 6) -> None:
+        self.count = self._skipped = 0
+        self._skips = skips
         self._loss = 0.0
         self._character_edits = self._characters = self._word_edits = self._words = 0
         self._rows, self._drawn = rows, drawn
@@ -261,6 +268,7 @@ class SpeechScores(Scores):
         self._worst: list[tuple[float, int, transcripts.Line]] = []  # a heap, the least error on top
 
     def add(self, measured: MeasuredSpeech) -> None:
+        self._skipped += int((~measured.possible).sum())
         for loss, line in zip(measured.loss.tolist(), measured.lines, strict=True):
             said, read = line.reference.split(), line.hypothesis.split()
             self._loss += loss
@@ -272,11 +280,13 @@ class SpeechScores(Scores):
             self.count += 1
 
     def compute(self) -> dict[str, float]:
-        """`loss` (nats a character, the mean over utterances), and `cer` and `wer`: all edits over all characters and words."""
+        """`loss` (nats a character, the mean over utterances that are not skipped), and `cer` and `wer`: all edits over all characters and words."""
         if not self.count:
             raise DataError("the evaluated split is empty")
         cer, wer = self._character_edits / max(1, self._characters), self._word_edits / max(1, self._words)
-        return {"loss": self._loss / self.count, "cer": cer, "wer": wer}
+        read = self.count - self._skipped
+        skipped = {"skipped": self._skipped / self.count} if self._skips else {}
+        return {"loss": self._loss / read if read else math.inf, "cer": cer, "wer": wer, **skipped}
 
     def save_pictures(self, folder: Path) -> None:
         """Write `transcripts.csv`, `transcripts.html` (the worst first) and `spectrograms.png`."""
@@ -301,6 +311,19 @@ def _waveform(sample: Any) -> Tensor:
         form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
         raise DataError(Problem("dataset", "a sample is not an utterance", form, "a dict with `waveform`, a tensor [frames], and `transcript`"))
     return found.float()
+
+
+def _apply(model: nn.Module, features: Tensor, frames: Tensor, count: Callable[[Tensor], Tensor], *, with_lengths: bool) -> Any:
+    """The model's output for a batch. In evaluation, each utterance at its own length if a norm over time, as in wav2vec 2.0's base models, counts padding."""
+    apart = not model.training and any(isinstance(part, nn.GroupNorm) for part in model.modules())
+    cut = [length if length >= 1 and int(count(torch.tensor(length))) >= 1 else features.shape[-1] for length in (frames.tolist() if apart else ())]
+    if all(length == features.shape[-1] for length in cut):
+        return model(features, frames) if with_lengths else model(features)
+    each = [model(features[place : place + 1, ..., :length], *((frames[place : place + 1],) if with_lengths else ())) for place, length in enumerate(cut)]
+    if not all(isinstance(one, Tensor) and one.dim() == 3 for one in each):
+        return each[0]
+    longest = max(int(count(torch.tensor(features.shape[-1]))), *(one.shape[-1] for one in each))
+    return torch.cat([nn.functional.pad(one, (0, longest - one.shape[-1])) for one in each])
 
 
 def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Audio files by number: names packed, waveforms decoded in sections on demand or all kept in memory."""
+"""Audio files, or sections of them, by number: names packed, waveforms decoded on demand or all kept in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, final
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samewise.datasets.parts.audio_files import audio_info, read_audio
+from samewise.datasets.parts.audio_files import AudioInfo, audio_info, read_audio
 from samewise.datasets.parts.contents import add_files, spaced_indices
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -46,12 +47,15 @@ class Recordings:
         names: Of the files, with "/" between folders.
         sample_rate: In Hz; files at another rate are resampled.
         cache: "memory": all are decoded here, and kept end to end in one tensor, which worker processes share.
+        sections: For each, where it begins in its file and how long it is, in seconds; None: all are whole files.
 
     Raises:
         DataError: there are no files; one of up to 2,000, evenly spaced, is not audio according to its header; with cache="memory", any is damaged.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], *, sample_rate: int, cache: Cache = "none") -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], *, sample_rate: int, cache: Cache = "none", sections: Sequence[tuple[float, float]] | None = None
+    ) -> None:
         if cache not in ("none", "memory"):
             raise ConfigError(Problem("dataset.cache", "is not a valid cache for recordings", cache, "none or memory"))
         if not names:
@@ -59,6 +63,7 @@ class Recordings:
         self.folder = folder
         self.sample_rate = sample_rate
         self.names = Texts(names)
+        self._sections = None if sections is None else np.array(sections, dtype=np.float64)
         self._kept: Tensor | None = None
         if cache == "memory":
             waveforms = [self._decode(index) for index in range(len(names))]
@@ -79,7 +84,9 @@ class Recordings:
         """The recording's length in samples at `sample_rate`, at least 1."""
         if self._kept is not None:
             return int(self._ends[index + 1] - self._ends[index])
-        frames = audio_info(self.path(index)).frames_at(self.sample_rate)
+        info = audio_info(self.path(index))
+        _, length = self._section(index, info)
+        frames = replace(info, frames=length).frames_at(self.sample_rate)
         if not frames:
             raise DataError(Problem(str(self.path(index)), "contains no sound"))
         return frames
@@ -89,20 +96,38 @@ class Recordings:
         stop = None if frames is None else start + frames
         if self._kept is not None:
             return self._kept[self._ends[index] : self._ends[index + 1]][start:stop]
-        if audio_info(self.path(index)).sample_rate == self.sample_rate:
+        if (info := audio_info(self.path(index))).sample_rate == self.sample_rate:
+            if self._sections is not None:
+                begin, length = self._section(index, info)
+                start, frames = begin + start, length - start if frames is None else frames
             return read_audio(self.path(index), start=start, frames=frames)[0]
         return self._decode(index)[start:stop]
 
     def fingerprint(self) -> str:
         """32 hex digits of names, rate, sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
         digest = blake2b(repr((len(self), self.sample_rate)).encode(), digest_size=16)
+        if self._sections is not None:
+            digest.update(self._sections)
         digest.update(self.names.block)
         digest.update(self.names.ends)
         add_files(digest, self.path, len(self))
         return digest.hexdigest()
 
     def _decode(self, index: int) -> Tensor:
-        return read_audio(self.path(index), sample_rate=self.sample_rate)[0]
+        if self._sections is None:
+            return read_audio(self.path(index), sample_rate=self.sample_rate)[0]
+        begin, length = self._section(index, audio_info(self.path(index)))
+        return read_audio(self.path(index), sample_rate=self.sample_rate, start=begin, frames=length)[0]
+
+    def _section(self, index: int, info: AudioInfo) -> tuple[int, int]:
+        """Its first frame in the file and the number of frames, at the file's rate. It may end up to 10 ms after the file: lists round."""
+        if self._sections is None:
+            return 0, info.frames
+        begin, length = (round(seconds * info.sample_rate) for seconds in self._sections[index].tolist())
+        if begin + length > info.frames + info.sample_rate // 100:
+            expected = f"at least {sum(self._sections[index]):.3f} s, the end of a listed section"
+            raise DataError(Problem(str(self.path(index)), "is too short", f"{info.seconds:.3f} s", expected))
+        return begin, min(length, info.frames - begin)
 
 
 def crop_or_pad(waveform: Tensor, frames: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, final
 import torch
 from torch import Tensor, nn
 
-from samewise.recipes.models.wav2vec2 import require_waveforms
+from samewise.recipes.models.wav2vec2 import put_last, require_waveforms
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 ENCODERS: Final = {"wav2vec2": ("Wav2Vec2Config", "Wav2Vec2ForCTC"), "hubert": ("HubertConfig", "HubertForCTC")}
@@ -67,6 +67,8 @@ class TransformersCTC(nn.Module):
         self._encoder = encoder
         for name, part in made.named_children():
             self.add_module(name, part)
+        if self.config.do_stable_layer_norm:
+            put_last(self.get_submodule(f"{encoder}.encoder"), "layer_norm")
 
     def forward(self, features: Tensor, length: Tensor) -> Tensor:
         """`length` is int64[B], the samples of each waveform without padding."""
@@ -74,13 +76,16 @@ class TransformersCTC(nn.Module):
         waveforms, inside = features[:, 0], None
         if self.config.feat_extract_norm == "layer":
             inside = (torch.arange(features.shape[2], device=length.device) < length[:, None]).long()
-        frames = int(self.output_lengths(torch.tensor(features.shape[2])))
-        if self.training and self.config.apply_spec_augment and self.config.mask_time_prob > 0 and frames <= self.config.mask_time_length:
+        if self.training and self.config.apply_spec_augment and self.config.mask_time_prob > 0:
+            self._require_room_for_masks(int(self.output_lengths(torch.tensor(features.shape[2]))))
+        hidden = self.get_submodule(self._encoder)(waveforms, attention_mask=inside).last_hidden_state
+        return self.lm_head(self.dropout(hidden)).transpose(1, 2)
+
+    def _require_room_for_masks(self, frames: int) -> None:
+        if frames <= self.config.mask_time_length:
             words = f"is too long: the longest recording of a batch gives only {frames} frames"
             hint = "++model.settings.mask_time_prob=0.0 for recordings as short as that"
             raise ConfigError(Problem("model.settings.mask_time_length", words, self.config.mask_time_length, f"less than {frames}", hint))
-        hidden = self.get_submodule(self._encoder)(waveforms, attention_mask=inside).last_hidden_state
-        return self.lm_head(self.dropout(hidden)).transpose(1, 2)
 
     def output_lengths(self, length: Tensor) -> Tensor:
         """int64[B]: the number of output frames without padding."""

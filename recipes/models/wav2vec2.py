@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, cast, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchaudio.models import Wav2Vec2Model, wav2vec2_model
 
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -79,6 +79,8 @@ class Wav2Vec2(Wav2Vec2Model):
             aux_num_out=num_classes,
         )
         super().__init__(made.feature_extractor, made.encoder, made.aux)
+        if encoder_layer_norm_first:
+            put_last(made.encoder.transformer, "layer_norm")
 
     def forward(self, features: Tensor, length: Tensor) -> Tensor:  # type: ignore[override]
         """`length` is int64[B], the samples of each waveform without padding."""
@@ -98,6 +100,13 @@ class Wav2Vec2(Wav2Vec2Model):
         for layer in reversed(self.feature_extractor.conv_layers):
             needed = (needed - 1) * layer.stride + layer.kernel_size
         return needed
+
+
+def put_last(module: nn.Module, name: str) -> None:
+    """Register a child after the others, where it is used: layer-wise learning rates follow the order. Norms that end a stack are created before it."""
+    child = module.get_submodule(name)
+    delattr(module, name)
+    setattr(module, name, child)
 
 
 def require_waveforms(features: Tensor, shortest: int) -> None:

@@ -42,13 +42,13 @@ def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> 
 
 @dataclass(frozen=True)
 class Line:
-    """One utterance of a table. `loss` is in nats per character; `spectrogram` uint8[height, width], lowest frequency first, if kept."""
+    """One utterance of a table. `loss` is in nats per character, None if it has none; `spectrogram` uint8[height, width], lowest frequency first, if kept."""
 
     name: str
     reference: str
     hypothesis: str
     edits: int
-    loss: float
+    loss: float | None
     seconds: float | None = None
     spectrogram: Tensor | None = None
 
@@ -61,7 +61,11 @@ class Line:
 def save_csv(path: Path, lines: Sequence[Line]) -> None:
     """Write a line per utterance: its recording, both texts, the edits between them, and its loss."""
     head = ("recording", "reference", "hypothesis", "edits", "characters", "loss")
-    write_csv(path, head, ([line.name, line.reference, line.hypothesis, line.edits, len(line.reference), f"{line.loss:.4f}"] for line in lines))
+    write_csv(path, head, ([line.name, line.reference, line.hypothesis, line.edits, len(line.reference), _loss(line)] for line in lines))
+
+
+def _loss(line: Line) -> str:
+    return "" if line.loss is None else f"{line.loss:.4f}"
 
 
 def save_html(path: Path, lines: Sequence[Line], *, heading: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import soundfile
 import torch
+import torchaudio
 
 from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.datasets.librispeech import LibriSpeech
@@ -109,6 +110,42 @@ def test_your_own_manifest_is_read(tmp_path, kind):
     data = Manifest(file=str(write_list(tmp_path, kind)), ignore='",')
     assert [data[index]["transcript"] for index in range(2)] == ["it's one", "two quoted"]
     assert len(data[0]["waveform"]) == 800  # 50 ms at 8 kHz, resampled to 16 kHz
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+@pytest.mark.parametrize("rate", [8000, 16000])
+def test_lines_with_an_offset_are_sections_as_nemo_reads_them(tmp_path, cache, rate):
+    """Its AudioSegment seeks to the offset, reads the duration at the file's rate, and then resamples."""
+    record(tmp_path / "long.wav", 0.5, rate=8000)
+    lines = [{"offset": 0.1, "duration": 0.2}, {"offset": 0, "duration": 0.05}, {"offset": 0.45, "duration": 0.0505}]
+    path = tmp_path / "list.jsonl"
+    path.write_text("\n".join(json.dumps({"audio": "long.wav", "text": "a", **line}) for line in lines))
+    data = Manifest(file=str(path), sample_rate=rate, cache=cache)
+    whole, _ = soundfile.read(tmp_path / "long.wav", dtype="float32")
+    for place, (start, stop) in enumerate([(800, 2400), (0, 400), (3600, 4000)]):
+        expected = torch.from_numpy(whole[start:stop].copy())
+        expected = expected if rate == 8000 else torchaudio.functional.resample(expected, 8000, rate)
+        assert torch.allclose(data[place]["waveform"], expected, atol=1e-6)
+        assert data[place]["length"] == len(expected)
+    path.write_text(path.read_text().replace("0.45", "0.44"))
+    assert Manifest(file=str(path), sample_rate=rate, cache=cache).fingerprint() != data.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"offset": 0.4, "duration": 0.2}], r"long\.wav: is too short; expected: at least 0\.600 s, the end of a listed section"),
+        ([{"offset": 0.1}, {"duration": 0.1}], r"has sections of recordings \(offset\), and 1 of its 2 lines have no duration"),
+        ([{"offset": "later", "duration": 0.1}], r"list\.jsonl:1: has an invalid offset; expected: seconds\s+value: +'later'"),
+        ([{"offset": -1, "duration": 0.1}], r"list\.jsonl:1: has an invalid offset; expected: seconds\s+value: +-1"),
+    ],
+)
+def test_an_impossible_section_is_named_before_training(tmp_path, lines, message):
+    record(tmp_path / "long.wav", 0.5)
+    path = tmp_path / "list.jsonl"
+    path.write_text("\n".join(json.dumps({"audio": "long.wav", "text": "a", **line}) for line in lines))
+    with pytest.raises(DataError, match=message):
+        Manifest(file=str(path))
 
 
 def test_a_quote_in_a_tsv_file_is_a_character_and_takes_in_no_rows(tmp_path):

@@ -133,3 +133,12 @@ def test_training_repeats_and_two_processes_give_the_same_bits(samewise, tmp_pat
     assert len(weights) == 1
     (environment,) = (tmp_path / "0").rglob("environment.json")
     assert list(json.loads(environment.read_text())["libraries"]) == ["transformers"]
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_a_model_is_exported_for_any_length(norm: str) -> None:
+    model = make(feat_extract_norm=norm).eval()
+    size = {0: torch.export.Dim("batch", min=2), 2: torch.export.Dim("samples", min=400)}
+    made = torch.export.export(model, (torch.randn(2, 1, 900), torch.tensor([900, 500])), dynamic_shapes=(size, {0: size[0]})).module()
+    inputs = torch.randn(3, 1, 1234), torch.tensor([1234, 900, 700])
+    assert torch.allclose(made(*inputs), model(*inputs), atol=1e-5)

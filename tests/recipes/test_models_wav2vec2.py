@@ -14,10 +14,12 @@ import torchaudio
 import yaml
 from torchaudio.models.wav2vec2 import model as theirs
 
+from samewise.recipes.models.transformers_ctc import TransformersCTC
 from samewise.recipes.models.wav2vec2 import Wav2Vec2
 from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
+from samewise.runner.optim.groups import parameter_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records.files import sha256
 
@@ -92,6 +94,56 @@ def test_the_recipe_trains_every_parameter_and_output_lengths_are_right() -> Non
     }
     SpeechRecognition(letters="abcd").loss(model, batch, Phase("train")).total.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["group_norm", "layer_norm"])
+def test_an_evaluation_does_not_depend_on_the_batch(mode: Any) -> None:
+    """The first norm of the base models is over time: beside a longer recording it would count the padding in, and other letters would be read."""
+    model, recipe = make(extractor_mode=mode).double().eval(), SpeechRecognition(letters="abcd")
+    waveforms = [torch.randn(length, dtype=torch.float64) for length in (2000, 700, 170, 1999)]
+
+    def batch(chosen: list[torch.Tensor]) -> dict[str, Any]:
+        made = recipe.collate([{"waveform": one, "transcript": "a", "name": "x"} for one in chosen])
+        padded = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+        return {**made, "features": padded[:, None], "feature_length": made["length"]}
+
+    with torch.no_grad():
+        together = recipe.measure(model, batch(waveforms))
+        alone = [recipe.measure(model, batch([one])) for one in waveforms]
+        assert torch.allclose(together.loss, torch.cat([one.loss for one in alone]), rtol=1e-6)
+        assert [line.hypothesis for line in together.lines] == [one.lines[0].hypothesis for one in alone]
+        read = [one.text for one in recipe.predict(model, batch(waveforms))]
+    assert read == [line.hypothesis for line in together.lines]
+    assert len(set(read)) > 1
+
+
+def blocks_as_used(model: torch.nn.Module, prefix: str) -> list[str]:
+    """The children of a module, and of its list of layers, in the order in which they compute."""
+    used = list[str]()
+    for name, child in model.get_submodule(prefix).named_children():
+        for part, module in child.named_children() if isinstance(child, torch.nn.ModuleList) else [("", child)]:
+            if any(True for _ in module.parameters()):
+                place = f"{prefix}.{name}.{part}".rstrip(".")
+                module.register_forward_hook(lambda *_, place=place: used.append(place))
+    model.eval()(torch.randn(1, 1, 900), torch.tensor([900]))
+    return used
+
+
+@pytest.mark.parametrize("norm_last", [True, False])
+@pytest.mark.parametrize("encoder", ["torchaudio", pytest.param("wav2vec2", marks=pytest.mark.slow), pytest.param("hubert", marks=pytest.mark.slow)])
+def test_layerwise_rates_follow_the_order_in_which_layers_compute(encoder: Any, norm_last: bool) -> None:
+    if encoder == "torchaudio":
+        model, prefix = make(encoder_layer_norm_first=norm_last, encoder_layer_drop=0.0), "encoder.transformer"
+    else:  # which takes seconds to import
+        settings = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "num_conv_pos_embeddings": 4}
+        settings |= {"num_conv_pos_embedding_groups": 2, "do_stable_layer_norm": norm_last, "feat_extract_norm": "layer"}
+        model, prefix = TransformersCTC(encoder=encoder, num_classes=5, settings=settings), f"{encoder}.encoder"
+    used = blocks_as_used(model, prefix)
+    assert len(used) == 4, used
+    groups = parameter_groups(model, {"layers": {"layer_decay": 0.5, "blocks": [prefix, f"{prefix}.layers"]}})
+    factors = {name: group["lr_factor"] for group in groups for name, _ in group["params"]}
+    mine = [next(factor for name, factor in factors.items() if name.startswith(f"{block}.")) for block in used]
+    assert mine == [mine[-1] * 0.5**place for place in (3, 2, 1, 0)]
 
 
 def test_unsuitable_inputs_are_reported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 
 import pytest
@@ -247,6 +248,24 @@ def test_a_transcript_that_does_not_fit_can_be_skipped_and_counted():
     assert (loss.count, loss.parts["skipped"].item()) == (2, 1.0)
     assert not model.scores.grad[0].any()
     assert model.scores.grad[1].any()
+
+
+def test_an_evaluation_leaves_skipped_transcripts_out_of_its_loss(tmp_path):
+    """As if they were not there, but for their share and their error rate."""
+    torch.manual_seed(0)
+    recipe, logits = SpeechRecognition(letters=LETTERS, impossible="skip"), torch.randn(3, 29, 5)
+    scores = recipe.scores(None)
+    for place, text in enumerate(["three", "a", "bc"]):
+        scores.add(recipe.measure(Told(logits[place : place + 1]), make_batch([5], [text])))
+    batch = make_batch([5, 5], ["a", "bc"])
+    by_torch = nn.CTCLoss()(logits[1:].log_softmax(1).permute(2, 0, 1), batch["target"], batch["feature_length"], batch["target_length"])
+    assert scores.compute()["loss"] == pytest.approx(by_torch.item())
+    assert scores.compute()["skipped"] == pytest.approx(1 / 3)
+    scores.save_pictures(tmp_path)
+    assert [line.rpartition(",")[2] == "" for line in (tmp_path / "transcripts.csv").read_text().splitlines()] == [False, True, False, False]
+    nothing = recipe.scores(None)
+    nothing.add(recipe.measure(Told(logits[:1]), make_batch([5], ["three"])))
+    assert nothing.compute()["loss"] == math.inf
 
 
 SHORT = {
