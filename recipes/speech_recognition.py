@@ -124,13 +124,14 @@ class SpeechRecognition(Recipe):
         nats, possible, explain = self._nats(log_probs, lengths, batch)
         if self._impossible == "error":
             explain()
-        loss, possible = torch.where(possible, nats.detach(), 0.0).cpu(), possible.cpu()
+        loss = torch.where(possible, nats.detach(), -1.0).cpu()  # a likelihood's is never negative
+        possible = loss != -1.0
         hypotheses = self._decode(log_probs, lengths)
         edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
         shown = {0, max(range(len(edits)), key=lambda place: edits[place] / max(1, len(batch["transcript"][place])))}
-        told = [value if known else None for value, known in zip(loss.tolist(), possible.tolist(), strict=True)]
+        told = [value if fits else None for value, fits in zip(loss.tolist(), possible.tolist(), strict=True)]
         lines = [self._line(batch, place, hypotheses[place], edits[place], told[place], drawn=place in shown) for place in range(len(edits))]
-        return MeasuredSpeech(loss, possible, lines)
+        return MeasuredSpeech(torch.where(possible, loss, 0.0), possible, lines)
 
     def scores(self, dataset: Any) -> SpeechScores:
         return SpeechScores(skips=self._impossible == "skip")
