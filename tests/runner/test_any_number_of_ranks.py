@@ -158,7 +158,7 @@ MORE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", MORE.values(), ids=MORE)
+@pytest.mark.parametrize("overrides", [pytest.param(given, id=name, marks=[pytest.mark.long] * (name == "adamw")) for name, given in MORE.items()])
 def test_further_settings_give_the_same_bits_on_any_number_of_ranks(tmp_path, overrides):
     alone = run(tmp_path / "alone", 1, "strategy=single", *overrides)
     for ranks, further in ((2, ["strategy.bucket_mb=0.05"]), (4, []), (3, ["strategy.uneven=true"])):

@@ -60,7 +60,13 @@ def test_every_choice_that_fits_any_experiment_has_no_problems(choices: list[str
 
 
 @pytest.mark.slow  # tests/kept composes all experiments
-@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice.partition("=")[0] not in ANYWHERE])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        pytest.param(choice, marks=[pytest.mark.long] * bool(number % 3))
+        for number, choice in enumerate(choice for choice in CHOICES if choice.partition("=")[0] not in ANYWHERE)
+    ],
+)
 def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str) -> None:
     """A data set of speech has no number of classes to give an image classifier: it fits another recipe's experiment."""
     group, name = choice.split("=")

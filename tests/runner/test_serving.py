@@ -75,8 +75,12 @@ class Server:
             return json.load(error)
 
 
+SERVED_OFTEN = ("classification", "detection", "vocoder")
+"""One array, several arrays, and several models: the others are served by the long tests."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", EXPERIMENTS)
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in SERVED_OFTEN else pytest.mark.long) for one in EXPERIMENTS])
 def test_a_logged_model_of_each_recipe_answers_like_samewise_predict(samewise, recipe: str, tmp_path: Path) -> None:
     given = overrides_of(recipe)
     trained = samewise("train", *given, "tracking.log_model=true", "tracking.register_model=tried", f"run_root={tmp_path}")
@@ -166,10 +170,6 @@ def test_an_export_logged_to_mlflow_keeps_its_files_and_has_a_signature(tmp_path
 
 
 GENERATOR = ["experiment=gan_digits", "debug=tiny", "max_steps=2", "evaluate.pictures=false"]
-
-
-SERVED_OFTEN = ("classification", "detection", "vocoder")
-"""One array, several arrays, and several models: the exports of the others are served by the long tests."""
 
 
 @pytest.mark.slow

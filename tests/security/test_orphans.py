@@ -49,8 +49,15 @@ def test_processes_end_when_the_one_that_started_them_is_killed(overrides: list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("served", [False, True], ids=["as it starts", "once it serves"])
+@pytest.mark.parametrize(
+    ("served", "number"),
+    [
+        pytest.param(False, signal.SIGKILL, id="killed as it starts"),
+        pytest.param(True, signal.SIGTERM, id="stopped once it serves"),
+        pytest.param(False, signal.SIGTERM, id="stopped as it starts", marks=pytest.mark.long),
+        pytest.param(True, signal.SIGKILL, id="killed once it serves", marks=pytest.mark.long),
+    ],
+)
 def test_the_mlflow_server_ends_with_the_ui_command(number: signal.Signals, served: bool, tmp_path: Path) -> None:
     """The server has no password, and nobody would know that it is still running."""
     made = f"import mlflow; mlflow.MlflowClient('sqlite:///{tmp_path}/mlflow.db').create_experiment('one', artifact_location='{tmp_path}/mlartifacts')"
