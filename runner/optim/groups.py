@@ -149,14 +149,29 @@ def _block_settings(rule: Mapping[str, Any], every: Sequence[Named], path: str) 
     modules = dict.fromkeys(one.name[:place] for one in every for place in range(len(one.name)) if one.name[place] == ".")
     if wrong := [name for name in opened if name not in modules]:
         raise ConfigError(*(Problem(f"{path}.blocks", "is not a module with parameters", name, hint=nearest(str(name), modules)) for name in wrong))
-    keys, numbers = list[str](), dict[str, int]()
+    behind, blocks = dict[str, int](), _blocks(every, opened)
+    for number, (_, names) in enumerate(blocks, start=1):
+        behind |= dict.fromkeys(names, len(blocks) - number)
+    return {name: decay**count for name, count in behind.items()}, {name: pause * count for name, count in behind.items()}
+
+
+def _blocks(every: Sequence[Named], opened: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The blocks in the order of the model's parameters, each with its name and its parameters'."""
+    found = list[tuple[str, list[str]]]()
     for one in every:
         inside = max((f"{name}." for name in opened if one.name.startswith(f"{name}.")), key=len, default="")
         key = inside + one.name.removeprefix(inside).partition(".")[0]
-        keys += [] if keys and keys[-1] == key else [key]
-        numbers[one.name] = len(keys)
-    behind = {name: len(keys) - number for name, number in numbers.items()}
-    return {name: decay**count for name, count in behind.items()}, {name: pause * count for name, count in behind.items()}
+        if not found or found[-1][0] != key:
+            found.append((key, []))
+        found[-1][1].append(one.name)
+    return found
+
+
+def ranked_blocks(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
+    """The names of the blocks that a rule of `layer_decay` ranks, from the input to the output as it takes them to be; none without such a rule."""
+    rule = next((rule for rule in rules.values() if isinstance(rule, Mapping) and "layer_decay" in rule), None)
+    opened = (rule or {}).get("blocks") or []
+    return [] if rule is None else [name for name, _ in _blocks(named_parameters(model), [opened] if isinstance(opened, str) else list(opened))]
 
 
 def _multiply(group: dict[str, Any], factor: float) -> None:

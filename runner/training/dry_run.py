@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
@@ -17,6 +18,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few
+from samewise.runner.optim.groups import ranked_blocks
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
@@ -109,6 +111,9 @@ def _take_step(run: Run) -> list[Problem]:
     waiting = {id(one) for phase in run.phases for later in phase.waiting[:1] for one in later.parameters}
     trained = {name: one for name, one in run.model.named_parameters() if one.requires_grad and id(one) not in waiting}
     hooks = [one.register_post_accumulate_grad_hook(reached.add) for one in trained.values()]
+    ranked = ranked_blocks(run.model, run.config.param_groups or {})
+    used = list[str]()
+    hooks += [part.register_forward_pre_hook(lambda *_, name=name: used.append(name)) for name, part in run.model.named_modules() if name in ranked]
     micro_batches = next(training_batches(run))
     hidden = find(run, micro_batches)
     train_step(run, micro_batches)
@@ -117,7 +122,16 @@ def _take_step(run: Run) -> list[Problem]:
     idle = [name for name, one in trained.items() if one not in reached]
     hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
     words = f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the first step"
-    return [*([hidden] if hidden else ()), *([Problem("model", words, hint=hint)] if idle else ())]
+    return [*([hidden] if hidden else ()), *([Problem("model", words, hint=hint)] if idle else ()), *_misplaced(ranked, list(dict.fromkeys(used)))]
+
+
+def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
+    """A caution if blocks compute in another order than that in which layer-wise learning rates rank them, which is that of the model's definition."""
+    for one, other in pairwise(used):
+        if ranked.index(other) < ranked.index(one):
+            words = f"layer_decay takes '{other}' to be further from the output than '{one}', after which it computes"
+            return [Problem("param_groups", words, hint="define the model's parts in the order in which they compute")]
+    return []
 
 
 def _means_for_sums(run: Run) -> list[Problem]:

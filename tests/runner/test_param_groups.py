@@ -285,3 +285,39 @@ def test_every_choice_fits_a_resnet(path: Path, resnet: nn.Module) -> None:
     trained = sum(len(group["params"]) for group in groups)
     assert trained == (2 if path.stem == "head_only" else len(list(resnet.parameters())))
     assert (len(groups) > 1) == (path.stem not in ("none", "head_only"))
+
+
+MODELS = """
+from torch import nn
+
+
+class Backwards(nn.Module):
+    def __init__(self, num_classes, **ignored):
+        super().__init__()
+        self.head, self.body = nn.Linear(4, num_classes), nn.Conv2d(3, 4, 3)
+
+    def forward(self, images):
+        return self.head(self.body(images).mean((2, 3)))
+
+
+class Forwards(Backwards):
+    def __init__(self, **given):
+        super().__init__(**given)
+        head = self.head
+        del self.head
+        self.head = head
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("Forwards", 0), ("Backwards", 2)])
+def test_blocks_that_compute_in_another_order_than_they_are_defined_are_warned_about(samewise, tmp_path, monkeypatch, name, code) -> None:
+    """Their head would have the smallest learning rate, and the part beside the input the largest."""
+    (tmp_path / "mine.py").write_text(MODELS)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["mine"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ["experiment=resnet18_digits", "debug=tiny", f"model._target_=mine.{name}", "initialise=default", "param_groups=layerwise_decay"]
+    done = samewise("check", "--strict", *given)
+    assert done.returncode == code, done.stdout + done.stderr
+    warning = "warning: param_groups: layer_decay takes 'head' to be further from the output than 'body', after which it computes"
+    assert (warning in done.stdout) == bool(code)
