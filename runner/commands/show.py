@@ -21,14 +21,14 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.config.origins import origin_of, origins
+    from samewise.runner.config.origins import origin_of
     from samewise.runner.config.tree import flat
 
     composed = compose_arguments(args)
     for caution in composed.cautions:
         print(f"warning: {caution}", file=sys.stderr)
     config = composed.whole
-    set_by = origins(composed.overrides, project=composed.project) if args.origin else {}
+    set_by = composed.set_by if args.origin else {}
     where = {path: origin_of(path, set_by) for path, _ in flat(config)} if args.origin else {}
     if args.json:
         head = {"name": composed.name, "fingerprint": composed.fingerprint, "folder": str(composed.folder.path), "choices": composed.choices, "config": config}

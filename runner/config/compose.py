@@ -6,7 +6,7 @@ few other places that import Hydra.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import NO_FOLDER, NO_SUCH_CHOICE, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, hydra_settings, remove_hydra, root_config
-from samewise.runner.config.origins import locate_problems, replaced_value
+from samewise.runner.config.origins import locate_problems, origins, replaced_value
 from samewise.runner.config.override_text import read_overrides, repeated
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import find_references, require_modest_references, restore_references
@@ -80,6 +80,11 @@ class Composed:
     def whole(self) -> dict[str, Any]:
         """The plain config, read-only and cached: resolving interpolations takes much of the time to compose."""
         return cast(dict[str, Any], plain(self.cfg))
+
+    @cached_property
+    def set_by(self) -> Mapping[str, str]:
+        """The file or override that sets each value (`origins.origins`), as the files were when first read."""
+        return origins(self.overrides, project=self.project)
 
     @cached_property
     def code(self) -> Code:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.origins import OURS, origins
+from samewise.runner.config.origins import OURS
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import Problem
@@ -26,9 +26,8 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
     given = flat(plain(composed.cfg.launcher) or {})
     told = {path: value for path, value in given if (isinstance(value, str) or "." in path) and path.partition(".")[0] not in HARMLESS}
-    where = origins(composed.overrides, project=project) if told else {}
     for path, value in told.items():
-        origin, name = where.get(f"launcher.{path}", ""), path.partition(".")[0]
+        origin, name = composed.set_by.get(f"launcher.{path}", ""), path.partition(".")[0]
         if not _is_yours(origin, project):
             meant = shlex.quote(f"launcher.{name}={_format_override(plain(composed.cfg.launcher)[name])}")
             hint = f"look at what it does; if you want it, give it on the command line: {meant}"
@@ -43,9 +42,8 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
     remote = {name: value for name, value in told.items() if ("://" in value and not value.startswith("sqlite")) or value == "databricks"}
     if tracking.enabled and project.given and "wandb" in tracking.report_to:
         remote["report_to"] = "[wandb]"
-    where = origins(composed.overrides, project=project) if remote else {}
     for name, value in remote.items():
-        origin = next((file for path, file in where.items() if f"{path}.".startswith(f"tracking.{name}.")), "")
+        origin = next((file for path, file in composed.set_by.items() if f"{path}.".startswith(f"tracking.{name}.")), "")
         if any(Path(origin).is_relative_to(folder) for folder in project.given):
             words = "is an address set by a config file, to which the run's records and your tokens would be sent"
             hint = f"if you want it, give it on the command line: tracking.{name}={value}"

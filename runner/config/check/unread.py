@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.origins import OURS, locate_problems, origins, own_defaults, set_at
+from samewise.runner.config.origins import OURS, locate_problems, own_defaults, set_at
 from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import at
 from samewise.runner.errors import Problem, did_you_mean
@@ -37,8 +37,7 @@ def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
     users = composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)
     if not found or not users or composed.is_saved:
         return []
-    set_by = origins(composed.overrides, project=composed.project)
-    found = [problem for problem in found if not (set_at(problem.path, set_by) or OURS).startswith(OURS)]
+    found = [problem for problem in found if not (set_at(problem.path, composed.set_by) or OURS).startswith(OURS)]
     known = own_defaults(composed.overrides, project=composed.project) if any(problem.hint for problem in found) else set[str]()
     return [problem for problem in found if (bool(problem.hint) and problem.path not in known) is alike]
 
