@@ -10,6 +10,7 @@ from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError
 from samewise.runner.measuring.repeated_run import RepeatedRun, SetRate
+from samewise.runner.optim.build import rule_of
 from samewise.runner.training.run import Run
 
 _DIVERGED = 4.0
@@ -21,18 +22,24 @@ _MARGIN = 3.0
 def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[float, float]]:
     """Train from the start while the learning rate rises exponentially from `low` to `high`, until the loss diverges.
 
-    Returns the learning rate of the optimizer's first group and the loss, for each step. ConfigError if the experiment has several optimizers, whose losses do
-    not show it.
+    Returns `optimizer.lr` and the loss, for each step. Parameter groups keep their ratio to it, and those with an `lr` of their own that. ConfigError if the
+    experiment has several optimizers, whose losses do not show it, or if `optimizer.lr` decides nothing.
     """
     if len(run.phases) > 1:
         names = ", ".join(phase.spec.name for phase in run.phases)
         raise ConfigError(Problem("optimizer", f"the range test is for experiments with one optimizer, but this one has several ({names})"))
-    base = float(run.phases[0].optimizer.param_groups[0]["initial_lr"])
+    first, given = run.phases[0], run.config.optimizer
+    base = float(given.lr if "lr" in given else given[first.spec.name].lr)
     if not base > 0:
         raise ConfigError(Problem("optimizer.lr", "must be greater than 0, so that parameter groups keep their proportions", base))
+    fixed = {str(name) for name, rule in (run.config.param_groups or {}).items() if rule is not None and "lr" in rule}
+    if all(rule_of(group) in fixed for group in first.optimizer.param_groups):
+        raise ConfigError(Problem("optimizer.lr", "decides nothing: every parameter group has an lr of its own", base, hint="lr_factor in place of one lr"))
+    if (highest := (run.config.scheduler or {}).get("max_lr")) is not None:
+        raise ConfigError(Problem("scheduler.max_lr", "decides the learning rate in place of optimizer.lr", highest, hint="scheduler.max_lr=null"))
     rates = [low * (high / low) ** (step / (steps - 1)) for step in range(steps)]
     curve, best = list[tuple[float, float]](), math.inf
-    schedule = SetRate(run.schedule, run, lambda step: rates[step] / base)
+    schedule = SetRate(run.schedule, run, lambda step: rates[step] / base, fixed=fixed)
     try:
         for (outcome, _), rate in zip(RepeatedRun(run).steps(steps, schedule=schedule), rates, strict=True):
             curve.append((rate, outcome.losses.get("loss", sum(outcome.losses.values()))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
+from samewise.runner.optim.build import rule_of
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.loop import train_step
@@ -24,23 +25,24 @@ NEAR = 0.03
 
 
 class SetRate:
-    """A run's schedule with the learning rate replaced; those of the parameter groups keep their proportions.
+    """A run's schedule with the learning rate replaced; those of the parameter groups keep their proportions, but for those of `fixed` rules, which stay.
 
     Args:
         inner: The run's own, which sets what else it sets as before the first step.
         run: Its optimizers.
         factor: By step, what each group's learning rate from the config is multiplied by.
+        fixed: Rules of `param_groups`.
     """
 
-    def __init__(self, inner: Any, run: Run, factor: Callable[[int], float]) -> None:
-        self._inner, self._run, self._factor = inner, run, factor
+    def __init__(self, inner: Any, run: Run, factor: Callable[[int], float], *, fixed: Collection[str] = ()) -> None:
+        self._inner, self._run, self._factor, self._fixed = inner, run, factor, fixed
 
     def before_step(self, step: int) -> None:
         """Set the step's options."""
         self._inner.before_step(0)
         for phase in self._run.phases:
             for group in phase.optimizer.param_groups:
-                rate = float(group["initial_lr"]) * self._factor(step)
+                rate = float(group["initial_lr"]) * (1.0 if rule_of(group) in self._fixed else self._factor(step))
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(rate)
                 else:

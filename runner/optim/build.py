@@ -142,8 +142,13 @@ def _try_options(make: Callable[..., Any], settings: Mapping[str, Any], groups: 
         raise ConfigError(*problems.values())
 
 
+def rule_of(group: Mapping[str, Any]) -> str:
+    """The rule of `param_groups` that a group comes from."""
+    return str(group["name"]).partition(" x ")[0]
+
+
 def _where(group: Mapping[str, Any]) -> str:
-    return f"param_groups.{str(group['name']).partition(' x ')[0]}"
+    return f"param_groups.{rule_of(group)}"
 
 
 def _choice(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], accepted: set[str]) -> dict[str, bool]:

@@ -128,7 +128,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """The runs that meet all conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`.
+    """The runs that meet all conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`, `scheduler=cosine`, `clip_norm=null`.
 
     ConfigError if a condition cannot be parsed, names a value that no run has, or compares it with an impossible one.
     """
@@ -147,6 +147,8 @@ def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[Liste
 
 
 def _holds(value: Any, sign: str, text: str) -> bool:
+    if text == "null" and sign in ("=", "!="):
+        return (value is None) is (sign == "=")
     if value is None:
         return False
     if isinstance(value, int | float) and sign != "~":
@@ -165,16 +167,20 @@ def sort_runs(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
 
 
 def _values(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any]:
-    """Each run's value of a field, metric or setting, by folder; None if it has none."""
+    """Each run's value of a field, metric or setting, or its choice of a group, by folder; None if it has none."""
     known = [*ListedRun.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
     if key in known:
         return {one.folder: one.get(key) for one in runs}
-    values = {one.folder: at(_config(one), key) for one in runs}
-    if runs and all(value is None for value in values.values()):
-        settings = (path for path, _ in flat(_config(runs[0])))
+    values = {one.folder: _setting(one, key) for one in runs}
+    if runs and all(value is None for value in values.values()) and key not in (settings := dict(flat(_config(runs[0])))):
         meant = next((path for path in settings if path.endswith(f".{key}")), None)  # lr: optimizer.lr
         raise ConfigError(Problem(option, "no such column, metric or setting", key, hint=f"did you mean '{meant}'?" if meant else nearest(key, known)))
     return {folder: str(value).lower() if isinstance(value, bool) else value for folder, value in values.items()}
+
+
+def _setting(one: ListedRun, key: str) -> Any:
+    found = at(_config(one), key)
+    return found if not isinstance(found, Mapping | None) else header.read(read_text(RunFolder(Path(one.folder)).config) or "")[0].get(key)
 
 
 def _config(one: ListedRun) -> Mapping[str, Any]:
@@ -192,7 +198,7 @@ def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, t
     """Refuse an unknown state, and a numeric comparison with a value that is not a number."""
     if key == "state" and sign in ("=", "!=") and text not in State.__members__:
         raise ConfigError(Problem("--where", "no such state", condition, f"one of: {', '.join(State)}", nearest(text, State)))
-    if sign != "~" and any(isinstance(value, int | float) for value in values):
+    if sign != "~" and not (text == "null" and sign in ("=", "!=")) and any(isinstance(value, int | float) for value in values):
         try:
             float(text)
         except ValueError:

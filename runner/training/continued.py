@@ -33,7 +33,7 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     rates = zip(schedule.rates(step - 1, then), schedule.rates(step - 1, span), schedule.rates(step, span), strict=True)
     if moved := next(((before, after) for before, same, after in rates if not math.isclose(before, same, rel_tol=1e-6)), None):
         was, now = (f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span))
-        words = f"over {was}, as in that run, the learning rate in step {step} is {moved[0]:.3g}; over {now}, training continues with {moved[1]:.3g}"
+        words = f"over {was}, as in that run, this schedule's rate in step {step} is {moved[0]:.3g}; over {now}, training continues with {moved[1]:.3g}"
         found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice"))
     return found
 

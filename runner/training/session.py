@@ -236,6 +236,9 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
             hint = "resume it in that environment, choose a different name=, or accept different bits with reproducibility.other_environment=record"
             raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
         run.recorder.level = "none"
+    elif before and not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values()) and (moved := _moved_data(run)):
+        words = "the data set is as long as before, and nine of its samples are the same; the others were not compared"
+        print(f"warning: {'; '.join(moved)}: {words}, since it has no method fingerprint()", file=sys.stderr)
     facts = {
         "fingerprint": run.fingerprint,
         "level": run.recorder.level,
@@ -254,14 +257,21 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
 
 def _other_data(run: Run) -> Problem:
     """The problem that the run in the folder was trained on other data."""
-    before, now = compose.load(run.folder.config).cfg, run.composed.cfg
-    keys = [key for key in differing_keys(before, now) if finds_data(key)]
-    paths = [f"{key} was {OmegaConf.select(before, key)} and is {OmegaConf.select(now, key)}" for key in keys]
+    paths = _moved_data(run)
     is_finished = read_mapping(run.folder.summary, shapes.SUMMARY).get("status") == "finished"
     how = "is finished, and was trained" if is_finished else "is unfinished, and was started"
     words = f"this run {how} on other data: {'; '.join(paths) or 'the files in its data folder have changed since'}"
     hint = "name=NAME starts a separate run" if is_finished else "resume it with its own data; name=NAME starts a separate run"
     return Problem(str(run.folder.path), words, hint=hint)
+
+
+def _moved_data(run: Run) -> list[str]:
+    """Which of the data's places differ from the folder's config, in words; none without a config."""
+    if not run.folder.config.exists():
+        return []
+    before, now = compose.load(run.folder.config).cfg, run.composed.cfg
+    keys = [key for key in differing_keys(before, now) if finds_data(key)]
+    return [f"{key} was {OmegaConf.select(before, key)} and is {OmegaConf.select(now, key)}" for key in keys]
 
 
 def _require_its_code(run: Run) -> None:

@@ -72,6 +72,11 @@ def test_runs_are_filtered_and_sorted_by_columns_settings_and_metrics(runs) -> N
     assert {run["state"] for run in runs("--where", "state=finished")} == {"finished"}
     assert [run["label"].endswith("seed=1") for run in runs("--where", "label~lr=0.03")] == [True]
     assert runs("--where", "seed=1") == runs("--where", "optimizer.lr<0.04", "--where", "evaluate.pictures=false") == runs("--where", "label~lr=0.03")
+    every = len(runs())
+    assert len(runs("--where", "scheduler=one_cycle")) == len(runs("--where", "experiment=resnet18_digits")) == every
+    assert runs("--where", "scheduler!=one_cycle") == runs("--where", "optimizer=adamw") == []
+    assert len(runs("--where", "resume_from=null")) == every
+    assert runs("--where", "clip_norm=null") == runs("--where", "resume_from!=null") == []
     assert runs("--sort=-optimizer.lr")[0] == runs("--where", "seed=1")[0]
     losses = [run["metrics"]["valid/loss"] for run in runs("--where", "state=finished", "--sort=-valid/loss")]
     assert losses == sorted(losses)

@@ -245,6 +245,16 @@ def test_an_impossible_setting_is_named(make: Callable[[], object], path: str) -
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
+@pytest.mark.parametrize(
+    ("max_lr", "rates", "warned"), [(0.1, (0.1, 0.2), True), (0.1, (0.1, 0.1), False), (None, (0.1, 0.2), False), ([0.1, 0.2], (0.1, 0.2), False)]
+)
+def test_one_highest_rate_for_groups_with_different_ones_is_warned_about(max_lr, rates, warned) -> None:
+    made = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates], momentum=0.9)
+    schedule = OneCycle(max_lr=max_lr)
+    schedule.begin({"train": made}, steps_per_epoch=10, total_steps=20)
+    assert [problem.path for problem in schedule.cautions()] == ["scheduler.max_lr"] * warned
+
+
 CHOICES = sorted((Path(__file__).parents[2] / "configs" / "scheduler").glob("*.yaml"))
 
 

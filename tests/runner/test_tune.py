@@ -124,6 +124,31 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize("rule", ["lr_factor: 10", "lr_factor: 0.1"])
+def test_the_range_test_gives_the_optimizers_own_rate_with_parameter_groups(here: Path, samewise: Callable[..., Any], rule: str) -> None:
+    """The bowl's only weight trains at a multiple of it, so the edge of stability is at a fraction of what it is without groups."""
+    factor = float(rule.rpartition(" ")[2])
+    done = samewise("tune", "lr", *SMALL, f"+param_groups.all={{match: weights, {rule}}}", "--json")
+    assert done.returncode == 0, done.stderr
+    edge = 2 / 8 / factor
+    found = json.loads(done.stdout)
+    assert edge / 1.3 <= found["lowest"] <= edge * 1.3
+    assert edge / 100 < found["settings"]["optimizer.lr"] < edge / 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("+param_groups.all={match: weights, lr: 0.1}", "optimizer.lr: decides nothing: every parameter group has an lr of its own"),
+        ("scheduler=one_cycle scheduler.cycle_momentum=false scheduler.max_lr=0.1", "scheduler.max_lr: decides the learning rate in place of optimizer.lr"),
+    ],
+)
+def test_a_range_test_whose_result_would_do_nothing_is_refused(here: Path, samewise: Callable[..., Any], given: str, told: str) -> None:
+    done = samewise("tune", "lr", *SMALL, *(given.split() if given.startswith("scheduler") else [given]))
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
 def test_the_found_settings_are_written_as_an_experiment(here: Path, samewise: Callable[..., Any]) -> None:
     wanted = ["experiment=resnet18_digits", "seed=1"]
     args = argparse.Namespace(what="lr", overrides=wanted, package=[], config_dir=[], write=Path("configs/experiment/found.yaml"))

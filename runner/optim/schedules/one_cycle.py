@@ -60,12 +60,20 @@ class OneCycle(Schedule):
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)
+        self._rates = {group.base["lr"] for group in groups}
         if isinstance(self.max_lr, Sequence):
             counts = sorted({1 + max(other.index for other in groups if other.optimizer == group.optimizer) for group in groups})
             require(counts == [len(self.max_lr)], "scheduler.max_lr", "must have one value for each parameter group", self.max_lr, f"{counts} values")
         if self.cycle_momentum and not all("momentum" in group.base or "betas" in group.base for group in groups):
             hint = "set scheduler.cycle_momentum=false"
             raise ConfigError(Problem("scheduler.cycle_momentum", "the optimizer has neither momentum nor betas", True, hint=hint))
+
+    def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
+        found = super().cautions(path, steps)
+        if self.max_lr is None or isinstance(self.max_lr, Sequence) or len(self._rates) < 2:
+            return found
+        words, hint = "replaces the different learning rates of the parameter groups", f"{path}.max_lr=null: each group's own; or one value for each"
+        return [*found, Problem(f"{path}.max_lr", words, self.max_lr, hint=hint)]
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         (_, lr_from, lr_to, momentum_from, momentum_to), share = self._phase(self.time(step))
