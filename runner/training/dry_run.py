@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -113,7 +114,11 @@ def _take_step(run: Run) -> list[Problem]:
     hooks = [one.register_post_accumulate_grad_hook(reached.add) for one in trained.values()]
     ranked = ranked_blocks(run.model, run.config.param_groups or {})
     used = list[str]()
-    hooks += [part.register_forward_pre_hook(lambda *_, name=name: used.append(name)) for name, part in run.model.named_modules() if name in ranked]
+
+    def note(name: str, *_: object) -> None:
+        used.append(name)
+
+    hooks += [part.register_forward_pre_hook(partial(note, name)) for name, part in run.model.named_modules() if name in ranked]
     micro_batches = next(training_batches(run))
     hidden = find(run, micro_batches)
     train_step(run, micro_batches)
