@@ -232,6 +232,7 @@ def test_files_that_several_settings_name_are_counted_once(tmp_path: Path) -> No
     assert data_files.require(data_files.list_files(whole), whole) == 3
 
 
+@pytest.mark.slow
 def test_weights_that_a_run_began_with_may_be_elsewhere(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert samewise("train", *TINY, "name=first", "max_steps=1").returncode == 0

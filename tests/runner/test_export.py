@@ -91,6 +91,7 @@ def test_the_export_describes_inputs_and_outputs_and_holds_the_weights(run: Path
     assert all(torch.equal(weights[name], state[name]) for name in state)
 
 
+@pytest.mark.slow
 def test_a_bare_model_takes_transformed_batches_and_its_card_says_so(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     assert samewise("export", run, "--bare", "--out", tmp_path / "bare").returncode == 0
     said = json.loads((tmp_path / "bare" / "export.json").read_text())

@@ -70,6 +70,7 @@ def test_a_point_has_the_same_weights_as_its_run_alone(swept, points, samewise: 
         assert one["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_the_table_has_the_interval_over_seeds(swept) -> None:
     _, done, _ = swept
     head = next(line for line in done.stdout.splitlines() if "95 % interval" in line)
