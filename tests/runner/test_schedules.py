@@ -255,6 +255,14 @@ def test_one_highest_rate_for_groups_with_different_ones_is_warned_about(max_lr,
     assert [problem.path for problem in schedule.cautions()] == ["scheduler.max_lr"] * warned
 
 
+@pytest.mark.parametrize(("eta_min", "warned"), [(0.02, True), (0.01, False), (0.0, False)])
+def test_a_lowest_rate_above_that_of_a_group_is_warned_about(eta_min, warned) -> None:
+    made = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in (0.5, 0.01)])
+    schedule = Sequential(schedules=[Constant(), Cosine(eta_min=eta_min)], milestones=[1])
+    schedule.begin({"train": made}, steps_per_epoch=10, total_steps=50)
+    assert [problem.path for problem in schedule.cautions()] == ["scheduler.schedules.1.eta_min"] * warned
+
+
 CHOICES = sorted((Path(__file__).parents[2] / "configs" / "scheduler").glob("*.yaml"))
 
 

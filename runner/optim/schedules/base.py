@@ -64,6 +64,8 @@ class Schedule(abc.ABC):
 
     span: Span
     """What it governs, once it is attached."""
+    initial_rates: tuple[float, ...] = ()
+    """The different learning rates of the groups before training, the lowest first."""
 
     def __init__(self, *, unit: Unit = "epoch") -> None:
         require(unit in ("step", "epoch"), "unit", "is not a unit of time", unit, "step or epoch")
@@ -96,7 +98,7 @@ class Schedule(abc.ABC):
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         """Set the groups and the span. Schedules made of others attach those too."""
-        self.span = span
+        self.span, self.initial_rates = span, tuple(sorted({group.base["lr"] for group in groups if "lr" in group.base}))
 
     def before_step(self, step: int) -> None:
         """Set the options for optimizer step `step` (from 0), in any order."""

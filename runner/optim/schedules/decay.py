@@ -103,6 +103,12 @@ class Cosine(LearningRate):
     def needs(self) -> Mapping[str, int]:
         return {"t_max": self.t_max or 0}
 
+    def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
+        if not self.initial_rates or self.eta_min <= self.initial_rates[0]:
+            return super().cautions(path, steps)
+        words, expected = "is above the learning rate of a parameter group, which rises to it", f"at most {self.initial_rates[0]:g}"
+        return [*super().cautions(path, steps), Problem(f"{path}.eta_min", words, self.eta_min, expected)]
+
     def rate(self, time: int, lr: float) -> float:
         turn = math.pi * time / (self.t_max or self.span.length(self.unit))
         # 2 cos^2(x/2) = 1 + cos(x), without the cancellation near the lowest point

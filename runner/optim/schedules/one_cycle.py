@@ -60,7 +60,6 @@ class OneCycle(Schedule):
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)
-        self._rates = {group.base["lr"] for group in groups}
         if isinstance(self.max_lr, Sequence):
             counts = sorted({1 + max(other.index for other in groups if other.optimizer == group.optimizer) for group in groups})
             require(counts == [len(self.max_lr)], "scheduler.max_lr", "must have one value for each parameter group", self.max_lr, f"{counts} values")
@@ -70,7 +69,7 @@ class OneCycle(Schedule):
 
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
         found = super().cautions(path, steps)
-        if self.max_lr is None or isinstance(self.max_lr, Sequence) or len(self._rates) < 2:
+        if self.max_lr is None or isinstance(self.max_lr, Sequence) or len(self.initial_rates) < 2:
             return found
         words, hint = "replaces the different learning rates of the parameter groups", f"{path}.max_lr=null: each group's own; or one value for each"
         return [*found, Problem(f"{path}.max_lr", words, self.max_lr, hint=hint)]
