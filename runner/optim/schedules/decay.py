@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from samewise.runner.errors import Problem
+
 from .base import LearningRate, Unit, ascending, number, require, whole
 
 
