@@ -70,6 +70,9 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     algorithms = [trace.algorithm_of(folder.trace, found) for folder, found in ((first, head), (second, other))]
     stages = trace.STAGES if algorithms[0] == algorithms[1] else trace.ANYWHERE
     divergence = next(((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], stages=stages))), None)
+    reason = "" if divergence is None else trace.STAGES[divergence[1]]
+    if divergence and divergence[0] == both[0] and divergence[1] in ("loss", "gradients"):
+        reason += "; or the weights before that step differ, which a trace does not record"
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
     return {
         "config": [[path, a, b] for path, a, b in differences(identity(saved.config_in(first.config).whole), identity(saved.config_in(second.config).whole))],
@@ -79,7 +82,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         "steps": len(both),
         "digests": algorithms,
         "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.missing_start(lines))],
-        "parts": None if divergence is None else {"step": divergence[0], "stage": divergence[1], "layer": divergence[2], "reason": trace.STAGES[divergence[1]]},
+        "parts": None if divergence is None else {"step": divergence[0], "stage": divergence[1], "layer": divergence[2], "reason": reason},
     }
 
 

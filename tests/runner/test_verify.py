@@ -142,6 +142,16 @@ def test_a_run_resumed_from_an_altered_checkpoint_diverges_at_the_next_step(same
     assert "diverges at step 5: " in done.stdout
 
 
+def test_a_difference_in_the_first_step_may_be_one_of_initial_weights(samewise, original, tmp_path):
+    assert samewise("train", *TINY, "initialise=xavier", "max_steps=1", f"run_root={tmp_path}").returncode == 0
+    (other,) = tmp_path.glob("*/*/")
+    done = samewise("diff", original, other)
+    assert done.returncode == 1
+    assert "diverges at step 1: the forward pass: the same input gave a different loss; or the weights before that step differ" in done.stdout.replace(
+        "\n", " "
+    )
+
+
 def test_a_comparison_can_be_an_html_page_with_escaped_names(samewise, run, original, tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     summary["metrics"]["final"]["valid/loss"] = 12.5
