@@ -16,8 +16,8 @@ from samewise.runner.records.files import require_no_link
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
 from samewise.runner.sweep.curves import Cost, cost
-from samewise.runner.sweep.effects import Effect, effects, left_out
-from samewise.runner.sweep.results import PointResult, current_results, rank_settings, spread
+from samewise.runner.sweep.effects import Effect, effects, left_out, pareto
+from samewise.runner.sweep.results import PointResult, current_results, objective_means, rank_settings, spread
 from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
@@ -47,14 +47,13 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.rows import point_rows, setting_rows
 
     folder = find(args.sweep, run_root=args.run_root)
-    objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
     trusted = trust.is_trusted(folder.made_by, trust=args.trust)
     found = current_results(folder, project_from(args), trusted=trusted)
     if not found:
         raise ConfigError(Problem(folder.id, "has no points yet, so there is nothing to report", hint=f"samewise sweep --status {folder.path}"))
     known, spent = effects(found), cost(folder, found)
     files = {
-        "index.html": page(folder, found, known, spent, pages(folder, found), objectives),
+        "index.html": page(folder, found, known, spent, pages(folder, found)),
         "settings.csv": as_csv(setting_rows(found, exact=True)),
         "points.csv": as_csv(point_rows(found, exact=True)),
     }
@@ -105,12 +104,17 @@ def _report_values(folder: SweepFolder, found: Sequence[PointResult], known: Seq
     return {
         "id": folder.id,
         "folder": str(folder.path),
-        "settings": [{"values": dict(one[0].point.values), **dataclasses.asdict(spread(one))} for one in rank_settings(found)],
+        "settings": [_setting_values(one) for one in rank_settings(found)],
+        "pareto": [_setting_values(one) for one in pareto(found)],
         "effects": [dataclasses.asdict(one) for one in known],
         "cost": dict(spent),
         "pages": dataclasses.asdict(at) if at else None,
         "points": [as_plain_values(one) for one in found],
     }
+
+
+def _setting_values(setting: Sequence[PointResult]) -> dict[str, Any]:
+    return {"values": dict(setting[0].point.values), "objectives": objective_means(setting), **dataclasses.asdict(spread(setting))}
 
 
 def _log(folder: SweepFolder, written: Sequence[Path]) -> None:

@@ -11,6 +11,7 @@ RUN_ROOT/sweeps/ID/
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -114,6 +115,11 @@ class SweepFolder:
     def facts(self) -> dict[str, Any]:
         """`sweep.json`; empty if it does not exist yet."""
         return read_json(self.made_by, shapes.SWEEP) or {}
+
+    @functools.cached_property
+    def objectives(self) -> Mapping[str, str]:
+        """`sweeper.objectives`, for display: metrics, each with min or max; empty if `evaluate.monitor` is the objective."""
+        return read_mapping(self.made_by, shapes.SWEEP).get("sweeper", {}).get("objectives") or {}
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write `sweep.json`, and create the folder."""

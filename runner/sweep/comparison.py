@@ -54,8 +54,9 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     reused = any(one.tries == 0 for one in found)  # trained alone or by another sweep, whose tag it has
     names = ", ".join(f"'{run}'" for run in runs)
     wanted = quote(f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'")
-    point = found[0].point
-    order = f"orderByKey={quote(f'metrics.`{PREFIX}{point.monitor}`', safe='')}&orderByAsc={str(point.mode == 'min').lower()}"
+    one = found[0]
+    column = f"{PREFIX}{one.objective}" if one.objective == one.point.monitor else one.objective.removeprefix("final/")
+    order = f"orderByKey={quote(f'metrics.`{column}`', safe='')}&orderByAsc={str(one.mode == 'min').lower()}"
     table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}&{FOR_TRAINING}"
     return Pages(compare, table, "" if remote else ui_command(uri, Path(folder.facts["run_root"])))
 

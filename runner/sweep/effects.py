@@ -1,4 +1,4 @@
-"""The effect of each parameter of a sweep on the monitored metric, taken separately. Imports neither torch nor mlflow."""
+"""The effect of each parameter of a sweep on its objective, taken separately. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samewise.runner.sweep.results import PointResult, Spread, group_by_setting, spread
+from samewise.runner.sweep.results import PointResult, Spread, group_by_setting, objective_means, rank_settings, spread
 
 _MOST_LEVELS = 8
 """A parameter with more different values is looked at in ranges."""
@@ -54,7 +54,7 @@ def effects(found: Sequence[PointResult]) -> list[Effect]:
     """
     settled = [(setting[0].point.values, spread(setting).mean) for setting in group_by_setting(found)]
     settled = [(values, mean) for values, mean in settled if not math.isnan(mean)]
-    mode = found[0].point.mode if found else "max"
+    mode = found[0].mode if found else "max"
     keys = list(dict.fromkeys(key for values, _ in settled for key in values))
     made = [_effect(key, settled, mode) for key in keys if len({values.get(key) for values, _ in settled}) > 1]
     return sorted(made, key=lambda one: -1.0 if math.isnan(one.share) else one.share, reverse=True)
@@ -122,13 +122,18 @@ def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
     return float(found[0])
 
 
-def pareto(found: Sequence[PointResult], objectives: Mapping[str, str]) -> list[PointResult]:
-    """The points that are not dominated in the objectives (each min or max), by the metrics at their best step."""
-    signs = {name: -1.0 if mode == "max" else 1.0 for name, mode in objectives.items()}
-    placed = [(one, [signs[name] * one.best.get(name, math.nan) for name in objectives]) for one in found]
-    placed = [(one, place) for one, place in placed if not any(map(math.isnan, place))]
+def pareto(found: Sequence[PointResult]) -> list[list[PointResult]]:
+    """The settings that are not dominated in the objectives, by their means over seeds, the best in the first objective first.
+
+    As in Optuna's study, only settings with a value from every seed count. Empty if there are not several objectives.
+    """
+    objectives = found[0].objectives if found else {}
+    if len(objectives) < 2:
+        return []
+    whole = [setting for setting in rank_settings(found) if all(spread(setting, name).count == len(setting) for name in objectives)]
+    places = [[-mean if objectives[name] == "max" else mean for name, mean in objective_means(setting).items()] for setting in whole]
 
     def beaten(place: Sequence[float]) -> bool:
-        return any(all(a <= b for a, b in zip(other, place, strict=True)) and other != place for _, other in placed)
+        return any(all(a <= b for a, b in zip(other, place, strict=True)) and other != place for other in places)
 
-    return [one for one, place in placed if not beaten(place)]
+    return [setting for setting, place in zip(whole, places, strict=True) if not beaten(place)]

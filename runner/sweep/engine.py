@@ -256,12 +256,8 @@ def _together(ends: Sequence[PointResult]) -> Result:
         if any(one.state is state for one in ends):
             known = [one.best for one in ends if one.best]
             return Result(state.value, dict(known[-1]) if known else {})
-    metrics = dict[str, float]()
-    for prefix, several in (("", [one.best for one in ends]), ("final/", [one.final for one in ends])):
-        for name in several[0]:
-            if all(name in one for one in several):
-                metrics[prefix + name] = statistics.fmean(one[name] for one in several)
-    return Result("finished", metrics)
+    several = [one.metrics for one in ends]
+    return Result("finished", {name: statistics.fmean(one[name] for one in several) for name in several[0] if all(name in one for one in several)})
 
 
 def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:

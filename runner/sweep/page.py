@@ -7,7 +7,7 @@ import html
 import io
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from samewise.runner.errors import Problem, first_line, number_of, raised_at
@@ -18,7 +18,7 @@ from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, left_out
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
 from samewise.runner.sweep.results import PointResult, State
-from samewise.runner.sweep.rows import Row, columns, cost_in_words, count_points, effect_rows, front_rows, point_rows, setting_rows
+from samewise.runner.sweep.rows import PARETO, Row, columns, cost_in_words, count_points, effect_rows, front_rows, point_rows, setting_rows
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -30,16 +30,13 @@ svg { max-width: 100%; height: auto; } .failed { color: #b00020; } .pruned, .int
 """
 
 
-def page(
-    folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Effect], spent: Cost, pages: Pages | None, objectives: Mapping[str, str] | None = None
-) -> str:
+def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Effect], spent: Cost, pages: Pages | None) -> str:
     """The page; `pages` are those of the MLflow UI."""
     several = any(one.point.seed is not None for one in found)
-    monitor = found[0].point.monitor
+    objective = found[0].objective.removeprefix("final/")
     parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", table(setting_rows(found))]
-    if objectives and len(objectives) > 1:
-        heading = "<h2>Objectives: points that no other point beats in all of them</h2>"
-        parts += [heading, _draw(objectives_plot, found, objectives), table(front_rows(found, objectives))]
+    if front := front_rows(found):
+        parts += [f"<h2>{PARETO}</h2>", _draw(objectives_plot, found), table(front)]
     if effects:
         parts += [
             "<h2>Effect of each parameter</h2>",
@@ -50,7 +47,7 @@ def page(
         ]
     if several:
         parts += ["<h2>Spread over seeds</h2>", _draw(seeds_plot, found)]
-    for metric in dict.fromkeys([monitor, "train/loss"]):
+    for metric in dict.fromkeys([objective, "train/loss"]):
         if plot := _draw(curves_plot, found, metric):
             parts += [f"<h2>{html.escape(metric)} by step</h2>", plot]
     parts += ["<h2>Every point</h2>", table(point_rows(found), state=True)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from samewise.runner.errors import truncate
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, as_number, pareto
-from samewise.runner.sweep.results import PointResult, Spread, State, group_by_setting, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, Spread, State, group_by_setting, objective_means, rank_settings, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,11 +49,11 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
     if all(as_number(name) is not None for name in names) or not numeric:
         places = [float(name) for name in names] if numeric else list(range(len(names)))
         means = [level.spread.mean for level in effect.levels]
-        margins = [_margins(level.spread, found[0].point.monitor) for level in effect.levels]
+        margins = [_margins(level.spread, found[0].objective) for level in effect.levels]
         axes.errorbar(places, means, yerr=[*zip(*margins, strict=True)], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
     share = "" if math.isnan(effect.share) else f": {effect.share:.0%} of the variance"
     axes.set_title(_literal(f"{effect.key.lstrip('+~')}{share}"), fontsize=9)
-    axes.set_ylabel(_literal(found[0].point.monitor), fontsize=8)
+    axes.set_ylabel(_literal(found[0].objective), fontsize=8)
 
 
 def _margins(total: Spread, metric: str) -> tuple[float, float]:
@@ -71,11 +71,11 @@ def seeds_plot(found: Sequence[PointResult]) -> str:
         values = [one.value for one in setting if one.state is State.finished and not math.isnan(one.value)]
         total = spread(setting)
         axes.scatter(values, [place] * len(values), s=20, color=_COLOURS[0], alpha=0.6)
-        below, above = _margins(total, setting[0].point.monitor)
+        below, above = _margins(total, setting[0].objective)
         axes.errorbar([total.mean], [place], xerr=[[below], [above]], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
     axes.set_yticks(range(len(settings)), [_shorten(label(setting[0].point.values), 60) for setting in settings])
     axes.invert_yaxis()
-    axes.set_xlabel(f"{_literal(found[0].point.monitor)}: seeds, mean, 95 % interval of the mean", fontsize=8)
+    axes.set_xlabel(f"{_literal(found[0].objective)}: seeds, mean, 95 % interval of the mean", fontsize=8)
     return _svg(figure)
 
 
@@ -104,16 +104,16 @@ def curves_plot(found: Sequence[PointResult], metric: str) -> str:
     return _svg(figure)
 
 
-def objectives_plot(found: Sequence[PointResult], objectives: Mapping[str, str]) -> str:
-    """The first two objectives of every point; points that are not dominated are marked."""
+def objectives_plot(found: Sequence[PointResult]) -> str:
+    """The first two objectives of every setting; the Pareto set is marked."""
+    objectives = found[0].objectives
     first, second = list(objectives)[:2]
     figure = _figure(5.5, 4.2)
     axes = figure.add_subplot()
-    best = pareto(found, objectives)
-    axes.scatter([one.best.get(first, math.nan) for one in found], [one.best.get(second, math.nan) for one in found], s=18, color=_GREY)
-    front = sorted((one.best[first], one.best[second]) for one in best)
+    every, front = ([(objective_means(one)[first], objective_means(one)[second]) for one in settings] for settings in (group_by_setting(found), pareto(found)))
+    axes.scatter(*zip(*every, strict=True), s=18, color=_GREY)
     if front:
-        axes.plot(*zip(*front, strict=True), color=_COLOURS[0], marker="o", markersize=5, linewidth=1)
+        axes.plot(*zip(*sorted(front), strict=True), color=_COLOURS[0], marker="o", markersize=5, linewidth=1)
     axes.set_xlabel(_literal(f"{first} ({objectives[first]})"), fontsize=8)
     axes.set_ylabel(_literal(f"{second} ({objectives[second]})"), fontsize=8)
     return _svg(figure)

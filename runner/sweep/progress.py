@@ -58,7 +58,7 @@ class Watcher:
         self._counts[now.state] += 1
         parts = [self._head(now.point), now.state.value]
         if now.state is State.finished:
-            parts += [f"{now.point.monitor} {now.value:.4g}", f"{now.seconds:.0f} s"]
+            parts += [f"{now.objective} {now.value:.4g}", f"{now.seconds:.0f} s"]
         if now.reason:
             parts.append(now.reason)
         if now.state is State.failed:

@@ -52,6 +52,7 @@ class PointResult:
         weights_sha256: Of the final weights.
         mlflow_run_id: The MLflow run's.
         tries: How often the job was started.
+        objectives: `sweeper.objectives`: metrics, each with min or max; empty if `evaluate.monitor` is the objective.
     """
 
     point: Point
@@ -64,11 +65,27 @@ class PointResult:
     weights_sha256: str = ""
     mlflow_run_id: str | None = None
     tries: int = 0
+    objectives: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def objective(self) -> str:
+        """The metric by which points are ranked: the first of `objectives`, or `evaluate.monitor`."""
+        return next(iter(self.objectives), self.point.monitor)
+
+    @property
+    def mode(self) -> str:
+        """Whether the least or the most of `objective` is best: min or max."""
+        return self.objectives.get(self.objective, self.point.mode)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics by the names that objectives have: at the best step, and with the prefix `final/` at the last."""
+        return {**self.best, **{f"final/{name}": value for name, value in self.final.items()}}
 
     @property
     def value(self) -> float:
-        """The monitored metric at its best; NaN if there is none."""
-        return float(self.best.get(self.point.monitor, self.final.get(self.point.monitor, math.nan)))
+        """The value of `objective`; NaN if there is none."""
+        return float(self.metrics.get(self.objective, math.nan))
 
 
 def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) -> PointResult:
@@ -79,7 +96,7 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
     summary = read_mapping(point.run.summary, shapes.SUMMARY)
     state, reason = _state(word, seen)
     if word.get("refused"):  # the finished run was trained on other data, or another device
-        return PointResult(point, state, reason, tries=tries)
+        return PointResult(point, state, reason, tries=tries, objectives=folder.objectives)
     if summary.get("status") == "finished":
         metrics: Mapping[str, Any] = summary["metrics"]
         best = {name: value for name, value in (metrics["best"] or metrics["final"]).items() if name != "step"}
@@ -94,10 +111,11 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             summary["weights_sha256"],
             summary.get("mlflow_run_id") or tracked,
             tries,
+            folder.objectives,
         )
     steps, last = latest(point.run, point.monitor)
     seconds = folder.spent_s(point) if state in (State.running, State.interrupted, State.pruned) else 0.0
-    return PointResult(point, state, reason, best=last, final=last, steps=steps, seconds=seconds, mlflow_run_id=tracked, tries=tries)
+    return PointResult(point, state, reason, last, last, steps, seconds, mlflow_run_id=tracked, tries=tries, objectives=folder.objectives)
 
 
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
@@ -246,15 +264,20 @@ def group_by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
     return list(settings.values())
 
 
-def spread(of_setting: Sequence[PointResult]) -> Spread:
-    """The monitored metric of a setting over its finished seeds."""
-    return Spread.of(one.value for one in of_setting if one.state is State.finished)
+def spread(of_setting: Sequence[PointResult], objective: str = "") -> Spread:
+    """An objective of a setting over its finished seeds; if none is named, the one by which settings are ranked."""
+    return Spread.of(one.metrics.get(objective or one.objective, math.nan) for one in of_setting if one.state is State.finished)
+
+
+def objective_means(of_setting: Sequence[PointResult]) -> dict[str, float]:
+    """The mean of each of the sweeper's objectives over a setting's finished seeds."""
+    return {name: spread(of_setting, name).mean for name in of_setting[0].objectives}
 
 
 def rank_settings(found: Sequence[PointResult]) -> list[list[PointResult]]:
     """Sort settings by mean, the best first; then those with a seed whose result is NaN, then those without a result."""
     settings = group_by_setting(found)
-    sign = -1.0 if settings and settings[0][0].point.mode == "max" else 1.0
+    sign = -1.0 if settings and settings[0][0].mode == "max" else 1.0
 
     def place(one: Sequence[PointResult]) -> tuple[bool, bool, float]:
         mean = spread(one).mean

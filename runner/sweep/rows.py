@@ -12,25 +12,28 @@ from samewise.runner.records.sweep_folder import Point, short
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
 from samewise.runner.sweep.progress import clock
-from samewise.runner.sweep.results import PointResult, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, objective_means, rank_settings, spread
 
 Row = Mapping[str, Any]
 
+PARETO = "Pareto set: no other setting is at least as good in every objective and better in one"
+
 
 def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
-    """The settings, the best first: the monitored metric's mean over seeds, its deviation and confidence interval. `exact`: all digits and columns."""
+    """The settings, the best first: the objective's mean over seeds, its deviation and confidence interval. `exact`: all digits and columns."""
     show = exactly if exact else number
     several = exact or any(one.point.seed is not None for one in found)
     rows = list[Row]()
     for setting in rank_settings(found):
         total = spread(setting)
         row: dict[str, Any] = _values(setting[0].point, exact=exact)
-        row[setting[0].point.monitor] = show(total.mean if total.count else setting[0].value)
+        row[setting[0].objective] = show(total.mean if total.count else setting[0].value)
         if several:
-            low, high = map(show, total.interval(setting[0].point.monitor))
+            low, high = map(show, total.interval(setting[0].objective))
             few = " (2 seeds: too few)" if total.count == 2 else ""
             interval = {"95 % from": low, "95 % to": high} if exact else {"95 % interval": f"{low} to {high}{few}" if low else ""}
             row |= {"std": show(total.deviation), **interval, "seeds": total.count}
+        row |= {name: show(mean) for name, mean in objective_means(setting).items() if name not in row}
         row["state"] = setting[0].state.value if len(setting) == 1 and not exact else count_points(setting)
         seconds = sum(one.seconds for one in setting)
         rows.append({**row, **({"training s": f"{seconds:.1f}"} if exact else {"time": clock(seconds)})})
@@ -44,7 +47,7 @@ def point_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row
     for one in found:
         point = one.point
         row: dict[str, Any] = {"point": point.number + 1, **_values(point, exact=exact), **({"seed": point.seed} if point.seed is not None else {})}
-        row |= {"state": one.state.value, point.monitor: show(one.value), "steps": one.steps, "training s": f"{one.seconds:.1f}", "tries": one.tries}
+        row |= {"state": one.state.value, one.objective: show(one.value), "steps": one.steps, "training s": f"{one.seconds:.1f}", "tries": one.tries}
         row |= {"weights sha256": one.weights_sha256 if exact else one.weights_sha256[:12], "folder": point.folder, "reason": one.reason}
         if exact:
             row |= {f"{kind}/{name}": value for kind, metrics in (("best", one.best), ("final", one.final)) for name, value in metrics.items()}
@@ -74,9 +77,9 @@ def effect_facts(effect: Effect) -> dict[str, str]:
     return {"parameter": effect.key.lstrip("+~"), "share": share, "rank correlation": "" if effect.correlation is None else f"{effect.correlation:+.2f}"}
 
 
-def front_rows(found: Sequence[PointResult], objectives: Mapping[str, str]) -> list[Row]:
-    """The points that are not dominated in the objectives."""
-    return [{"point": one.point.label, **{name: number(one.best[name]) for name in objectives}} for one in pareto(found, objectives)]
+def front_rows(found: Sequence[PointResult]) -> list[Row]:
+    """The settings of the Pareto set, with their means in the objectives."""
+    return [{**_values(one[0].point, exact=False), **{name: number(mean) for name, mean in objective_means(one).items()}} for one in pareto(found)]
 
 
 def columns(rows: Iterable[Row]) -> list[str]:

@@ -14,7 +14,7 @@ from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import Effect
 from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, rank_settings, spread
-from samewise.runner.sweep.rows import Row, columns, count_points, effect_facts, number, setting_rows
+from samewise.runner.sweep.rows import PARETO, Row, columns, count_points, effect_facts, front_rows, number, setting_rows
 
 _MOST = 30
 
@@ -31,8 +31,9 @@ def as_plain_values(one: PointResult) -> dict[str, Any]:
         "folder": one.point.folder,
         "state": one.state.value,
         "reason": one.reason,
-        "monitor": one.point.monitor,
+        "monitor": one.objective,
         "value": None if math.isnan(one.value) else one.value,
+        "objectives": {name: one.metrics.get(name) for name in one.objectives},
         "best": dict(one.best),
         "final": dict(one.final),
         "steps": one.steps,
@@ -44,12 +45,12 @@ def as_plain_values(one: PointResult) -> dict[str, Any]:
 
 
 def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: str = "") -> None:
-    """Print the settings, the best first: the monitored metric's mean over seeds, its deviation and confidence interval; and the command that shows `more`."""
+    """Print the settings, the best first, with the objective's mean over seeds; the Pareto set of several objectives; and the command that shows `more`."""
     console = _console()
     console.print(f"{folder.id}: {count_points(found)}")
     if not found:
         return
-    console.print(_table(setting_rows(found)[:_MOST], right=(found[0].point.monitor, "std", "95 % interval", "seeds", "time")))
+    console.print(_table(setting_rows(found)[:_MOST], right=(found[0].objective, *found[0].objectives, "std", "95 % interval", "seeds", "time")))
     ranked = rank_settings(found)
     best = next((one for one in ranked[0] if one.state is State.finished and not math.isnan(one.value)), None)
     if best:
@@ -58,6 +59,9 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
         console.print(f"best     {label(best.point.values)}{also}\nfolder   {best.point.folder}")
         if more:
             console.print(f"report   {more}")
+    if front := front_rows(found):
+        console.print(f"\n{PARETO}")
+        console.print(_table(front[:_MOST], right=tuple(found[0].objectives)))
     for one in found:
         if one.state is State.failed:
             console.print(f"failed   {one.point.label}: {one.reason} ({folder.log(one.point.number)})", style="red")
@@ -96,14 +100,13 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
     if not found:
         console.print("no points yet")
         return
-    monitor = found[0].point.monitor
     rows: list[Row] = [
         {
             "": one.point.number + 1,
             "point": one.point.label,
             "state": one.state.value,
             "step": one.steps or "",
-            monitor: number(one.value),
+            found[0].objective: number(one.value),
             "reason": one.reason,
         }
         for one in found

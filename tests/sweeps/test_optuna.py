@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,9 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import Point, SweepFolder
+from samewise.runner.sweep import engine
+from samewise.runner.sweep.effects import pareto
+from samewise.runner.sweep.results import PointResult, State, objective_means
 from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
 from samewise.runner.sweepers.optuna_study import FILE, optuna, storage
@@ -116,6 +120,26 @@ def test_several_objectives_give_a_front(tmp_path: Path) -> None:
     study = optuna.load_study(study_name=tmp_path.name, storage=storage(tmp_path))
     assert study.metric_names == ["final/valid/accuracy", "valid/loss"]
     assert len(study.best_trials) == 8, "more of one is more of the other: every trial is on the front"
+
+
+def test_the_pareto_set_of_a_sweep_is_that_of_its_study(tmp_path: Path) -> None:
+    objectives = {"valid/score": "max", "final/valid/loss": "min"}
+    sweeper, draw, found = open_sweeper(tmp_path, sampler="random", objectives=objectives, trials=40), random.Random(0), list[PointResult]()
+    while (setting := sweeper.ask()) is not None:
+        seeds = list[PointResult]()
+        for seed in range(2):
+            point = Point(len(found) + seed, setting.number, str(seed), setting.values, [], "", "", "", "valid/score", "max", {})
+            score, loss = (float(draw.randint(0, 5)) for _ in objectives)  # with ties
+            state = State.failed if (setting.number, seed) == (3, 1) else State.finished
+            if setting.number in (3, 4):  # the best of all, but one of the seeds fails, or is NaN
+                score, loss = 9.0, math.nan if (setting.number, seed) == (4, 1) else 0.0
+            seeds.append(PointResult(point, state, best={"valid/score": score}, final={"valid/loss": loss}, objectives=objectives))
+        found += seeds
+        sweeper.tell(setting, engine._together(seeds))  # pyright: ignore[reportPrivateUsage]
+    study = optuna.load_study(study_name=tmp_path.name, storage=storage(tmp_path))
+    expected = {one.number: dict(zip(study.metric_names, one.values, strict=True)) for one in study.best_trials}
+    assert {setting[0].point.setting: objective_means(setting) for setting in pareto(found)} == expected
+    assert len(expected) > 1
 
 
 # -- what it remembers

@@ -28,7 +28,7 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, left_out, pareto
-from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
+from samewise.runner.sweep.results import LOCAL, PointResult, Spread, State, point_results, rank_settings
 from samewise.runner.sweep.rows import cost_in_words, setting_rows
 from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings
 
@@ -153,9 +153,63 @@ def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
     assert [setting[0].point.setting for setting in rank_settings(found)] == [*best, 3, 0]
 
 
-def test_the_front_holds_the_points_that_no_other_beats() -> None:
+def test_the_pareto_set_holds_the_settings_that_no_other_beats() -> None:
     found = [outcome(number, 0, metrics={"up": up, "down": down}) for number, (up, down) in enumerate([(1, 1), (2, 2), (2, 3), (0, 0), (1, 2)])]
-    assert [one.point.number for one in pareto(found, {"up": "max", "down": "min"})] == [0, 1, 3]
+    assert pareto(found) == []
+    found = [dataclasses.replace(one, objectives={"up": "max", "down": "min"}) for one in found]
+    assert [setting[0].point.number for setting in pareto(found)] == [1, 0, 3]
+
+
+SUMMARY = {"status": "finished", "level": "R2", "weights_sha256": "0" * 64, "steps": 1, "timings": {"training_s": 1.0, "step_ms": 1.0}}
+SEEDS = {"0.1": [(0.9, 1.0), (0.1, 5.0)], "0.2": [(0.8, 2.0), (0.8, 2.0)], "0.3": [(0.7, 1.0), (0.5, 2.0)]}
+"""By learning rate and seed: the accuracy at the best step, and the loss at the last. By the means 0.2 beats 0.1, which has the best single seed."""
+
+
+@pytest.mark.parametrize(
+    ("objectives", "best", "front"),
+    [
+        (None, ["0.2", "0.3", "0.1"], []),
+        ({"final/valid/loss": "min"}, ["0.3", "0.2", "0.1"], []),
+        ({"valid/accuracy": "max", "final/valid/loss": "min"}, ["0.2", "0.3", "0.1"], ["0.2", "0.3"]),
+        ({"final/valid/loss": "min", "valid/accuracy": "max"}, ["0.3", "0.2", "0.1"], ["0.3", "0.2"]),
+    ],
+)
+def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seeds(tmp_path: Path, samewise, objectives, best, front) -> None:
+    folder = SweepFolder(tmp_path / "sweeps" / "some-1")
+    facts = {"id": "some-1", "name": "some", "overrides": [], "root": "", "packages": [], "configs": [], "run_root": str(tmp_path)}
+    parts = {"launcher": {"_target_": LOCAL}, "sweeper": {"_target_": "", "objectives": objectives}, "tracking": {"enabled": False, "uri": ""}}
+    folder.write_facts({**facts, **parts})
+    for setting, (rate, seeds) in enumerate(SEEDS.items()):
+        for seed, (accuracy, loss) in enumerate(seeds):
+            home = tmp_path / f"{rate}-{seed}"
+            point = Point(2 * setting + seed, setting, str(seed), {"lr": rate}, [], "some", "f" * 64, str(home), "valid/accuracy", "max", {})
+            folder.add_points([point])
+            home.mkdir()
+            metrics = {
+                "best": {"valid/accuracy": accuracy, "valid/loss": 9.0},
+                "final": {"valid/accuracy": 0.0, "valid/loss": loss},
+                "monitor": "valid/accuracy",
+            }
+            (home / "summary.json").write_text(json.dumps({**SUMMARY, "metrics": metrics}))
+    told = json.loads(samewise("report", folder.path, "--json", "--no-mlflow").stdout)
+    means = {rate: {"valid/accuracy": sum(a for a, _ in seeds) / 2, "final/valid/loss": sum(b for _, b in seeds) / 2} for rate, seeds in SEEDS.items()}
+    judged = list(objectives or ["valid/accuracy"])
+    assert [one["values"]["lr"] for one in told["settings"]] == best
+    assert [one["mean"] for one in told["settings"]] == [pytest.approx(means[rate][judged[0]]) for rate in best]
+    assert [one["values"]["lr"] for one in told["pareto"]] == front
+    assert [one["objectives"] for one in told["pareto"]] == [pytest.approx({name: means[rate][name] for name in judged}) for rate in front]
+    assert told["effects"][0]["best"] == best[0]
+    values = dict(zip(("valid/accuracy", "final/valid/loss"), SEEDS["0.1"][0], strict=True))
+    assert (told["points"][0]["monitor"], told["points"][0]["value"]) == (judged[0], values[judged[0]])
+    assert told["points"][0]["objectives"] == {name: values[name] for name in objectives or ()}
+
+    printed = samewise("report", folder.path, "--no-mlflow").stdout
+    assert f"best     lr={best[0]}\n" in printed
+    assert re.search(rf"^lr +{judged[0]} +std .*{judged[-1] if len(judged) > 1 else ''} +state", printed, re.M)
+    shown = [line.split() for line in printed.partition("Pareto set")[2].splitlines()[2 : 2 + len(front)]]
+    assert shown == [[rate, *(f"{means[rate][name]:.4g}" for name in judged)] for rate in front]
+    assert (folder.path / "report" / "index.html").read_text().count("Pareto set") == bool(front)
+    assert re.search(rf"^ +point +state +step +{judged[0]}", samewise("sweep", "--status", folder.path).stdout, re.M)
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +371,9 @@ def test_the_tables_address_includes_runs_that_another_sweep_trained(tmp_path, t
     assert f"searchFilter={filter_by}&" in unquote(at.table)
     assert unquote(at.compare) == 'http://host:5000/#/compare-runs?runs=["run1","run0"]&experiments=["7"]&workflowType=machine_learning'
     assert at.opens == ""
+    at = pages(folder, [dataclasses.replace(one, final={"valid/loss": -one.value}, objectives={"final/valid/loss": "min"}) for one in found])
+    assert at is not None
+    assert "orderByKey=metrics.`valid/loss`&orderByAsc=true" in unquote(at.table)
 
 
 def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:
