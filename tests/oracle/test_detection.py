@@ -127,6 +127,7 @@ def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # that of classification is not; the tests step by step hold this recipe
 def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASK, 20, "loss")
 

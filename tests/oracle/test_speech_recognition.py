@@ -147,11 +147,13 @@ def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # that of classification is not; the tests step by step hold this recipe
 def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(RANDOM, 60, "loss")
 
 
 @pytest.mark.slow
+@pytest.mark.long  # that of classification is not; the tests step by step hold this recipe
 def test_a_planted_fault_shows_over_seeds(oracle):
     oracle.require_other_distribution(RANDOM, 60, "loss", "model.dropout=0.0")
 

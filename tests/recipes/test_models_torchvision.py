@@ -73,7 +73,10 @@ def test_every_torchvision_model_is_a_choice_with_its_number_of_parameters() -> 
     assert len(told) > 75
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=[pytest.mark.slow] + [pytest.mark.long] * bool(number % 2)) for number, name in enumerate(FAMILIES)],
+)
 def test_a_choice_makes_torchvisions_model_and_its_step_repeats_exactly(name: str) -> None:
     """The whole model has gradients, and only from deterministic operators."""
     size = FAMILIES[name]

@@ -55,9 +55,12 @@ SMALL = {
 }
 
 
+KILLED_OFTEN = ("classification", "detection")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one == "classification" else pytest.mark.long) for one in SMALL])
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=pytest.mark.long if one in KILLED_OFTEN else ()) for one in SMALL])
 def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, tmp_path):
     """The others are killed on 4 and on 2 ranks, and finish on 1, below."""
     same_on_1_2_and_4(tmp_path, recipe)
@@ -74,7 +77,7 @@ def test_five_seeds_of_every_recipe_give_the_same_bits_on_any_number_of_ranks(re
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in KILLED_OFTEN else pytest.mark.long) for one in SMALL])
 def test_every_recipe_killed_on_4_ranks_and_on_2_finishes_on_1_with_the_same_bits(recipe, tmp_path):
     experiment = [*COMMON, *SMALL[recipe], "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
     for ranks, victim, step in ((4, 2, 6), (2, 0, 13)):

@@ -87,7 +87,7 @@ def weights(samewise, run_root: Path, *overrides: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_named(tmp_path, stopped) -> None:
     with launch(tmp_path, "strategy.nproc=2", "strategy.timeout_s=6", "max_steps=4000") as process:
         wait_for_step(process, tmp_path, 3)

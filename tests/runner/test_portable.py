@@ -109,6 +109,7 @@ def test_each_recipe_gives_the_same_bits_with_fewer_instructions(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @x86
 def test_without_portable_other_instructions_give_other_bits(tmp_path: Path) -> None:
     strict = "resnet,reproducibility=strict"

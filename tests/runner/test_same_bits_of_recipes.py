@@ -21,8 +21,8 @@ SMALL = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.slow  # test_resuming.py stops every recipe, too
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in ("detection", "speech_recognition") else pytest.mark.long) for one in SMALL])
 def test_each_recipe_gives_the_same_bits_with_workers_and_when_killed(recipe, tmp_path):
     experiment = promise.Promise([*SMALL[recipe], *COMMON])
     reference = experiment.run(tmp_path / "reference")
