@@ -16,7 +16,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $$(($(JOBS) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-changed test-slow test-all bench mutants faults gpu lint types format lock clean
+.PHONY: help install demo test test-changed test-variants test-slow test-all bench mutants faults gpu lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ test: install ## run the tests that are fast enough for every change (minutes on
 test-changed: install ## run the fast tests that changes since main can affect (BASE=HEAD: uncommitted changes)
 	@files=$$($(BIN)/python tests/changed.py $(or $(BASE),main)) && if [ -n "$$files" ]; then $(PYTEST) $(TOGETHER) -m "not slow" $$files; else echo "no test is affected"; fi
 
-test-slow: install ## run the slower tests and variants that CI runs too; some install packages into scratch environments
-	$(PYTEST) $(APART) -m "(slow or variant) and not long"
+test-variants: install ## run the fast tests that `make test` leaves out
+	$(PYTEST) $(TOGETHER) -m "variant"
+
+test-slow: install ## run the slower tests that CI runs too; some install packages into scratch environments
+	$(PYTEST) $(APART) -m "slow and not long"
 
 test-all: install ## run all tests
 	$(PYTEST) $(APART)

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.rows import point_rows, setting_rows
 
     folder = find(args.sweep, run_root=args.run_root)
+    settings = folder.facts["tracking"]  # a damaged file is not signed
     trusted = trust.is_trusted(folder.made_by, trust=args.trust)
     found = current_results(folder, project_from(args), trusted=trusted)
     if not found:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(folder, found, known, spent, written[0])
     if not args.no_mlflow and trusted:
-        _log(folder, written)
+        _log(folder, written, settings)
     elif not args.no_mlflow:
         print(f"warning: {folder.path} {trust.NOT_YOURS}. The report is not logged to the MLflow store that it names; --trust allows it", file=sys.stderr)
     if args.open:
@@ -117,9 +118,8 @@ def _setting_values(setting: Sequence[PointResult]) -> dict[str, Any]:
     return {"values": dict(setting[0].point.values), "objectives": objective_means(setting), **dataclasses.asdict(spread(setting))}
 
 
-def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
+def _log(folder: SweepFolder, written: Sequence[Path], settings: Mapping[str, Any]) -> None:
     """Log the report in MLflow too; the sweep's folder has it even if that fails."""
-    settings = folder.facts["tracking"]
     if "mlflow" not in backends_of(settings):
         return
 
