@@ -32,7 +32,7 @@ class Manifest(Utterances):
         cache: As in `Utterances`.
 
     Raises:
-        DataError: the file is not there or not a list of recordings, a recording is missing, a transcript has an unknown letter, a section is not one.
+        DataError: the file is not there or not a list of recordings, a recording is missing, a transcript has an unknown letter, a section has no valid times.
     """
 
     def __init__(

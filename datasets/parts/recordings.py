@@ -96,10 +96,7 @@ class Recordings:
         stop = None if frames is None else start + frames
         if self._kept is not None:
             return self._kept[self._ends[index] : self._ends[index + 1]][start:stop]
-        if (info := audio_info(self.path(index))).sample_rate == self.sample_rate:
-            if self._sections is not None:
-                begin, length = self._section(index, info)
-                start, frames = begin + start, length - start if frames is None else frames
+        if self._sections is None and audio_info(self.path(index)).sample_rate == self.sample_rate:
             return read_audio(self.path(index), start=start, frames=frames)[0]
         return self._decode(index)[start:stop]
 

@@ -64,7 +64,15 @@ def implementation(optimizer: Optimizer) -> str:
 
 
 def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state, except for the choice of implementation, which was made here and may differ under another strategy."""
+    """Load a state, except for the choice of implementation, which was made here and may differ under another strategy.
+
+    ConfigError if its parameters are the same in another order.
+    """
+    here, there = ([name for group in groups for name in group.get("param_names", ())] for groups in (optimizer.param_groups, state["param_groups"]))
+    if here != there and sorted(here) == sorted(there):  # torch matches them by their place
+        name = next(one for one, other in zip(here, there, strict=True) if one != other)
+        words = f"has the checkpoint's parameters in another order, from {name} on: their state would be given to others"
+        raise ConfigError(Problem("optimizer", words, hint="initialise.weights takes the checkpoint's weights alone"))
     own = {key: optimizer.defaults[key] for key in ("fused", "foreach") if key in optimizer.defaults}
     optimizer.load_state_dict({**state, "param_groups": [{**group, **own} for group in state["param_groups"]]})
 

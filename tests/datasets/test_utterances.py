@@ -126,7 +126,8 @@ def test_lines_with_an_offset_are_sections_as_nemo_reads_them(tmp_path, cache, r
         expected = torch.from_numpy(whole[start:stop].copy())
         expected = expected if rate == 8000 else torchaudio.functional.resample(expected, 8000, rate)
         assert torch.allclose(data[place]["waveform"], expected, atol=1e-6)
-        assert data[place]["length"] == len(expected)
+        assert data[place]["length"] == len(expected) == data._recordings.frames(place)
+    assert len(data._recordings.stretch(1, 10, 10_000)) == len(data[1]["waveform"]) - 10, "not beyond the section"
     path.write_text(path.read_text().replace("0.45", "0.44"))
     assert Manifest(file=str(path), sample_rate=rate, cache=cache).fingerprint() != data.fingerprint()
 

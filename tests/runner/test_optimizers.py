@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
-from samewise.runner.optim.build import build_optimizers, describe, implementation
+from samewise.runner.optim.build import build_optimizers, describe, implementation, load_state
 from samewise.runner.optim.muon import Muon
 from samewise.runner.optim.stepping import step_of
 
@@ -343,3 +343,15 @@ def test_a_late_first_gradient_with_dampening_is_refused_with_a_way_out() -> Non
     layers[1](torch.ones(1, 3)).sum().backward()
     with pytest.raises(ConfigError, match=r"optimizer\.fused=false"):
         made.step()
+
+
+def test_a_state_with_the_same_parameters_in_another_order_is_refused() -> None:
+    """torch gives each state to the parameter in its place: a norm's moments to another norm, without an error."""
+    model = nn.ModuleDict({"first": nn.LayerNorm(4), "second": nn.LayerNorm(4)})
+    turned = nn.ModuleDict({"second": model["second"], "first": model["first"]})
+    one, again, other = (build(sgd(), of)["train"] for of in (model, model, turned))
+    sum(parameter.sum() for parameter in model.parameters()).backward()
+    one.step()
+    load_state(again, one.state_dict())
+    with pytest.raises(ConfigError, match=r"optimizer: has the checkpoint's parameters in another order, from second\.weight on"):
+        load_state(other, one.state_dict())
