@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
@@ -17,26 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.recipes.models.wav2letter import length_after_all
 from samewise.recipes.parts import ctc, transcripts
+from samewise.recipes.parts.speech_scores import MeasuredSpeech, SpeechScores
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
-from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe
 
 _LONGEST_KERNEL = 10_000
 """Frames of features; where a model needs more for one of its own, it is left to refuse fewer."""
-
-
-@dataclass(frozen=True)
-class MeasuredSpeech:
-    """The measurements of one evaluation batch of B utterances, on the CPU.
-
-    Args:
-        loss: float32[B], nats a character.
-        possible: bool[B], whether there are enough frames for the transcript; otherwise the loss is 0.
-        lines: One for each utterance; the worst of the batch carry spectrograms.
-    """
-
-    loss: Tensor
-    possible: Tensor
-    lines: list[transcripts.Line]
 
 
 @final
@@ -249,63 +232,6 @@ class Understood(Prediction):
         return [text, picture]
 
 
-@final
-class SpeechScores(Scores):
-    """Integer counts of edits, and a float64 sum of losses in utterance order: the same for any split into batches.
-
-    Args:
-        skips: Whether transcripts that are impossible are left out of the loss.
-        rows: Utterances in the table, the first of the split.
-        drawn: Spectrograms kept: of the highest error rates.
-    """
-
-    def __init__(self, *, skips: bool = False, rows: int = 5000, drawn: int = 6) -> None:
-        self.count = self._skipped = 0
-        self._skips = skips
-        self._loss = 0.0
-        self._character_edits = self._characters = self._word_edits = self._words = 0
-        self._rows, self._drawn = rows, drawn
-        self._lines: list[transcripts.Line] = []
-        self._worst: list[tuple[float, int, transcripts.Line]] = []  # a heap, the least error on top
-
-    def add(self, measured: MeasuredSpeech) -> None:
-        self._skipped += int((~measured.possible).sum())
-        for loss, line in zip(measured.loss.tolist(), measured.lines, strict=True):
-            said, read = line.reference.split(), line.hypothesis.split()
-            self._loss += loss
-            self._character_edits += line.edits
-            self._characters += len(line.reference)
-            self._word_edits += transcripts.edit_distance(said, read)
-            self._words += len(said)
-            self._keep(line)
-            self.count += 1
-
-    def compute(self) -> dict[str, float]:
-        """`loss` (nats a character, the mean over utterances that are not skipped), and `cer` and `wer`: all edits over all characters and words."""
-        if not self.count:
-            raise DataError("the evaluated split is empty")
-        cer, wer = self._character_edits / max(1, self._characters), self._word_edits / max(1, self._words)
-        read = self.count - self._skipped
-        skipped = {"skipped": self._skipped / self.count} if self._skips else {}
-        return {"loss": self._loss / read if read else math.inf, "cer": cer, "wer": wer, **skipped}
-
-    def save_pictures(self, folder: Path) -> None:
-        """Write `transcripts.csv`, `transcripts.html` (the worst first) and `spectrograms.png`."""
-        scores = self.compute()
-        by_rate = sorted(self._lines, key=lambda line: -line.rate)
-        heading = f"{self.count} utterances: character error rate {scores['cer']:.2%}, word error rate {scores['wer']:.2%}"
-        transcripts.save_csv(folder / "transcripts.csv", self._lines)
-        transcripts.save_html(folder / "transcripts.html", by_rate[:300], heading=heading)
-        transcripts.save_spectrograms(folder / "spectrograms.png", [line for *_, line in sorted(self._worst, reverse=True)])
-
-    def _keep(self, line: transcripts.Line) -> None:
-        if line.spectrogram is not None:
-            push = heapq.heappush if len(self._worst) < self._drawn else heapq.heappushpop
-            push(self._worst, (line.rate, -self.count, line))
-        if len(self._lines) < self._rows:
-            self._lines.append(line)
-
-
 def _waveform(sample: Any) -> Tensor:
     found = sample.get("waveform") if isinstance(sample, Mapping) else None
     if not isinstance(found, Tensor) or found.dim() != 1 or "transcript" not in sample:
@@ -316,7 +242,7 @@ def _waveform(sample: Any) -> Tensor:
 
 def _apply(model: nn.Module, features: Tensor, frames: Tensor, count: Callable[[Tensor], Tensor], *, with_lengths: bool) -> Any:
     """The model's output for a batch. In evaluation, each utterance at its own length if a norm over time, as in wav2vec 2.0's base models, counts padding."""
-    apart = not model.training and any(isinstance(part, nn.GroupNorm) for part in model.modules())
+    apart = not model.training and any(isinstance(part, nn.GroupNorm | nn.InstanceNorm1d) for part in model.modules())
     cut = [length if length >= 1 and int(count(torch.tensor(length))) >= 1 else features.shape[-1] for length in (frames.tolist() if apart else ())]
     if all(length == features.shape[-1] for length in cut):
         return model(features, frames) if with_lengths else model(features)
