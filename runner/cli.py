@@ -109,6 +109,9 @@ class Parser(argparse.ArgumentParser):
             if re.match(r"--?[a-zA-Z]", name) and name not in options and not (name[1] != "-" and name[:2] in options):
                 value = value or next((after for after in self.given[place + 1 : place + 2] if not after.startswith("-")), "VALUE")
                 raise ConfigError(Problem(self.prog, "no such option", name, hint=self._meant(name, value, options) or help_))
+        for name, _, value in (word.partition("=") for word in self.given if "=" in word and not self._takes_settings()):
+            if (option := f"--{name.replace('_', '-')}") in options:
+                raise ConfigError(Problem(self.prog, "takes options, not settings", f"{name}={value}", hint=f"{option} {value}"))
         if message.startswith("the following arguments are required: "):
             missing = message.partition(": ")[2].split(", ")
             options = [action for action in self._actions if "/".join(action.option_strings) in missing]
@@ -127,8 +130,10 @@ class Parser(argparse.ArgumentParser):
             return f"settings are written without dashes and in full: KEY={value}"
         if "--sort" in options and name in ("--best", "--top", "--by", "--metric"):
             return "--sort METRIC lists the best first, for example --sort valid/accuracy"
-        takes_settings = any(action.dest == "overrides" for action in self._actions)
-        return f"settings are written without dashes: {self._setting(name.lstrip('-').replace('-', '_'), value)}" if takes_settings else ""
+        return f"settings are written without dashes: {self._setting(name.lstrip('-').replace('-', '_'), value)}" if self._takes_settings() else ""
+
+    def _takes_settings(self) -> bool:
+        return any(action.dest == "overrides" for action in self._actions)
 
     def _setting(self, key: str, value: str) -> str:
         """`max_epochs=3` for `epochs` and `3`, as the overrides that are given compose."""

@@ -146,6 +146,7 @@ DIGITS = ["experiment=resnet18_digits", "debug=tiny"]
 BAD = {
     "no such option": (["train", "--fast"], "--fast"),
     "a setting as an option": (["train", "--batch-size", "4"], "without dashes: batch_size=4"),
+    "an option as a setting": (["report", "1a2b", "run_root=elsewhere"], "--run-root elsewhere"),
     "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
     "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
     "one run to compare": (["diff", "a"], "samewise diff: needs RUN and RUN"),

@@ -152,6 +152,14 @@ def test_a_difference_in_the_first_step_may_be_one_of_initial_weights(samewise, 
     )
 
 
+def test_a_batch_divided_otherwise_is_not_called_another_batch(samewise, original, tmp_path):
+    assert samewise("train", *TINY, "replicas=2", "max_steps=1", f"run_root={tmp_path}").returncode == 0
+    (other,) = tmp_path.glob("*/*/")
+    said = samewise("diff", original, other).stdout.replace("\n", " ")
+    assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
+    assert "replicas: 1 | 2" in said
+
+
 def test_a_comparison_can_be_an_html_page_with_escaped_names(samewise, run, original, tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     summary["metrics"]["final"]["valid/loss"] = 12.5
