@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from samewise.runner.config import schema
-from samewise.runner.config.loader import GIVEN, PROJECT, ROOT, config_loader, faults_in_files, text_of
+from samewise.runner.config.loader import GIVEN, PROJECT, ROOT, chosen_files, config_loader, faults_in_files, text_of
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat
 from samewise.runner.config.yaml_files import lines_of
@@ -56,16 +56,14 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
 def own_defaults(given: Sequence[str], *, project: Project) -> set[str]:
     """The paths of the values that samewise's own files, as they are chosen, set."""
     loader = config_loader(project, faults_in_files(config_loader(project)))
-    chosen = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
-    return {one.path for one in values_of(loader, chosen) if one.where.startswith(OURS)}
+    return {one.path for one in values_of(loader, chosen_files(loader, given)) if one.where.startswith(OURS)}
 
 
 def replaced_value(path: str, loader: ConfigLoaderImpl, given: Sequence[str]) -> Any:
     """The value that the chosen files set, if an override replaces it; else None."""
     if not any(text.lstrip("+").startswith(f"{path}=") for text in given):
         return None
-    chosen = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
-    return next((one.value for one in reversed(list(values_of(loader, chosen))) if one.path == path), None)
+    return next((one.value for one in reversed(list(values_of(loader, chosen_files(loader, given)))) if one.path == path), None)
 
 
 def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:

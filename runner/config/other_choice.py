@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from samewise.runner.config.annotations import argument_names
 from samewise.runner.config.fingerprint import is_outside, reached_code
 from samewise.runner.config.instantiate import SPECIAL, locate
-from samewise.runner.config.loader import ROOT
+from samewise.runner.config.loader import chosen_files
 from samewise.runner.config.origins import FileValue, values_in, values_of
 from samewise.runner.config.project import Project
 from samewise.runner.config.slots import within
@@ -89,7 +87,7 @@ def weights_caution(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapp
     now = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
     if not {"debug", "experiment"} <= chosen.keys() or now is not None or any(text.startswith("initialise.weights=") for text in given):
         return []
-    defaults: list[ResultDefault] = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
+    defaults = [one for one in chosen_files(loader, given) if (one.config_path or "").startswith(("debug/", "initialise/", _FILES))]
     values = [value for value in values_of(loader, defaults) if value.path == "initialise.weights"]
     asked = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
     if asked is None or asked.value is None or not values[-1].config.startswith("debug/"):
@@ -192,7 +190,7 @@ class _Choices:
     """The choices that overrides make, and the values that their files set."""
 
     def __init__(self, loader: ConfigLoaderImpl, given: Sequence[str]) -> None:
-        defaults: list[ResultDefault] = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
+        defaults = chosen_files(loader, given)
         self.chosen = dict[tuple[str, str], tuple[str, ...]]()
         """By group and the path of its values; the choices that are made by another of the same group left out."""
         self.apart = set[tuple[str, str]]()
