@@ -196,9 +196,10 @@ def parse(text: str, name: str = "config") -> Composed:
     """Parse what `dump` wrote; a ConfigError if it is not a config."""
     require_modest(text, name, interpolations="none")
     try:
-        if not isinstance(yaml.safe_load(text), dict):
+        given = OmegaConf.create(text)
+        if not isinstance(given, DictConfig) or not given:
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
-        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(text))
+        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), given)
         choices, label = header.read(text)
         assert isinstance(cfg, DictConfig)
         restore_references(cfg, header.read_references(text) or {})

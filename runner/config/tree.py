@@ -17,14 +17,13 @@ from samewise.runner.errors import ConfigError, Problem
 def plain(node: Any) -> Any:
     """A config as dicts, lists and scalars, with interpolations resolved; a missing value, or a reference to one, is `???`.
 
-    An unresolvable interpolation stays as it is written: composing has reported it.
+    An unresolvable interpolation stays as it is written: composing has reported it. Only interpolations are looked up: a lookup takes several times as long.
     """
-    if isinstance(node, DictConfig | ListConfig) and node._is_none():  # pyright: ignore[reportPrivateUsage]
-        return None
-    if isinstance(node, DictConfig):
-        return {str(key): plain(_value(node, key)) for key in node}
-    if isinstance(node, ListConfig):
-        return [plain(_value(node, index)) for index in range(len(node))]
+    if isinstance(node, DictConfig | ListConfig):
+        content: Any = node._value()  # pyright: ignore[reportPrivateUsage]
+        if isinstance(content, dict):
+            return {str(key): _resolved(node, key, child) for key, child in cast(dict[Any, Any], content).items()}
+        return [_resolved(node, place, child) for place, child in enumerate(cast(list[Any], content))] if isinstance(content, list) else content
     return node.value if isinstance(node, enum.Enum) else node
 
 
@@ -105,13 +104,14 @@ def paths(cfg: DictConfig | ListConfig) -> Iterator[str]:
                 yield whole
 
 
-def _value(node: DictConfig | ListConfig, key: Any) -> Any:
-    if node._get_node(key)._is_missing():  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
-        return "???"
+def _resolved(above: Any, key: Any, child: Any) -> Any:
+    content = child._value()
+    if not isinstance(content, str) or "${" not in content:
+        return plain(child if isinstance(child, DictConfig | ListConfig) else content)
     try:
-        return node[key]
+        return plain(above[key])
     except OmegaConfBaseException:
-        return node._get_node(key)._value()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
+        return content
 
 
 def same(a: Any, b: Any) -> bool:
