@@ -9,7 +9,7 @@ backward (of Faster R-CNN, not of RetinaNet) has none either.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -34,7 +34,7 @@ class MeasuredDetection:
 
     Args:
         images: Their true boxes and the detections.
-        losses: The means over the B images of each part of the loss; empty where the model gives none in evaluation.
+        losses: The sums over the B images of each part of the loss; empty where the model gives none in evaluation.
         shown: The first few images, small, as uint8[3, h, w].
     """
 
@@ -47,7 +47,8 @@ class MeasuredDetection:
 class Detection(Recipe):
     """Batches are `{"image": list of B tensors [3, H, W], or one tensor, "boxes": list of float32[N, 4], "labels": list of int64[N], "image_id": list of int}`.
 
-    Boxes are (x1, y1, x2, y2) in pixels of their image, labels count from 1. The model is one of torchvision's detectors, or has their
+    Boxes are (x1, y1, x2, y2) in pixels of their image, labels count from 1. In evaluation, `file_size`, a list of (height, width), is what images had before
+    they were resized: results are in those pixels, as is `area`, a list of float32[N]. The model is one of torchvision's detectors, or has their
     interface: in training `model(images, targets)` gives a dict of losses, each a mean over the images; in evaluation `model(images)` gives a list of
     `{"boxes", "labels", "scores"}`. Images reach it as floats in [0, 1]; it normalises and resizes them itself.
 
@@ -80,7 +81,10 @@ class Detection(Recipe):
         return {"image": torch.stack(images) if same else images, **columns}
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The sum of each image's loss over the B images; the step's loss is their mean, as torchvision's, for any split into micro-batches.
+        """The sum of each image's loss over the B images; the step's loss is their mean, as torchvision's.
+
+        Images of different sizes are padded to the largest of their micro-batch, and the padding counts: as background, and in norms over an image.
+        Divided into other micro-batches, they give a somewhat different loss.
 
         For RetinaNet an image's loss is its focal loss, summed over anchors and classes, plus its box loss, summed over its foreground
         anchors, both over their number (Lin et al. 2017, arXiv 1708.02002, section 4.1).
@@ -95,44 +99,43 @@ class Detection(Recipe):
         return Loss(total, count=len(images), parts={_short(name): part.detach() for name, part in parts.items()} if len(parts) > 1 else {})
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredDetection:
-        images, losses = _floats(batch["image"]), dict[str, Tensor]()
-        if hasattr(model, "losses_and_detections"):
-            losses, found = model.losses_and_detections(images, _targets(batch))
-        else:
-            found = model(images)
-        measured = [_image(batch, place, detections) for place, detections in enumerate(found)]
+        images, targets, losses = _floats(batch["image"]), _targets(batch), dict[str, float]()
+
+        def detect(places: list[int]) -> list[Mapping[str, Tensor]]:
+            some = [images[place] for place in places]
+            if not hasattr(model, "losses_and_detections"):
+                return model(some)
+            means, found = model.losses_and_detections(some, [targets[place] for place in places])
+            for name, mean in means.items():
+                losses[_short(name)] = losses.get(_short(name), 0.0) + float(mean) * len(places)
+            return found
+
+        measured = [_image(batch, place, found) for place, found in enumerate(_at_own_size(images, detect))]
         small = [thumbnails(image[None], longest=320)[0].cpu() for image in images[: self.shown]]
-        return MeasuredDetection(measured, {_short(name): float(loss) for name, loss in losses.items()}, small)
+        return MeasuredDetection(measured, losses, small)
 
     def scores(self, dataset: Any) -> DetectionScores:
         names = class_names(dataset)
         return DetectionScores(names=names, num_classes=self.num_classes or len(names), shown=self.shown)
 
     def read(self, file: Path) -> dict[str, Any]:
-        """An image, without boxes; where the data set resizes images, of that size, with the file's as `file_size`."""
+        """An image, without boxes, with its size as `file_size`; where the data set resizes images, of that size."""
         image = read_image(file)
         read = image if self.read_size is None else functional.resize(image, list(self.read_size), antialias=True)
         sample = annotated_sample(read, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), number=0)
-        return sample if self.read_size is None else {**sample, "file_size": tuple(image.shape[-2:])}
+        return {**sample, "file_size": tuple(image.shape[-2:])}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         images = _floats(batch["image"])
+        found = _at_own_size(images, lambda places: model([images[place] for place in places]))
         return [
-            Detected(self._in_file(_image(batch, place, found), batch, place), image.cpu(), self.classes, self.category_ids)
-            for place, (image, found) in enumerate(zip(images, model(images), strict=True))
+            Detected(_image(batch, place, one), image.cpu(), self.classes, self.category_ids)
+            for place, (image, one) in enumerate(zip(images, found, strict=True))
         ]
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
         """For one image [1, 3, H, W]: boxes float32[N, 4], labels int64[N] and scores float32[N], by descending score."""
         return {"": Form(_detect_in_one, {"image": batch["image"]})}
-
-    def _in_file(self, found: Image, batch: Batch, place: int) -> Image:
-        """Scale detections to the pixels of the file, where it was resized as it was read."""
-        if self.read_size is None or "file_size" not in batch:
-            return found
-        scale_y, scale_x = (side / read for side, read in zip(batch["file_size"][place], self.read_size, strict=True))
-        size = round(found.size[0] * scale_y), round(found.size[1] * scale_x)
-        return replace(found, size=size, found_boxes=found.found_boxes * torch.tensor([scale_x, scale_y, scale_x, scale_y]))
 
     def _record(self, sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
@@ -187,8 +190,8 @@ class DetectionScores(Scores):
         self._found: AveragePrecision | None = None
 
     def add(self, measured: MeasuredDetection) -> None:
-        for name, mean in measured.losses.items():
-            self._losses[name] = self._losses.get(name, 0.0) + mean * len(measured.images)
+        for name, total in measured.losses.items():
+            self._losses[name] = self._losses.get(name, 0.0) + total
         if len(self.images) == len(self._thumbnails):
             self._thumbnails.extend(measured.shown[: self._most - len(self._thumbnails)])
         self.images.extend(measured.images)
@@ -222,8 +225,7 @@ class Detected(Prediction):
     """The objects found in one image.
 
     Args:
-        found: The boxes, in pixels of the image as the transforms of evaluation leave it: of the file, where they do not resize. That the data set
-            resizes images as it reads them is undone.
+        found: The boxes, in pixels of the file, even where the data set or the transforms of evaluation resize it.
         image: float32[3, H, W] in [0, 1]; it is resized to that image's size as it is drawn.
         classes: The names of the labels, the background's first; empty: their numbers.
         category_ids: The labels' numbers in COCO's results; empty: the labels themselves.
@@ -295,16 +297,29 @@ def _targets(batch: Batch) -> list[dict[str, Tensor]]:
     ]
 
 
+def _at_own_size(images: Sequence[Tensor], detect: Callable[[list[int]], list[Mapping[str, Tensor]]]) -> list[Mapping[str, Tensor]]:
+    """What `detect` finds in each image, called with the places of those of one size: padded to the largest image of a batch, others give other results."""
+    places, found = dict[torch.Size, list[int]](), dict[int, Mapping[str, Tensor]]()
+    for place, image in enumerate(images):
+        places.setdefault(image.shape, []).append(place)
+    for some in places.values():
+        found |= zip(some, detect(some), strict=True)
+    return [found[place] for place in range(len(images))]
+
+
 def _image(batch: Batch, place: int, found: Mapping[str, Tensor]) -> Image:
-    boxes = batch["boxes"][place].cpu()
+    """An image's boxes and detections, in pixels of the file if its size is known."""
     height, width = batch["image"][place].shape[-2:]
+    size: tuple[int, int] = tuple(batch["file_size"][place]) if "file_size" in batch else (height, width)
+    scale = torch.tensor([size[1] / width, size[0] / height] * 2)
+    boxes = batch["boxes"][place].cpu() * scale
     return Image(
-        size=(height, width),
+        size=size,
         boxes=boxes,
         labels=batch["labels"][place].cpu(),
         crowd=batch["crowd"][place].cpu() if "crowd" in batch else torch.zeros(len(boxes), dtype=torch.bool),
         area=batch["area"][place].cpu() if "area" in batch else (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]),
-        found_boxes=found["boxes"].float().cpu(),
+        found_boxes=found["boxes"].float().cpu() * scale,
         found_labels=found["labels"].cpu(),
         found_scores=found["scores"].float().cpu(),
     )

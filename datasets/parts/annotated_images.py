@@ -64,14 +64,15 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
     """Samples of an image and its boxes, in the form of torchvision's v2 transforms; a subclass lists the files.
 
     A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes float32[N, 4] (x1, y1, x2, y2), "labels": int64[N],
-    "image_id": int}`, and in evaluation (`training=False`) also `"crowd": bool[N]` and `"area": float32[N]`, in the pixels of the annotation.
+    "image_id": int}`, and in evaluation (`training=False`) also `"crowd": bool[N]`, `"area": float32[N]` in the pixels of the file, however the image is
+    resized, and `"file_size"`, the file's (height, width).
 
     Args:
         folder: Where the images lie.
         images: Their annotations.
         classes: The names of the labels; the first is the background's.
         training: Without crowds, and without images that have no box (as torchvision's references).
-        size: [height, width] that images are resized to as they are read, boxes and areas with them; None: as they are.
+        size: [height, width] that images are resized to as they are read, boxes with them; None: as they are.
         cache: "memory": all images are decoded once, here, and kept; set `size`, or have much memory.
 
     Raises:
@@ -117,11 +118,15 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         height, width = image.shape[-2:]
         scale_y, scale_x = height / int(self._sizes[index, 0]), width / int(self._sizes[index, 1])
         boxes = self._boxes[place] * torch.tensor([scale_x, scale_y, scale_x, scale_y])
-        crowd, labels, areas = self._crowd[place], self._labels[place].clone(), self._areas[place] * (scale_x * scale_y)
+        crowd, labels = self._crowd[place], self._labels[place].clone()
         if self._training:
             boxes, labels = boxes[~crowd], labels[~crowd]
         sample = annotated_sample(image, boxes, labels, number=int(self._numbers[index]))
-        return sample if self._training else {**sample, "crowd": crowd.clone(), "area": areas}
+        return (
+            sample
+            if self._training
+            else {**sample, "crowd": crowd.clone(), "area": self._areas[place].clone(), "file_size": tuple(self._sizes[index].tolist())}
+        )
 
     def path(self, index: int) -> Path:
         """The image file of a sample."""

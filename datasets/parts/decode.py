@@ -220,6 +220,10 @@ def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
     with open_image(raw, name) as image:
         PIXELS.check(name, image.width * image.height)
         require_modest_tiles(image, name)
+        if image.mode in ("F", "LAB", "HSV"):
+            words = "has numbers of unknown range" if image.mode == "F" else f"has colours in {image.mode}"
+            hint = "convert it; or read its numbers as they are, with dataset.mode=channels and dataset.channels"
+            raise DataError(Problem(name, words, f"mode {image.mode}", "grey, RGB, CMYK or a palette, of 8 or 16 bits", hint))
         if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255
             values = np.asarray(image).astype(np.int64).clip(0, 65535)
             image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))

@@ -82,4 +82,5 @@ class RandomShortestSide(BatchTransform):
             scale = torch.tensor([size[1] / width, size[0] / height] * 2, dtype=own.dtype, device=own.device)
             boxes.append(own * scale)
         same = isinstance(batch["image"], Tensor) and len({image.shape for image in images}) == 1
-        return {**batch, "image": torch.stack(images) if same else images, "boxes": boxes}
+        sizes = {"file_size": [tuple(image.shape[-2:]) for image in batch["image"]], **batch} if "area" in batch else batch
+        return {**sizes, "image": torch.stack(images) if same else images, "boxes": boxes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,8 +45,10 @@ def as_tensor(image: Any) -> Tensor:
     from torchvision.transforms.v2 import functional  # only data sets without a transform to tensors need it
 
     try:
-        if getattr(image, "mode", "RGB") not in ("L", "RGB", "I;16", "F"):  # palettes, transparency, CMYK
-            image = image.convert("L" if image.mode == "1" else "RGB")
+        if (mode := getattr(image, "mode", "RGB")) == "I":  # 16 bits a pixel: converting would clip at 255
+            image = np.asarray(image).clip(0, 65535).astype(np.uint16)
+        elif mode not in ("L", "RGB", "I;16", "F"):  # palettes, transparency, CMYK
+            image = image.convert("L" if mode == "1" else "RGB")
         return functional.pil_to_tensor(image) if hasattr(image, "getbands") else functional.to_image(image).as_subclass(Tensor)
     except (TypeError, ValueError):
         raise DataError(Problem("dataset", "an image has an unknown type", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None

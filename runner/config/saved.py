@@ -46,7 +46,9 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
                 continue
             given = OmegaConf.from_dotlist([override])
             if not separator or OmegaConf.select(cfg, key, default=_ABSENT) is _ABSENT:
-                problems.append(Problem(key, "no such key in the run's config", override, hint=nearest(key, paths(cfg))))
+                exists = key.startswith("+") and OmegaConf.select(cfg, key[1:], default=_ABSENT) is not _ABSENT
+                hint = f"write it without the +: {override[1:]}" if exists else nearest(key, paths(cfg))
+                problems.append(Problem(key, "no such key in the run's config", override, hint=hint))
                 continue
             if isinstance(OmegaConf.select(cfg, key), DictConfig) and not isinstance(OmegaConf.select(given, key), DictConfig):
                 problems.append(Problem(key, "is a group of the run's config; only values can be overridden", override, f"{key}.NAME=VALUE"))

@@ -156,6 +156,16 @@ def test_sixteen_bits_are_scaled_to_eight_not_clipped(tmp_path: Path, wanted: st
     assert read_image(tmp_path / "a.png", mode=wanted)[0, 0].tolist() == [0, 1, 128, 255]  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("wanted", ["rgb", "gray"])
+def test_numbers_of_unknown_range_are_refused(tmp_path: Path, wanted: str):
+    Image.fromarray(np.linspace(0, 1, 20, dtype=np.float32).reshape(4, 5)).save(tmp_path / "float.tiff")
+    Image.new("LAB", (5, 4)).save(tmp_path / "lab.tiff")
+    with pytest.raises(DataError, match=r"float\.tiff: has numbers of unknown range(.|\n)*dataset\.mode=channels"):
+        read_image(tmp_path / "float.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match=r"lab\.tiff: has colours in LAB"):
+        read_image(tmp_path / "lab.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
+
+
 def test_the_format_is_recognised_by_content_not_by_name(tmp_path: Path):
     picture().save(tmp_path / "a.png")
     (tmp_path / "a.png").rename(tmp_path / "a.jpeg")

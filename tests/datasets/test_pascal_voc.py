@@ -179,7 +179,8 @@ def test_resized_images_have_resized_boxes_and_are_the_same_from_memory(root: Pa
     sample = files[0]
     assert sample["image"].shape == (3, 15, 10)
     assert sample["boxes"].tolist() == [[0.25, 1, 5, 11], [1.25, 2.5, 10, 15]]
-    assert sample["area"][0] == pytest.approx(19 * 20 / 8)
+    assert sample["area"][0] == 19 * 20  # in the file
+    assert sample["file_size"] == (30, 40)
     assert all(torch.equal(files[index]["image"], kept[index]["image"]) for index in range(3))
     with pytest.raises(ConfigError, match=r"dataset\.size"):
         PascalVOC(root=str(root), split="train", size=[15])

@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from samewise.datasets.transforms.numeric import ToFloat
 from samewise.recipes.classification import Classification
+from samewise.recipes.parts.labelled_images import as_tensor
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
 
@@ -58,6 +60,18 @@ def test_the_loss_accepts_soft_targets(smoothing: float):
     soft /= soft.sum(1, keepdim=True)
     loss = Classification(num_classes=10, label_smoothing=smoothing).loss(Fixed(logits), {"image": images, "label": soft}, Phase())
     assert float(loss.total) == pytest.approx(naive_loss(logits, soft, smoothing), rel=1e-5)
+
+
+@pytest.mark.parametrize("form", [np.uint16, np.int32])
+def test_images_of_16_bits_are_scaled_not_clipped(form: type):
+    numbers = np.linspace(0, 65535, 64).reshape(8, 8).astype(form)
+    batch = {"image": as_tensor(Image.fromarray(numbers))[None]}
+    assert torch.allclose(ToFloat()(batch)["image"][0, 0].double(), torch.from_numpy(numbers / 65535), atol=1e-6)
+
+
+def test_integers_without_a_largest_value_are_refused():
+    with pytest.raises(ConfigError, match=r"have no known range(.|\n)*torch\.int64(.|\n)*uint8"):
+        ToFloat()({"image": torch.zeros(1, 3, 4, 4, dtype=torch.int64)})
 
 
 def test_the_gradient_of_the_loss_is_probability_minus_target():

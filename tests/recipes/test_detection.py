@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import math
 from pathlib import Path
 
 import PIL.Image
+import pycocotools.coco
+import pycocotools.cocoeval
 import pytest
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import retinanet_resnet50_fpn
 from torchvision.ops import box_iou
+from torchvision.transforms import v2
 
+from samewise.datasets.coco import COCO
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
+from samewise.datasets.transforms.detection import RandomShortestSide
 from samewise.recipes.detection import Detection
 from samewise.recipes.models.retinanet import RetinaNet, retinanet
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Batch, Phase
 
 
-def small(version: int = 1, **options: object) -> RetinaNet:
+def small(version: int = 1, head_norm: str = "none", **options: object) -> RetinaNet:
     torch.manual_seed(0)
     made = retinanet(
-        backbone="resnet18", version=version, num_classes=11, norm="batch", extra_levels=False, channels=32, head_convs=1, head_norm="none",
+        backbone="resnet18", version=version, num_classes=11, norm="batch", extra_levels=False, channels=32, head_convs=1, head_norm=head_norm,
         anchor_sizes=[[16, 24], [32, 40], [56, 64]], min_size=64, max_size=80, **options,
     )  # fmt: skip
     with torch.no_grad():  # away from the initial scores of .01, so that losses and detections differ from anchor to anchor
@@ -125,17 +133,29 @@ def test_one_pass_gives_torchvisions_losses_and_detections(batch: Batch):
         assert all(torch.equal(ours[name], theirs[name]) for name in ("boxes", "scores", "labels"))
 
 
-def test_scores_do_not_depend_on_the_batch_size(batch: Batch):
-    recipe, model, told = Detection(num_classes=11), small().eval(), []
-    for size in (1, 2, 4):
-        scores = recipe.scores(None)
-        for start in range(0, 4, size):
+@pytest.mark.parametrize("head_norm", ["none", "group"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_scores_and_predictions_do_not_depend_on_the_batch_size(head_norm: str, turned: bool):
+    recipe, model = Detection(num_classes=11), small(head_norm=head_norm).eval()
+    data = DigitsOnCanvas(split="train", length=6, height=64, width=96, largest=32, digits=3, turned=turned)
+    assert len({data[index]["image"].shape for index in range(6)}) == 1 + turned
+    told, found = list[dict[str, float]](), list[list[dict[str, object]]]()
+    for size in (1, 2, 6):
+        scores, predictions = recipe.scores(None), list[dict[str, object]]()
+        for start in range(0, 6, size):
+            batch = recipe.collate([data[index] for index in range(start, start + size)])
             with torch.no_grad():
-                scores.add(recipe.measure(model, {name: value[start : start + size] for name, value in batch.items()}))
+                scores.add(recipe.measure(model, batch))
+                predictions += [one.values() for one in recipe.predict(model, batch)]
         told.append(scores.compute())
+        found.append(predictions)
     assert {"loss", "loss_classification", "loss_boxes", "map", "map_50", "map_75"} <= told[0].keys()
-    for other in told[1:]:
+    for other, predictions in zip(told[1:], found[1:], strict=True):
         assert other == {name: pytest.approx(value, rel=1e-5, abs=1e-6) for name, value in told[0].items()}
+        for one, alone in zip(predictions, found[0], strict=True):
+            assert (one["width"], one["height"]) == (alone["width"], alone["height"])
+            scores_of = [[detection["score"] for detection in of["detections"]] for of in (one, alone)]
+            assert scores_of[0] == pytest.approx(scores_of[1], abs=1e-5)
 
 
 def test_another_detector_of_torchvision_is_trained_and_measured(batch: Batch):
@@ -189,6 +209,70 @@ def test_boxes_are_in_pixels_of_a_file_that_is_resized_as_it_is_read(tmp_path: P
         (picture,) = made.save(tmp_path, "drawn")
         with PIL.Image.open(picture) as drawn:
             assert drawn.width / drawn.height == pytest.approx(width / height, rel=0.02)
+
+
+class Planted(nn.Module):
+    """Finds objects at these places, given as parts of an image's width and height."""
+
+    def __init__(self, boxes: Tensor) -> None:
+        super().__init__()
+        self.boxes = boxes
+
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        sizes = [torch.tensor([image.shape[-1], image.shape[-2]] * 2) for image in images]
+        scores = torch.linspace(0.9, 0.5, len(self.boxes))
+        return [{"boxes": self.boxes * size, "labels": torch.ones(len(self.boxes), dtype=torch.int64), "scores": scores} for size in sizes]
+
+
+TO_OTHER_SIZES = {
+    "as it is": ({}, [], []),
+    "as it is read": ({"size": [512, 384]}, [], []),
+    "by a transform of samples": ({}, [v2.Resize([300, 500])], []),
+    "by a transform of batches": ({}, [], [RandomShortestSide(shortest=[480], longest=900)]),
+    "by all": ({"size": [64, 80]}, [v2.Resize([300, 500])], [RandomShortestSide(shortest=[480], longest=900)]),
+}
+
+
+@pytest.mark.parametrize("how", TO_OTHER_SIZES)
+def test_sizes_of_objects_and_results_are_in_pixels_of_the_file_however_it_is_resized(tmp_path: Path, how: str):
+    """By pycocotools, on the annotations as they are in the file and detections in its pixels."""
+    boxes = [[10.0, 20, 20, 20], [50, 20, 40, 60], [20, 90, 120, 100], [150, 30, 30, 30]]
+    areas = [300.0, 1100, 9500, 950]  # of masks
+    truth = {
+        "images": [{"id": number, "file_name": f"{number}.png", "width": 200, "height": 200} for number in (1, 2)],
+        "categories": [{"id": 1, "name": "thing"}],
+        "annotations": [
+            {"id": 4 * number + place, "image_id": number, "category_id": 1, "bbox": box, "area": area, "iscrowd": 0}
+            for number in (1, 2)
+            for place, (box, area) in enumerate(zip(boxes, areas, strict=True))
+        ],
+    }
+    for number in (1, 2):
+        PIL.Image.new("RGB", (200, 200), (90, 10, 10)).save(tmp_path / f"{number}.png")
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    false = [[150.0, 150, 24, 24], [2, 2, 40, 40], [100, 2, 44, 44], [100, 100, 99, 99]]  # before the true ones
+    x, y, width, height = torch.tensor([*false, *boxes[:3]]).unbind(1)
+    model = Planted(torch.stack([x, y, x + width, y + height], 1) / 200)
+
+    options, of_samples, of_batches = TO_OTHER_SIZES[how]
+    data, recipe = COCO(root=str(tmp_path), images=".", annotations="truth.json", **options), Detection(num_classes=2)
+    batch = recipe.collate([v2.Compose(of_samples or [v2.Identity()])(data[index]) for index in range(2)])
+    for transform in of_batches:
+        batch = transform(batch)
+    scores = recipe.scores(data)
+    scores.add(recipe.measure(model, batch))
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        reference = pycocotools.coco.COCO(str(tmp_path / "truth.json"))
+        results = [row for number, one in enumerate(recipe.predict(model, batch), start=1) for row in one.coco(number)]
+        assert [row["bbox"] for row in results[:7]] == [pytest.approx(box, abs=0.02) for box in torch.stack([x, y, width, height], 1).tolist()]
+        evaluator = pycocotools.cocoeval.COCOeval(reference, reference.loadRes(results), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    expected = dict(zip(("map", "map_50", "map_75", "map_small", "map_medium", "map_large"), evaluator.stats[:6], strict=True))
+    assert len({round(expected[f"map_{size}"], 3) for size in ("small", "medium", "large")}) == 3
+    assert {name: scores.compute()[name] for name in expected} == {name: pytest.approx(value, abs=1e-9) for name, value in expected.items()}
 
 
 def sample_with(**values: object) -> dict[str, object]:
