@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,31 @@ class _Enough(BaseException):
 Transform = Callable[[Batch], Batch]
 
 
+class Entry(NamedTuple):
+    """An entry of a batch as a model gets it: as it is, or with a dimension of 1 inserted, as a channel."""
+
+    name: str
+    channel: int | None = None
+
+    @staticmethod
+    def of(batch: Batch, tensor: Tensor) -> Entry | None:
+        """The entry that a tensor is, or is a view of; None if there is none."""
+        known = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        same = (Entry(name) for name, value in known.items() if value is tensor)
+        views = (Entry(name, place) for name, value in known.items() for place in range(tensor.dim()) if _is_view(value, tensor, place))
+        return next(same, None) or next(views, None)
+
+    def read(self, batch: Batch) -> Tensor:
+        return batch[self.name] if self.channel is None else batch[self.name].unsqueeze(self.channel)
+
+
+def _is_view(value: Tensor, tensor: Tensor, place: int) -> bool:
+    if value.data_ptr() != tensor.data_ptr() or value.dim() + 1 != tensor.dim():
+        return False
+    view = value.unsqueeze(place)
+    return view.shape == tensor.shape and view.stride() == tensor.stride()
+
+
 @dataclass(frozen=True)
 class Before:
     """What comes before the model: from the entries of a loaded batch to the model's inputs.
@@ -32,12 +57,12 @@ class Before:
     Args:
         transform: The batch transforms of evaluation.
         takes: The names of the entries that it needs.
-        gives: The names of those that the model is called with, in the order of the call.
+        gives: Those that the model is called with, in the order of the call.
     """
 
     transform: Transform
     takes: tuple[str, ...]
-    gives: tuple[str, ...]
+    gives: tuple[Entry, ...]
 
 
 class Function(nn.Module):
@@ -62,7 +87,7 @@ class Function(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         if self._before:
             batch = self._before.transform(dict(zip(self._before.takes, tensors, strict=True)))
-            tensors = tuple(batch[name] for name in self._before.gives)
+            tensors = tuple(entry.read(batch) for entry in self._before.gives)
         if self._call:
             return tuple(self._call(self.model, *tensors).values())
         leaves = list(self._plain)
@@ -154,7 +179,7 @@ def call_in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transfo
         empty = ", ".join(one for one, tensor in outputs.items() if not tensor.numel())
         hint = "train it further, or lower its threshold: for a RetinaNet, model.score_thresh=0.01"
         raise ConfigError(Problem("model", f"finds nothing in the example ({empty}), so no format could be compared with it", type(model).__name__, hint=hint))
-    entries = tuple(one if one in loaded else None for one in inputs)
+    entries = tuple(Entry(one) if one in loaded else None for one in inputs)
     before = _before(loaded, transform, entries) if whole else None
     made = Call(name, Function(model, (), {}, call=form.call).eval(), inputs, outputs, checks=form.checks)
     return _include_transforms(made, Function(model, (), {}, before, form.call).eval(), loaded, before)
@@ -176,9 +201,9 @@ def _fill_outputs(leaves: list[Any], form: pytree.TreeSpec, outputs: Sequence[Te
     return pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
-def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]) -> Before | None:
+def _before(loaded: Batch, transform: Transform, entries: tuple[Entry | None, ...]) -> Before | None:
     """The fewest entries of a batch from which the transforms compute the model's inputs; None if the inputs are not entries of the batch."""
-    gives = tuple(name for name in entries if name is not None)
+    gives = tuple(entry for entry in entries if entry is not None)
     if len(gives) != len(entries):
         return None
     takes = [name for name, value in loaded.items() if isinstance(value, Tensor)]
@@ -186,7 +211,7 @@ def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]
     def made(names: list[str]) -> list[Tensor] | None:
         try:
             batch = transform({name: loaded[name] for name in names})
-            return [batch[name] for name in gives]
+            return [entry.read(batch) for entry in gives]
         except Exception:  # it needs an entry that it did not get
             return None
 
@@ -204,13 +229,13 @@ def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]
 
 def _first_call(
     use: Callable[[nn.Module, Batch], object], model: nn.Module, batch: Batch, parts: dict[str, nn.Module]
-) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[str | None, ...]] | None:
+) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[Entry | None, ...]] | None:
     """The name of the module that is called first, its arguments, and which entries of the batch those are."""
-    seen = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[str | None, ...]]]()
+    seen = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Entry | None, ...]]]()
 
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        entries = tuple(next((key for key, value in batch.items() if value is leaf), None) for leaf in leaves)
+        entries = tuple(Entry.of(batch, leaf) for leaf in leaves)
         seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format), (args, kwargs)), entries))
         raise _Enough
 

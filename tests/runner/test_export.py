@@ -14,6 +14,8 @@ import torch
 import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
 
+from samewise.datasets.transforms.speech_features import LogMel
+from samewise.recipes.audio_classification import AudioClassification
 from samewise.runner.errors import ConfigError
 from samewise.runner.exports.call import observe
 from samewise.runner.interfaces import Loss, Phase, Recipe
@@ -294,3 +296,19 @@ def test_a_recipe_that_calls_several_parts_of_its_model_needs_the_name_of_the_on
     assert (raised.value.problems[0].path, raised.value.problems[0].expected) == ("--module", "teacher or student")
     call = observe(Distillation(), model, batch, lambda batch: batch, module="student")
     assert torch.equal(next(iter(call.outputs.values())), model["student"](batch["x"]))
+
+
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_a_classifier_of_recordings_is_exported_with_the_transforms_that_make_its_features(dimensions: int) -> None:
+    convolution = torch.nn.Conv2d(1, 3, 3) if dimensions == 2 else torch.nn.Conv1d(20, 3, 3)
+    model = torch.nn.Sequential(convolution, torch.nn.Flatten(), torch.nn.LazyLinear(4))
+    recipe, mel = AudioClassification(sample_rate=8000, seconds=0.1, dimensions=dimensions), LogMel(sample_rate=8000, n_mels=20, n_fft=128, hop_length=64)
+    batch = recipe.collate([{"waveform": torch.randn(800), "label": 0}, {"waveform": torch.randn(800), "label": 1}])
+    features = mel(batch)["features"]
+    with torch.no_grad():
+        expected = model(features[:, None] if dimensions == 2 else features)
+    call = observe(recipe, model.eval(), batch, mel)
+    assert call.whole
+    assert set(call.inputs) <= {"waveform", "length"}
+    (output,) = call.function(*call.inputs.values())
+    assert torch.equal(output, expected)
