@@ -113,6 +113,7 @@ def test_so_do_two_replicas_that_share_a_batch_in_channels_last(oracle):
     oracle.require_alike(task, 6, "double")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["optimizer.weight_decay=0", "the schedule is a step late", "evaluation is in training mode"])
 def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 5, "double", fault)

@@ -25,6 +25,7 @@ def test_the_script_compares_the_bits_of_trainings_and_prints_the_results(reposi
     assert done.stdout.splitlines()[-1] == "3 of 3 as they should be"
 
 
+@pytest.mark.slow
 def test_the_script_needs_a_cuda_device(repository: Path, clean_environment: dict[str, str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")

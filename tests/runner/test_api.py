@@ -112,6 +112,7 @@ def test_training_gives_the_commands_bits_whatever_the_process_has_set(trained: 
     assert (trained.folder / "trace.jsonl").read_bytes() == (command["folder"] / "trace.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_found_by_its_overrides_and_by_its_config(trained: sw.Trained) -> None:
     again = sw.train(*TINY, f"run_root={trained.folder.parents[1]}")
     assert again.is_new is False

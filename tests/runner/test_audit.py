@@ -183,6 +183,7 @@ def test_a_forged_weight_is_named(samewise, run) -> None:
     assert all("step 51" not in line for line in found["said"]), found["said"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["momentum_buffer", "ema"])
 def test_forged_optimizer_or_callback_state_is_named_at_its_checkpoint(samewise, run, where) -> None:
     def change(state):
@@ -250,6 +251,7 @@ def test_steps_that_can_only_be_audited_together_are_reported(samewise, run) -> 
     assert "no checkpoint is kept between steps 0 and 90, so the steps between can only be audited together" in said
 
 
+@pytest.mark.slow
 def test_steps_resumed_from_another_run_cannot_be_audited(samewise, train, honest) -> None:
     start = honest / "checkpoints/step-00000050"
     run = train("resumed", *HUNDRED, "max_steps=70", f"resume_from={start}")
@@ -259,6 +261,7 @@ def test_steps_resumed_from_another_run_cannot_be_audited(samewise, train, hones
     assert "cannot be audited: steps 1 to 60, whose starting state is not kept here" in found["said"]
 
 
+@pytest.mark.slow
 def test_an_audit_refuses_overrides_that_change_the_run(samewise, run) -> None:
     done = samewise("verify", run, "seed=1", "--audit")
     assert done.returncode == 2

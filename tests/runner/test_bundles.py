@@ -136,6 +136,7 @@ def test_a_bundle_describes_its_parts_as_ro_crate_and_its_data_as_croissant(made
     assert (file["name"], file["sha256"]) == ("word.txt", hashlib.sha256(b"digits").hexdigest())
 
 
+@pytest.mark.slow
 def test_a_run_whose_code_has_changed_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     file = home / "bundled_lab" / "scale.py"
     before = file.read_text()
@@ -195,6 +196,7 @@ def test_a_trusted_bundle_gives_the_same_bits_and_an_untrusted_one_is_not_run(sa
     assert samewise("reproduce", "one.bundle", "--here", "--trust", "--out", "kept").returncode == 2
 
 
+@pytest.mark.slow
 def test_a_difference_is_reported_with_its_stage(samewise: Callable[..., Any], elsewhere: Path) -> None:
     done = samewise("reproduce", "one.bundle", "--here", "--trust", "--json", "optimizer.weight_decay=0.1")
     assert done.returncode == 1, done.stderr
@@ -202,6 +204,7 @@ def test_a_difference_is_reported_with_its_stage(samewise: Callable[..., Any], e
     assert json.loads(done.stdout)["parts"]["stage"] == "weights"
 
 
+@pytest.mark.slow
 def test_changed_data_are_named_before_training(samewise: Callable[..., Any], elsewhere: Path) -> None:
     (elsewhere / "data").mkdir()
     for text, words in {"pixels": "word.txt has different content", None: "word.txt is missing"}.items():
@@ -256,6 +259,7 @@ def test_a_bundle_other_than_the_expected_one_is_refused(samewise: Callable[...,
     assert "not the bundle that was expected" in done.stderr
 
 
+@pytest.mark.slow
 def test_verify_compares_a_bundle_with_the_current_code(samewise: Callable[..., Any], home: Path) -> None:
     refused = samewise("verify", "one.bundle")
     assert refused.returncode == 2

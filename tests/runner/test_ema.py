@@ -100,6 +100,7 @@ def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[st
             assert tensor.item() == states[max(shares)][name].item()  # a count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.9, None])
 def test_an_average_that_begins_at_a_checkpoint_without_one_begins_with_its_weights(decay: float | None, tmp_path: Path, samewise: Callable[..., Any]) -> None:
     plain = [one for one in TINY if one != "callbacks=ema"]

@@ -29,6 +29,7 @@ def train(samewise, root, *overrides):
     return done, next(root.glob("*/*/summary.json")).parent
 
 
+@pytest.mark.slow
 def test_a_run_of_zero_steps_evaluates_and_saves_the_initial_model(samewise, tmp_path) -> None:
     done, folder = train(samewise, tmp_path, "max_steps=0")
     summary = json.loads((folder / "summary.json").read_text())
@@ -54,6 +55,7 @@ def test_a_run_is_evaluated_without_the_weights_file_it_started_from(samewise, t
     assert json.loads(again.stdout)["metrics"] == json.loads((folder / "summary.json").read_text())["metrics"]["final"]
 
 
+@pytest.mark.slow
 def test_evaluating_the_best_says_that_its_checkpoint_was_not_kept(samewise, tmp_path, capfd) -> None:
     _, folder = train(samewise, tmp_path, "max_steps=2", "checkpoint.every_steps=1", "checkpoint.keep_best=0", "checkpoint.keep_last=1")
     summary = json.loads((folder / "summary.json").read_text())

@@ -42,6 +42,7 @@ def copy(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_a_model_is_exported_to_the_same_bits_and_altered_files_are_found(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
     done = samewise("export", run, "--out", tmp_path / "model")
     assert done.returncode == 0, done.stderr

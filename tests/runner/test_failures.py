@@ -171,6 +171,7 @@ def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(tmp_path):
     assert process.errors.index("Ctrl-C: it finishes its step or evaluation and saves") < process.errors.index("stopped by SIGINT, and saved")
 
 
+@pytest.mark.slow
 def test_an_unreadable_summary_does_not_count_as_an_unfinished_run(train, tmp_path):
     assert train(tmp_path, "max_steps=2").returncode == 0
     folder = the_run(tmp_path)

@@ -101,6 +101,7 @@ def test_a_nonfinite_gradient_ends_the_run_before_the_step(train, what, more):
     assert json.loads((folder / "failure.json").read_text())["step"] == 2
 
 
+@pytest.mark.slow
 def test_a_gradient_with_an_infinite_square_is_an_error_only_if_clipped(train):
     done, folder = train("model=spoilt", "model.what=huge gradient", "optimizer.lr=1e-36")
     assert done.returncode == 0, done.stderr

@@ -99,6 +99,7 @@ def test_forged_metrics_and_summary_values_are_named(samewise, run) -> None:
     assert (verdict["same"], verdict["parts"]["step"], verdict["parts"]["layer"]) == (False, 2, "train/lr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_stopped_from_outside_is_verified_up_to_its_last_step(samewise, tmp_path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     (tmp_path / "lab_that_stops.py").write_text(STOPS)

@@ -80,6 +80,7 @@ def test_only_the_head_changes_if_all_else_is_frozen(tmp_path: Path) -> None:
     assert changed_names(initial(*ALL_BUT_THE_HEAD, folder=tmp_path), train(*ALL_BUT_THE_HEAD, folder=tmp_path)) == {"fc.weight", "fc.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TRAINED_STATISTICS)
 def test_statistics_of_frozen_layers_are_updated_on_request(how: str, tmp_path: Path) -> None:
     names = changed_names(initial(folder=tmp_path), train(*TRAINED_STATISTICS[how], folder=tmp_path))
@@ -172,6 +173,7 @@ def test_a_run_stopped_before_layers_unfreeze_resumes_with_the_same_bits(tmp_pat
         assert resumed["weights_sha256"] == whole["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_an_invalid_frozen_until_is_refused_and_one_that_never_ends_is_warned_about(tmp_path: Path) -> None:
     def build_run(*given: str) -> Any:
         return build(compose([*TINY, "param_groups=none", *given], project=BARE), BARE, RunFolder(tmp_path))

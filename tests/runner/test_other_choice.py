@@ -139,6 +139,7 @@ def test_settings_of_a_base_experiment_are_left_out_if_another_choice_is_made(mi
     assert warnings_of(back) == ["derived.yaml:6: optimizer: betas is left out: experiment=derived sets it for adamw, and sgd does not take it"]
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_for_an_experiments_own_choice_stays_an_error(mine: Project) -> None:
     composed = compose(["experiment=wrong"], project=mine)
     assert [one.path for one in problems(composed, mine)] == ["optimizer.dampening"]
@@ -200,6 +201,7 @@ def test_check_and_show_report_left_out_settings_and_strict_refuses_them(
     assert "pct_start" not in shown.out
 
 
+@pytest.mark.slow
 def test_a_new_experiment_from_replaced_choices_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')

@@ -88,6 +88,7 @@ def test_without_class_names_a_class_is_given_by_its_number(samewise, runs, tmp_
     assert str(found["label"]) == next(iter(found["probabilities"]))
 
 
+@pytest.mark.slow
 def test_boxes_are_found_in_an_image_and_drawn(samewise, runs, tmp_path):
     Image.effect_noise((80, 64), 60).convert("RGB").save(tmp_path / "street.jpg")
     (found,) = predict(samewise, runs["detection"], tmp_path / "street.jpg", "--output", tmp_path)
@@ -159,6 +160,7 @@ def test_a_recording_is_split_into_its_speakers(samewise, runs, tmp_path):
     assert all(len(soundfile.read(path)[0]) == 900 for path in found["files"][:2])
 
 
+@pytest.mark.slow
 def test_a_recording_is_resynthesised_the_same_whatever_other_files_are_given(samewise, runs, tmp_path):
     one, other = recording(tmp_path / "a.wav"), recording(tmp_path / "b.wav", 500)
     (alone,) = predict(samewise, runs["vocoder"], one)
@@ -258,6 +260,7 @@ def test_all_predictions_can_be_written_to_one_file_as_json_csv_or_coco(samewise
         assert [x, y, x + width, y + height] == pytest.approx(box["box"])
 
 
+@pytest.mark.slow
 def test_a_predictions_file_skips_unreadable_inputs_and_bad_options_are_refused(samewise, runs, photographs, tmp_path):
     done = samewise("predict", runs["classification"], photographs / "*", "--out", tmp_path / "some.csv")
     assert done.returncode == 2

@@ -101,6 +101,7 @@ def test_what_a_store_lacks_is_reported(samewise: Callable[..., Any], store: tup
         assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_still_has_its_folder_is_verified_from_the_folder(samewise: Callable[..., Any], tmp_path: Path) -> None:
     assert samewise("train", *TINY, "tracking=none", f"run_root={tmp_path}").returncode == 0
     (folder,) = tmp_path.glob("*/*/")

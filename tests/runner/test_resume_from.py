@@ -51,6 +51,7 @@ def test_a_run_resumes_with_step_optimizer_schedule_and_averages(samewise, tmp_p
     assert again.name == rest.name, "what the checkpoint holds counts, not where it lies"
 
 
+@pytest.mark.slow
 def test_the_reported_best_is_one_of_its_own_checkpoints_for_each_monitor(tmp_path):
     several = ["evaluate.every_steps=1", "evaluate.monitor=[valid/loss,valid/accuracy]", "checkpoint.keep_every_steps=1"]
     trained(composed(*SMALL, *several, "max_steps=2"), tmp_path / "first")
@@ -102,6 +103,7 @@ def test_if_nothing_is_left_to_train_the_error_says_what_to_raise(first, tmp_pat
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_is_not_continued_in_an_empty_folder(tmp_path):
     stops = [*SMALL, "callbacks=early_stopping", "callbacks.early_stopping.patience=1", "evaluate.every_steps=1", "optimizer.lr=20.0"]
     trained(composed(*stops, "max_steps=4"), tmp_path / "first")
@@ -155,6 +157,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_a_way_out(samewise, tmp_
     assert not (tmp_path / "wide").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

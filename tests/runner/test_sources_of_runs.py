@@ -87,6 +87,7 @@ def test_only_modules_that_the_experiment_imports_are_warned_about(lab, tmp_path
     assert warned is hides
 
 
+@pytest.mark.slow
 def test_the_most_similar_of_several_earlier_versions_is_named(train, lab):
     assert train().returncode == 0
     (first,) = runs(lab)
@@ -99,6 +100,7 @@ def test_the_most_similar_of_several_earlier_versions_is_named(train, lab):
     assert "layers.py" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_left_alone_if_the_code_has_changed(train, lab):
     assert train().returncode == 0
     (first,) = runs(lab)

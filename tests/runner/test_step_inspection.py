@@ -127,6 +127,7 @@ def test_a_changed_setting_is_named_where_it_first_shows(samewise, run, override
     assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["said"]
 
 
+@pytest.mark.slow
 def test_both_values_of_a_setting_are_reported_unless_verify_is_coarse(samewise, run) -> None:
     told = samewise("verify", run, "scheduler.drops_at=3").stdout
     assert told.startswith("the same bits are expected: the environments agree")
@@ -200,6 +201,7 @@ def test_a_sample_that_does_not_repeat_is_named(samewise, lab) -> None:
     assert "sample 17, image differs when the sample is made again from the same seeds" in found["said"]
 
 
+@pytest.mark.slow
 def test_a_data_set_that_does_not_repeat_is_refused_unless_nothing_is_promised(samewise, lab) -> None:
     noisy = [*TINY, f"+dataset.train.noisy_at={[*range(40)]}".replace(" ", ""), "loader.shuffle=false", f"run_root={lab / 'unlike'}"]
     for command in ("check", "train"):

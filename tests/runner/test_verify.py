@@ -55,6 +55,7 @@ def test_another_seed_diverges_at_the_first_step(samewise, run):
     assert "seed: 0 there, 1 here" in done.stdout
 
 
+@pytest.mark.slow
 def test_another_weight_decay_diverges_at_the_weights(samewise, run):
     found = json.loads(samewise("verify", run, "optimizer.weight_decay=0.1", "--json").stdout.splitlines()[-1])
     assert found["same"] is False
@@ -82,6 +83,7 @@ def flip_a_bit_and_correct_the_hash(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_under_a_corrected_hash_is_found(samewise, run):
     flip_a_bit_and_correct_the_hash(run / "checkpoints/step-00000004")
     done = samewise("verify", run, "--json")
@@ -109,6 +111,7 @@ def test_an_altered_loss_is_found_though_no_chain_covers_it(samewise, run):
     assert "trace.jsonl was altered" in json.loads(done.stdout.splitlines()[-1])["altered"][0]
 
 
+@pytest.mark.slow
 def test_a_run_with_an_older_summary_without_digests_is_verified(samewise, run):
     summary = json.loads((run / "summary.json").read_text())
     assert sorted(summary.pop("checkpoints_sha256")) == ["12", "4", "8"]
@@ -191,6 +194,7 @@ def test_a_comparison_can_be_logged_to_both_runs_in_mlflow(samewise, tmp_path):
         assert "<td>seed</td>" in page
 
 
+@pytest.mark.slow
 def test_a_run_from_another_environment_is_not_compared(samewise, run):
     environment = json.loads((run / "environment.json").read_text())
     environment["decides"]["versions.torch"] = environment["versions"]["torch"] = "1.4.0"

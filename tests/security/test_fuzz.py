@@ -173,6 +173,7 @@ def run(kind: str, count: int, tmp_path: Path) -> None:
     wrapped()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", QUICK)
 def test_a_strange_config_does_nothing_to_the_machine(kind: str, tmp_path: Path) -> None:
     run(kind, QUICK[kind], tmp_path)

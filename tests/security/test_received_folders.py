@@ -119,6 +119,7 @@ def test_each_config_in_a_folder_is_trusted_separately(samewise, run, home) -> N
         assert samewise("train", "--config", name).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_received_config_trains_below_runs_not_in_its_old_run_root(samewise, run, home, tmp_path, monkeypatch) -> None:
     theirs = tmp_path / "theirs"
     assert samewise("train", "--config", run / "config.yaml", f"run_root={theirs}", "max_steps=1", "--trust").returncode == 0
@@ -180,6 +181,7 @@ def test_concurrent_processes_create_one_key_that_only_the_user_can_read(tmp_pat
     assert [one.name for one in key.parent.iterdir()] == ["key"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", ["no folder can be made", "a key that is none"])
 def test_an_unwritable_home_leaves_folders_unsigned_without_an_error(samewise, home, tmp_path, monkeypatch, spoilt) -> None:
     config = tmp_path / "config"

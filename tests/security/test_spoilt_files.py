@@ -228,6 +228,7 @@ def test_every_command_handles_every_damaged_file(samewise, home, kind, name, wa
     _try(samewise, home, kind, name, way, OF_RUN if kind == "one" else OF_SWEEP, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "sweeps", "swept"])
 def test_a_few_commands_handle_a_few_damaged_files(samewise, home, kind) -> None:
     chance = random.Random(kind)

@@ -125,6 +125,7 @@ def test_a_trace_shorter_than_its_finished_run_is_damaged(samewise, run, kept, w
         assert f"trace.jsonl: is damaged: {words}" in done.stderr
 
 
+@pytest.mark.slow
 def test_altered_steps_in_a_summary_are_not_called_a_damaged_trace(samewise, run) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "steps": 500}))
@@ -135,6 +136,7 @@ def test_altered_steps_in_a_summary_are_not_called_a_damaged_trace(samewise, run
     assert "step 6: summary.json: steps is recorded as 4, and is 6 when computed again" in samewise("verify", run).stdout
 
 
+@pytest.mark.slow
 def test_a_missing_trace_is_reported_with_the_command_to_make_another(samewise, run) -> None:
     (run / "trace.jsonl").unlink()
     done = samewise("verify", run)
