@@ -15,6 +15,7 @@ from samewise.runner.training.determinism import memory_ran_short
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_script_compares_the_bits_of_trainings_and_prints_the_results(repository: Path, clean_environment: dict[str, str]) -> None:
     command = [sys.executable, repository / "tests/gpu/day.py", "--device", "cpu", "--only", "bits", "--match", "JPEG", "--jobs", "2"]
     done = subprocess.run(command, env={**clean_environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)

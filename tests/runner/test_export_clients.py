@@ -100,6 +100,7 @@ def check_client(samewise: Callable[..., Any], client: Client, clients: Path, fo
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_an_aotinductor_package_runs_in_python_and_cpp(samewise: Callable[..., Any], tmp_path: Path) -> None:
     if missing := [program for program in ("cmake", "g++") if not shutil.which(program)]:

@@ -124,13 +124,13 @@ def train(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name == "gpipe" else ()) for name, one in STRATEGIES.items()])
 def test_two_processes_give_the_weights_of_one(samewise, tmp_path, strategy) -> None:
     assert train(samewise, tmp_path / "two", *strategy) == train(samewise, tmp_path / "one")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name == "1f1b" else ()) for name, one in STRATEGIES.items()])
+@pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name != "gpipe" else ()) for name, one in STRATEGIES.items()])
 def test_bf16_clipping_and_a_smaller_last_batch_keep_the_bits(samewise, tmp_path, strategy) -> None:
     assert train(samewise, tmp_path / "two", *strategy, *MORE) == train(samewise, tmp_path / "one", *MORE)
 
@@ -142,7 +142,7 @@ def test_three_stages_give_the_weights_of_one_process(samewise, tmp_path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], STRATEGIES["rpc"]], ids=["pipeline", "rpc"])
+@pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], pytest.param(STRATEGIES["rpc"], marks=pytest.mark.long)], ids=["pipeline", "rpc"])
 def test_a_checkpoint_can_be_resumed_by_one_process(samewise, tmp_path, strategy) -> None:
     command = [sys.executable, "-m", "samewise", "train", *TINY, "max_steps=40", f"run_root={tmp_path / 'moved'}", *strategy]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -173,7 +173,7 @@ GENERATOR = ["experiment=gan_digits", "debug=tiny", "max_steps=2", "evaluate.pic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one == "detection" else pytest.mark.long) for one in (*EXPERIMENTS, "adversarial")])
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one == "classification" else pytest.mark.long) for one in (*EXPERIMENTS, "adversarial")])
 def test_a_logged_export_answers_with_the_bits_of_onnxruntime(samewise, recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

@@ -53,7 +53,7 @@ def cases(count: int, seed: int) -> Iterator[tuple[str, str, list[str], list[str
 
 @pytest.mark.parametrize(
     ("count", "seed"),
-    [(5, 0), pytest.param(75, 1, marks=pytest.mark.slow), *(pytest.param(75, seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in (2, 3, 4))],
+    [(5, 0), pytest.param(20, 5, marks=pytest.mark.slow), *(pytest.param(75, seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in (1, 2, 3, 4))],
 )
 def test_a_typo_is_reported_with_its_place_and_mostly_the_right_name(count: int, seed: int, tmp_path: Path) -> None:
     file, tried, missed = tmp_path / "configs" / "experiment" / "typo.yaml", 0, list[tuple[str, str, str]]()

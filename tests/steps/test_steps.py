@@ -62,6 +62,7 @@ def test_the_number_of_processes_changes_no_bit(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @MANY
 @given(cases())
 def test_many_more_steps_match_the_reference(case: Case) -> None:

@@ -119,6 +119,7 @@ def test_the_same_command_is_the_same_sweep() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_a_thousand_points_share_is_read_and_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counter[str]()
     for module, name in ((composing, "root_config"), (components, "problems_in")):

@@ -152,7 +152,7 @@ def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_stopped_sweep_resumes_to_the_same_bits(how: signal.Signals, points, tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = (*TINY[:-1], "max_steps=60", "max_epochs=60", "checkpoint.every_steps=5", "seed=range(3)", "launcher.jobs=2")
     process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

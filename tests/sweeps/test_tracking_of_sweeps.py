@@ -206,6 +206,7 @@ def require_every_value_once(swept: Swept, uri: str, *, jobs: int, kills: int) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_killing_the_server_twice_and_three_jobs_loses_and_doubles_nothing(server: Server, tmp_path: Path) -> None:
     server.start()
