@@ -25,18 +25,18 @@ class _Enough(BaseException):
 Transform = Callable[[Batch], Batch]
 
 
-class Entry(NamedTuple):
+class ModelInput(NamedTuple):
     """An entry of a batch as a model gets it: as it is, or with a dimension of 1 inserted, as a channel."""
 
     name: str
     channel: int | None = None
 
     @staticmethod
-    def of(batch: Batch, tensor: Tensor) -> Entry | None:
+    def of(batch: Batch, tensor: Tensor) -> ModelInput | None:
         """The entry that a tensor is, or is a view of; None if there is none."""
         known = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-        same = (Entry(name) for name, value in known.items() if value is tensor)
-        views = (Entry(name, place) for name, value in known.items() for place in range(tensor.dim()) if _is_view(value, tensor, place))
+        same = (ModelInput(name) for name, value in known.items() if value is tensor)
+        views = (ModelInput(name, place) for name, value in known.items() for place in range(tensor.dim()) if _is_view(value, tensor, place))
         return next(same, None) or next(views, None)
 
     def read(self, batch: Batch) -> Tensor:
@@ -62,7 +62,7 @@ class Before:
 
     transform: Transform
     takes: tuple[str, ...]
-    gives: tuple[Entry, ...]
+    gives: tuple[ModelInput, ...]
 
 
 class Function(nn.Module):
@@ -179,7 +179,7 @@ def call_in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transfo
         empty = ", ".join(one for one, tensor in outputs.items() if not tensor.numel())
         hint = "train it further, or lower its threshold: for a RetinaNet, model.score_thresh=0.01"
         raise ConfigError(Problem("model", f"finds nothing in the example ({empty}), so no format could be compared with it", type(model).__name__, hint=hint))
-    entries = tuple(Entry(one) if one in loaded else None for one in inputs)
+    entries = tuple(ModelInput(one) if one in loaded else None for one in inputs)
     before = _before(loaded, transform, entries) if whole else None
     made = Call(name, Function(model, (), {}, call=form.call).eval(), inputs, outputs, checks=form.checks)
     return _include_transforms(made, Function(model, (), {}, before, form.call).eval(), loaded, before)
@@ -201,7 +201,7 @@ def _fill_outputs(leaves: list[Any], form: pytree.TreeSpec, outputs: Sequence[Te
     return pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
-def _before(loaded: Batch, transform: Transform, entries: tuple[Entry | None, ...]) -> Before | None:
+def _before(loaded: Batch, transform: Transform, entries: tuple[ModelInput | None, ...]) -> Before | None:
     """The fewest entries of a batch from which the transforms compute the model's inputs; None if the inputs are not entries of the batch."""
     gives = tuple(entry for entry in entries if entry is not None)
     if len(gives) != len(entries):
@@ -229,13 +229,13 @@ def _before(loaded: Batch, transform: Transform, entries: tuple[Entry | None, ..
 
 def _first_call(
     use: Callable[[nn.Module, Batch], object], model: nn.Module, batch: Batch, parts: dict[str, nn.Module]
-) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[Entry | None, ...]] | None:
+) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[ModelInput | None, ...]] | None:
     """The name of the module that is called first, its arguments, and which entries of the batch those are."""
-    seen = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Entry | None, ...]]]()
+    seen = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[ModelInput | None, ...]]]()
 
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        entries = tuple(Entry.of(batch, leaf) for leaf in leaves)
+        entries = tuple(ModelInput.of(batch, leaf) for leaf in leaves)
         seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format), (args, kwargs)), entries))
         raise _Enough
 
