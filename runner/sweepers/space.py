@@ -1,6 +1,6 @@
 """What a sweep varies, in Hydra's syntax: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
 
-`int(interval(1,9))` has whole numbers only.
+`int(interval(1,9))` has whole numbers only, both ends included.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,13 +39,18 @@ class Interval:
     whole: bool = False
 
     def at(self, share: float) -> str:
-        """The number at `share` in [0, 1) of the interval, in override syntax."""
+        """The number at `share` in [0, 1) of the interval, in override syntax.
+
+        A whole number takes the share of all numbers that round to it, also at the ends, as in Optuna.
+        """
         if self.whole and not self.log:
             return str(int(self.low) + min(int(share * (self.high - self.low + 1)), int(self.high - self.low)))
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        value = low + share * (high - low)
-        value = math.exp(value) if self.log else value
-        return str(round(value)) if self.whole else repr(value)
+        if not self.log:
+            return repr(self.low + share * (self.high - self.low))
+        half = 0.5 if self.whole else 0.0
+        low, high = math.log(self.low - half), math.log(self.high + half)
+        value = math.exp(low + share * (high - low))
+        return str(min(max(round(value), int(self.low)), int(self.high))) if self.whole else repr(value)
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ def read_space(given: Sequence[str], *, project: Project) -> Space:
     for text in given:
         try:
             (override,) = parser.parse_overrides([text])
-            parts.append(_part(override, text))
+            parts.append(_part(override, text, parser))
         except (HydraException, ValueError) as error:
             problems.append(unreadable(text, error))
         except ConfigError as error:
@@ -143,12 +149,13 @@ def read_space(given: Sequence[str], *, project: Project) -> Space:
     return Space(tuple(parts))
 
 
-def _part(override: Override, text: str) -> str | Dimension:
+def _part(override: Override, text: str, parser: OverridesParser) -> str | Dimension:
     if not override.is_sweep_override():
         return text
     key, after = override.get_key_element(), text.partition("=")[2]
     value: Any = override.value()
     if isinstance(value, IntervalSweep):
+        _require_whole_ends(key, value, after, parser)
         return Dimension(key, after, interval=_interval(key, value, after))
     if isinstance(value, RangeSweep) and value.step and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MOST:
         raise ConfigError(Problem(key, "has too many values", after, f"at most {MOST}"))
@@ -174,3 +181,12 @@ def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
     if key == SEED:
         raise ConfigError(Problem(key, "seeds are repeats, so they must be listed", text, "seed=range(5)"))
     return Interval(low, high, log=log, whole=isinstance(low, int) and isinstance(high, int))
+
+
+def _require_whole_ends(key: str, sweep: IntervalSweep, text: str, parser: OverridesParser) -> None:
+    """Refuse `int(interval(1.5,4.7))`, which Hydra reads as 1 to 4."""
+    (override,) = parser.parse_overrides([f"{key}=" + re.sub(r"\bint(?=\s*\()", "float", text)])
+    written: Any = override.value()
+    if (written.start, written.end) != (sweep.start, sweep.end) and isinstance(sweep.start, int):
+        hint = f"int(interval({math.ceil(written.start)},{math.floor(written.end)}))"
+        raise ConfigError(Problem(key, "an interval of whole numbers must begin and end with one", text, "whole numbers", hint))

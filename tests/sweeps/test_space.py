@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.sweepers.base import Setting
 from samewise.runner.sweepers.grid import Grid
+from samewise.runner.sweepers.optuna_study import optuna
 from samewise.runner.sweepers.random import Random, Sobol
-from samewise.runner.sweepers.space import Space, read_space
+from samewise.runner.sweepers.space import Interval, Space, read_space
 
 BARE = Project(Path(__file__).parent)
 
@@ -82,6 +85,27 @@ def test_sobol_points_fill_every_part_of_the_space(tmp_path: Path) -> None:
     assert settings(Sobol(trials=16), over, tmp_path) == found
 
 
+@pytest.mark.parametrize("sweeper", [Random(trials=4000), Sobol(trials=4096)])
+@pytest.mark.parametrize(("low", "high"), [(1, 4), (8, 16)])
+def test_whole_numbers_on_a_logarithmic_scale_are_as_likely_as_in_optuna(low: int, high: int, sweeper, tmp_path: Path) -> None:
+    found = settings(sweeper, space(f"batch_size=tag(log,int(interval({low},{high})))"), tmp_path)
+    drawn = Counter(int(one.values["batch_size"]) for one in found)
+    whole = math.log((high + 0.5) / (low - 0.5))
+    optunas = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    theirs = Counter(optunas.ask({"x": optuna.distributions.IntDistribution(low, high, log=True)}).params["x"] for _ in range(1000))
+    for value in range(low, high + 1):
+        likely = math.log((value + 0.5) / (value - 0.5)) / whole
+        assert drawn[value] / len(found) == pytest.approx(likely, abs=0.02)
+        assert theirs[value] / 1000 == pytest.approx(likely, abs=0.04)
+
+
+def test_the_ends_of_an_interval_of_whole_numbers_may_have_any_form() -> None:
+    assert [space(f"batch_size={given}").dimensions[0].interval for given in ("int(interval(1.0,8e0))", "int(tag(log, interval(start=1,end=8)))")] == [
+        Interval(1, 8, whole=True),
+        Interval(1, 8, log=True, whole=True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "path", "words"),
     [
@@ -89,6 +113,8 @@ def test_sobol_points_fill_every_part_of_the_space(tmp_path: Path) -> None:
         (["optimizer.lr=interval(1,0)"], "optimizer.lr", "empty interval"),
         (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr", "must start above 0"),
         (["seed=interval(0,9)"], "seed", "seed=range(5)"),
+        (["batch_size=int(interval(1.5,4.7))"], "batch_size", "int(interval(2,4))"),
+        (["batch_size=tag(log,int (interval(0.9,4)))"], "batch_size", "int(interval(1,4))"),
         (["model=glob(resnext9*)"], "model", "samewise list model"),
         (["batch_size=1,2", "batch_size=3,4"], "batch_size", "varies twice"),
         (["optimizer.lr=range("], "optimizer.lr", "cannot be read"),
