@@ -17,7 +17,7 @@ from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
 from samewise.runner.sweep.curves import Cost, cost
 from samewise.runner.sweep.effects import Effect, effects, left_out, pareto
-from samewise.runner.sweep.results import PointResult, current_results, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, current_results, rank_settings
 from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
@@ -99,23 +99,19 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
 def _report_values(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
     """The whole report as plain values, with null for NaN."""
     from samewise.runner.sweep.comparison import pages
-    from samewise.runner.sweep.tables import as_plain_values
+    from samewise.runner.sweep.tables import as_plain_values, setting_values
 
     at = pages(folder, found)
     return {
         "id": folder.id,
         "folder": str(folder.path),
-        "settings": [_setting_values(one) for one in rank_settings(found)],
-        "pareto": [_setting_values(one) for one in pareto(found)],
+        "settings": [setting_values(one) for one in rank_settings(found)],
+        "pareto": [setting_values(one) for one in pareto(found)],
         "effects": [dataclasses.asdict(one) for one in known],
         "cost": dict(spent),
         "pages": dataclasses.asdict(at) if at else None,
         "points": [as_plain_values(one) for one in found],
     }
-
-
-def _setting_values(setting: Sequence[PointResult]) -> dict[str, Any]:
-    return {"values": dict(setting[0].point.values), "objectives": objective_means(setting), **dataclasses.asdict(spread(setting))}
 
 
 def _log(folder: SweepFolder, written: Sequence[Path], settings: Mapping[str, Any]) -> None:

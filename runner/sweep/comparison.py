@@ -42,7 +42,7 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     for setting in rank_settings(found):
         for one in setting:
             known = _mlflow_ids(one)
-            if known is not None and len(runs) < _MOST:
+            if known is not None and known[0] not in runs and len(runs) < _MOST:
                 runs.append(known[0])
                 experiments += [known[1]] if known[1] not in experiments else []
     if not runs:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samewise.runner.sweep.results import PointResult, Spread, group_by_setting, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, Spread, group_by_setting, lacks_seeds, objective_means, rank_settings, spread
 
 _MOST_LEVELS = 8
 """A parameter with more different values is looked at in ranges."""
@@ -20,7 +20,7 @@ class Level:
     """One value of a parameter, or one range of its values.
 
     Args:
-        name: As an override writes it, or "0.001 to 0.02".
+        name: As an override writes it, or "0.001 to 0.02"; no other level of the parameter has it.
         spread: The metric over the settings that have it, each setting by the mean over its seeds.
     """
 
@@ -52,25 +52,39 @@ def effects(found: Sequence[PointResult]) -> list[Effect]:
 
     Joint effects of parameters are not separated: in a sweep that is not a full grid, a share also includes whatever varies together with the parameter.
     """
-    settled = [(setting[0].point.values, spread(setting).mean) for setting in group_by_setting(found)]
-    settled = [(values, mean) for values, mean in settled if not math.isnan(mean)]
+    settled = settled_means(found)
     mode = found[0].mode if found else "max"
     keys = list(dict.fromkeys(key for values, _ in settled for key in values))
     made = [_effect(key, settled, mode) for key in keys if len({values.get(key) for values, _ in settled}) > 1]
     return sorted(made, key=lambda one: -1.0 if math.isnan(one.share) else one.share, reverse=True)
 
 
+def settled_means(found: Sequence[PointResult]) -> list[tuple[Mapping[str, str], float]]:
+    """(values, mean of the metric over seeds) of each setting that has a result and lacks no seed."""
+    settled = [(setting[0].point.values, spread(setting).mean) for setting in _distinct(found) if not lacks_seeds(setting)]
+    return [(values, mean) for values, mean in settled if not math.isnan(mean)]
+
+
 def left_out(found: Sequence[PointResult]) -> str:
     """A sentence on the settings without a result; empty if there are none."""
-    means = [spread(setting).mean for setting in group_by_setting(found)]
-    settled = sum(not math.isnan(mean) for mean in means)
-    return f"Of {settled} of {len(means)} settings: those without a final result, such as pruned ones, are left out." if settled < len(means) else ""
+    settled, count = len(settled_means(found)), len(_distinct(found))
+    return (
+        f"Of {settled} of {count} settings: those without a final result, such as pruned ones, or with a failed seed are left out." if settled < count else ""
+    )
+
+
+def _distinct(found: Sequence[PointResult]) -> list[list[PointResult]]:
+    """The settings by their runs; those that differ only in what does not change the result are one."""
+    settings = dict[tuple[str, ...], list[PointResult]]()
+    for setting in group_by_setting(found):
+        settings.setdefault(tuple(one.point.folder for one in setting), setting)
+    return list(settings.values())
 
 
 def as_number(text: str) -> float | None:
-    """A value as a number; None if it is not one (such as `adam`)."""
+    """A value as a finite number; None if it is not one (such as `adam`)."""
     try:
-        return float(text)
+        return value if math.isfinite(value := float(text)) else None
     except ValueError:
         return None
 
@@ -78,26 +92,39 @@ def as_number(text: str) -> float | None:
 def _effect(key: str, settled: Sequence[tuple[Mapping[str, str], float]], mode: str) -> Effect:
     pairs = [(values[key], mean) for values, mean in settled if key in values]
     groups = _group_values(pairs)
-    levels = [Level(name, Spread.of(means)) for name, means in groups.items()]
+    levels = [Level(name, Spread.of(means)) for name, means in groups]
     pick = max if mode == "max" else min
     best = pick(levels, key=lambda level: level.spread.mean).name
-    return Effect(key, _share(list(groups.values())), levels, best, _correlation(pairs))
+    return Effect(key, _share([means for _, means in groups]), levels, best, _correlation(pairs))
 
 
-def _group_values(pairs: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
-    """The metric's values by the parameter's value; if those are many, by equally full ranges."""
-    numbers = {text: as_number(text) for text, _ in pairs}
-    known = {text: value for text, value in numbers.items() if value is not None}
-    order = list(numbers) if len(known) < len(numbers) else sorted(known, key=lambda text: known[text])
-    groups = {text: [mean for other, mean in pairs if other == text] for text in order}
-    if len(known) < len(numbers) or len(order) <= _MOST_LEVELS:
-        return groups
-    size = math.ceil(len(order) / _RANGES)
-    found = dict[str, list[float]]()
-    for start in range(0, len(order), size):
-        some = order[start : start + size]
-        found[f"{known[some[0]]:.3g} to {known[some[-1]]:.3g}"] = [mean for text in some for mean in groups[text]]
-    return found
+def _group_values(pairs: Sequence[tuple[str, float]]) -> list[tuple[str, list[float]]]:
+    """(name, the metric's values) of each of the parameter's values; if those are many numbers, of equally full ranges."""
+    groups = dict[str, list[float]]()
+    for text, mean in pairs:
+        groups.setdefault(text, []).append(mean)
+    known = {text: value for text in groups if (value := as_number(text)) is not None}
+    if len(known) < len(groups):
+        return list(groups.items())
+    order = sorted(known, key=lambda text: known[text])
+    if len(order) <= _MOST_LEVELS:
+        return [(text, groups[text]) for text in order]
+    values = sorted(set(known.values()))
+    size = math.ceil(len(values) / _RANGES)
+    ranges = [values[start : start + size] for start in range(0, len(values), size)]
+    write = _as_distinct([end for some in ranges for end in (some[0], some[-1])])
+    names = [" to ".join(dict.fromkeys((write(some[0]), write(some[-1])))) for some in ranges]
+    return [(name, [mean for text in order if known[text] in some for mean in groups[text]]) for name, some in zip(names, ranges, strict=True)]
+
+
+def _as_distinct(numbers: Sequence[float]) -> Callable[[float], str]:
+    """Writes numbers so that these can be told apart, with three digits or as many more as it takes; whole numbers with all of theirs."""
+
+    def write(value: float, digits: int) -> str:
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.{digits}g}"
+
+    digits = next(digits for digits in range(3, 18) if len({float(write(value, digits)) for value in numbers}) == len(set(numbers)))
+    return lambda value: write(value, digits)
 
 
 def _share(groups: Sequence[Sequence[float]]) -> float:

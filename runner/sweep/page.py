@@ -18,7 +18,7 @@ from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, left_out
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
 from samewise.runner.sweep.results import PointResult, State
-from samewise.runner.sweep.rows import PARETO, Row, columns, cost_in_words, count_points, effect_rows, front_rows, point_rows, setting_rows
+from samewise.runner.sweep.rows import PARETO, Row, columns, cost_in_words, count_points, effect_rows, front_rows, point_rows, ranked_last, setting_rows
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -35,6 +35,8 @@ def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Ef
     several = any(one.point.seed is not None for one in found)
     objective = found[0].objective.removeprefix("final/")
     parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", table(setting_rows(found))]
+    if note := ranked_last(found):
+        parts.append(f"<p class=note>{note}</p>")
     if front := front_rows(found):
         parts += [f"<h2>{PARETO}</h2>", _draw(objectives_plot, found), table(front)]
     if effects:

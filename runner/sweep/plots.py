@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samewise.runner.errors import truncate
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
-from samewise.runner.sweep.effects import Effect, as_number, pareto
+from samewise.runner.sweep.effects import Effect, as_number, pareto, settled_means
 from samewise.runner.sweep.results import PointResult, Spread, State, group_by_setting, objective_means, rank_settings, spread
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def effects_plot(found: Sequence[PointResult], effects: Sequence[Effect]) -> str
 
 
 def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
-    settings = [(setting[0].point.values.get(effect.key), spread(setting).mean) for setting in group_by_setting(found)]
-    known = [(value, mean) for value, mean in settings if value is not None and not math.isnan(mean)]
+    known = [(values[effect.key], mean) for values, mean in settled_means(found) if effect.key in values]
     numbers = [as_number(value) for value, _ in known]
     scale = [value for value in numbers if value is not None]
     numeric = len(scale) == len(known) and len(set(scale)) > 2

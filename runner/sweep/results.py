@@ -257,10 +257,13 @@ def _student(freedom: int) -> float:
 
 
 def group_by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """The results by setting, over its seeds, in order."""
-    settings = dict[int, list[PointResult]]()
+    """The results by setting, over its seeds, in order; a setting that was drawn several times is one."""
+    numbered = dict[int, list[PointResult]]()
     for one in found:
-        settings.setdefault(one.point.setting, []).append(one)
+        numbered.setdefault(one.point.setting, []).append(one)
+    settings = dict[tuple[Any, ...], list[PointResult]]()
+    for setting in numbered.values():
+        settings.setdefault((*setting[0].point.values.items(), *(one.point.folder for one in setting)), setting)
     return list(settings.values())
 
 
@@ -269,18 +272,27 @@ def spread(of_setting: Sequence[PointResult], objective: str = "") -> Spread:
     return Spread.of(one.metrics.get(objective or one.objective, math.nan) for one in of_setting if one.state is State.finished)
 
 
+def lacks_seeds(of_setting: Sequence[PointResult]) -> bool:
+    """Whether a seed has ended without a value: it failed, was pruned or gave NaN, so the setting has no mean, and its trial in Optuna no value."""
+    return any(
+        one.state in (State.failed, State.pruned)
+        or (one.state is State.finished and any(math.isnan(one.metrics.get(name, math.nan)) for name in one.objectives or (one.objective,)))
+        for one in of_setting
+    )
+
+
 def objective_means(of_setting: Sequence[PointResult]) -> dict[str, float]:
     """The mean of each of the sweeper's objectives over a setting's finished seeds."""
     return {name: spread(of_setting, name).mean for name in of_setting[0].objectives}
 
 
 def rank_settings(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """Sort settings by mean, the best first; then those with a seed whose result is NaN, then those without a result."""
+    """Sort settings by mean, the best first; then those that lack seeds, by the mean over the others, then those without a result."""
     settings = group_by_setting(found)
     sign = -1.0 if settings and settings[0][0].mode == "max" else 1.0
 
     def place(one: Sequence[PointResult]) -> tuple[bool, bool, float]:
         mean = spread(one).mean
-        return (math.isnan(mean), any(math.isnan(seed.value) for seed in one if seed.state is State.finished), sign * mean)
+        return (math.isnan(mean), lacks_seeds(one), sign * mean)
 
     return sorted(settings, key=place)

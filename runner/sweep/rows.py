@@ -12,7 +12,7 @@ from samewise.runner.records.sweep_folder import Point, short
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
 from samewise.runner.sweep.progress import clock
-from samewise.runner.sweep.results import PointResult, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, lacks_seeds, objective_means, rank_settings, spread
 
 Row = Mapping[str, Any]
 
@@ -60,21 +60,34 @@ def effect_rows(effects: Sequence[Effect]) -> list[Row]:
     return [
         {
             **effect_facts(effect),
-            "value": short(level.name),
+            "value": name,
             "mean": number(level.spread.mean),
             "std": number(level.spread.deviation),
             "settings": level.spread.count,
             "": "best" if level.name == effect.best else "",
         }
         for effect in effects
-        for level in effect.levels
+        for level, name in zip(effect.levels, level_names(effect), strict=True)
     ]
+
+
+def level_names(effect: Effect) -> list[str]:
+    """The names of an effect's levels, shortened if they can still be told apart."""
+    shortened = [short(level.name) for level in effect.levels]
+    return shortened if len(set(shortened)) == len(shortened) else [level.name for level in effect.levels]
 
 
 def effect_facts(effect: Effect) -> dict[str, str]:
     """A parameter and the size of its effect."""
     share = "" if math.isnan(effect.share) else f"{effect.share:.0%}"
     return {"parameter": effect.key.lstrip("+~"), "share": share, "rank correlation": "" if effect.correlation is None else f"{effect.correlation:+.2f}"}
+
+
+def ranked_last(found: Sequence[PointResult]) -> str:
+    """A sentence on the settings with a mean that lack seeds; empty if there are none."""
+    count = sum(lacks_seeds(setting) and spread(setting).count > 0 for setting in rank_settings(found))
+    which = "1 setting has" if count == 1 else f"{count} settings have"
+    return f"{which} a seed that failed, was pruned or gave NaN, and cannot be the best: the mean is over the other seeds alone." if count else ""
 
 
 def front_rows(found: Sequence[PointResult]) -> list[Row]:

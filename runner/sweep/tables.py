@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,25 +12,32 @@ from rich.table import Table
 from rich.text import Text
 
 from samewise.runner.records.console import PlainConsole
-from samewise.runner.records.sweep_folder import SweepFolder, label, short
+from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, rank_settings, spread
-from samewise.runner.sweep.rows import PARETO, Row, columns, count_points, effect_facts, front_rows, number, setting_rows
+from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, lacks_seeds, objective_means, rank_settings, spread
+from samewise.runner.sweep.rows import PARETO, Row, columns, count_points, effect_facts, front_rows, level_names, number, ranked_last, setting_rows
 
 _MOST = 30
+
+
+def point_values(point: Point) -> dict[str, Any]:
+    """A point as plain values, for programs."""
+    return {
+        "point": point.number + 1,
+        "number": point.number,
+        "setting": point.setting,
+        "seed": point.seed,
+        "values": dict(point.values),
+        "fingerprint": point.fingerprint,
+        "folder": point.folder,
+    }
 
 
 def as_plain_values(one: PointResult) -> dict[str, Any]:
     """A result as plain values, for programs."""
     return {
-        "point": one.point.number + 1,
-        "number": one.point.number,
-        "setting": one.point.setting,
-        "seed": one.point.seed,
-        "values": dict(one.point.values),
-        "fingerprint": one.point.fingerprint,
-        "folder": one.point.folder,
+        **point_values(one.point),
         "state": one.state.value,
         "reason": one.reason,
         "monitor": one.objective,
@@ -44,6 +53,12 @@ def as_plain_values(one: PointResult) -> dict[str, Any]:
     }
 
 
+def setting_values(setting: Sequence[PointResult]) -> dict[str, Any]:
+    """A setting with its means over seeds and its seeds' states as plain values, for programs."""
+    states = Counter(one.state.value for one in setting)
+    return {"values": dict(setting[0].point.values), "objectives": objective_means(setting), **dataclasses.asdict(spread(setting)), "states": dict(states)}
+
+
 def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: str = "") -> None:
     """Print the settings, the best first, with the objective's mean over seeds; the Pareto set of several objectives; and the command that shows `more`."""
     console = _console()
@@ -51,8 +66,10 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
     if not found:
         return
     console.print(_table(setting_rows(found)[:_MOST], right=(found[0].objective, *found[0].objectives, "std", "95 % interval", "seeds", "time")))
-    ranked = rank_settings(found)
-    best = next((one for one in ranked[0] if one.state is State.finished and not math.isnan(one.value)), None)
+    if note := ranked_last(found):
+        console.print(note)
+    ranked = [setting for setting in rank_settings(found) if not lacks_seeds(setting)]
+    best = next((one for one in ranked[0] if one.state is State.finished), None) if ranked else None
     if best:
         ties = sum(spread(setting).mean == spread(ranked[0]).mean for setting in ranked) - 1
         also = f"   (the first of {ties + 1} settings with this result)" if ties else ""
@@ -83,7 +100,8 @@ def print_effects(effects: Sequence[Effect], note: str = "") -> None:
         return
     rows = list[Row]()
     for one in effects:
-        levels = (f"{short(level.name)}: {number(level.spread.mean)}{' (best)' if level.name == one.best else ''}" for level in one.levels)
+        named = zip(level_names(one), one.levels, strict=True)
+        levels = (f"{name}: {number(level.spread.mean)}{' (best)' if level.name == one.best else ''}" for name, level in named)
         rows.append({**effect_facts(one), "mean of each value": "  ".join(levels)})
     console = _console()
     console.print()

@@ -29,8 +29,8 @@ from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, left_out, pareto
 from samewise.runner.sweep.results import LOCAL, PointResult, Spread, State, point_results, rank_settings
-from samewise.runner.sweep.rows import cost_in_words, setting_rows
-from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings
+from samewise.runner.sweep.rows import cost_in_words, effect_rows, setting_rows
+from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings, setting_values
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -62,7 +62,7 @@ def test_intervals_of_accuracies_are_clipped_and_those_of_two_seeds_marked() -> 
 
 def test_settings_without_a_result_are_counted() -> None:
     found = [outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.1, a="3", state=State.pruned)]
-    assert left_out(found) == "Of 2 of 3 settings: those without a final result, such as pruned ones, are left out."
+    assert left_out(found) == "Of 2 of 3 settings: those without a final result, such as pruned ones, or with a failed seed are left out."
     assert left_out(found[:2]) == ""
 
 
@@ -101,6 +101,58 @@ def test_many_values_are_grouped_into_ranges() -> None:
     assert [level.name for level in one.levels] == ["0.01 to 0.05", "0.06 to 0.1", "0.11 to 0.15", "0.16 to 0.2"]
     assert [level.spread.count for level in one.levels] == [5, 5, 5, 5]
     assert one.correlation == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([round(0.9991 + 0.0001 * number, 4) for number in range(9)], ["0.9991 to 0.9993", "0.9994 to 0.9996", "0.9997 to 0.9999"]),
+        ([10000 + number for number in range(31)], ["10000 to 10007", "10008 to 10015", "10016 to 10023", "10024 to 10030"]),
+        (
+            [1 + 2**-52 * number for number in range(9)],
+            ["1 to 1.0000000000000004", "1.0000000000000007 to 1.0000000000000011", "1.0000000000000013 to 1.0000000000000018"],
+        ),
+        ([*range(8), 9e15], ["0 to 2", "3 to 5", "6 to 9e+15"]),
+    ],
+)
+def test_ranges_of_close_values_have_different_names_and_lose_no_setting(values: list[float], names: list[str]) -> None:
+    (one,) = effects([outcome(number, float(number % 5), a=repr(value)) for number, value in enumerate(values)])
+    assert [level.name for level in one.levels] == names
+    assert sum(level.spread.count for level in one.levels) == len(values)
+    assert [row[""] for row in effect_rows([one])].count("best") == 1
+
+
+def test_the_shares_of_ranges_are_of_all_settings() -> None:
+    found = [outcome(number, value, a=repr(0.999 + 0.0001 * number)) for number, value in enumerate([1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0, 9.0])]
+    groups = ([1.0, 3.0, 5.0], [7.0, 2.0, 4.0], [6.0, 8.0, 9.0])
+    between = sum(3 * (sum(group) / 3 - 5) ** 2 for group in groups)
+    assert effects(found)[0].share == pytest.approx(between / 60)
+
+
+def test_values_that_look_alike_with_four_digits_are_written_whole() -> None:
+    rows = effect_rows(effects([outcome(0, 1.0, a="0.99971234567", b="0.1"), outcome(1, 2.0, a="0.99973456789", b="0.29999999999")]))
+    assert [row["value"] for row in rows] == ["0.99971234567", "0.99973456789", "0.1", "0.3"]
+
+
+def test_settings_that_are_the_same_run_count_once() -> None:
+    draws = [("1", 1.0), ("2", 4.0), ("1", 1.0), ("3", 2.0), ("2", 4.0), ("1", 1.0)]
+    found = [outcome(number, value, a=drawn, b=str(number % 2)) for number, (drawn, value) in enumerate(draws)]
+    found = [dataclasses.replace(one, point=dataclasses.replace(one.point, folder=f"runs/some/{one.point.values['a']}")) for one in found]
+    (a, b) = sorted(effects(found), key=lambda one: one.key)
+    assert math.isnan(a.share), "no value was tried more than once"
+    assert [(level.spread.count, level.spread.mean) for level in a.levels] == [(1, 1.0), (1, 4.0), (1, 2.0)]
+    assert [level.spread.count for level in b.levels] == [1, 2]
+    assert left_out(found) == ""
+
+
+def test_a_setting_that_was_drawn_twice_is_listed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, again = outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.7, a="2")
+    again = dataclasses.replace(again, point=dataclasses.replace(again.point, folder=second.point.folder))
+    assert [setting[0].point.number for setting in rank_settings([first, second, again])] == [1, 0]
+    print_settings(SweepFolder(tmp_path / "some-1"), [first, second, again])
+    assert "best     a=2\n" in capsys.readouterr().out
+    workers = dataclasses.replace(again, point=dataclasses.replace(again.point, values={"loader.num_workers": "2"}))
+    assert len(rank_settings([first, second, workers])) == 3, "settings of one run that are written differently are both listed"
 
 
 def test_points_without_a_result_are_ignored() -> None:
@@ -151,6 +203,39 @@ def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
     found.append(dataclasses.replace(found[3], point=other_seed, best={"valid/score": 100.0 if mode == "max" else 0.0}))
     best = [1, 2] if mode == "max" else [2, 1]
     assert [setting[0].point.setting for setting in rank_settings(found)] == [*best, 3, 0]
+
+
+def seeds_of(setting: int, *ends: float | State, mode: str = "max") -> list[PointResult]:
+    """A setting with a seed for each value, or state; a seed that failed has a metric of its last evaluation."""
+    made = list[PointResult]()
+    for seed, end in enumerate(ends):
+        value, state = (end, State.finished) if isinstance(end, float) else (100.0 if mode == "max" else 0.0, end)
+        one = outcome(10 * setting + seed, value, mode, state, a=str(setting))
+        made.append(dataclasses.replace(one, point=dataclasses.replace(one.point, setting=setting, seed=str(seed))))
+    return made
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("end", [State.failed, State.pruned])
+def test_a_setting_with_a_seed_that_failed_is_never_ahead_of_a_complete_one(mode, end, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = 9.0 if mode == "max" else 1.0
+    lacking, complete = seeds_of(0, best, end, end, mode=mode), seeds_of(1, 5.0, 6.0, 5.5, mode=mode)
+    ended, unfinished = seeds_of(2, end, end, end, mode=mode), seeds_of(3, 5.0, State.running, State.waiting, mode=mode)
+    found = [*ended, *lacking, *complete, *unfinished]
+    order = [1, 3] if mode == "max" else [3, 1]
+    assert [setting[0].point.setting for setting in rank_settings(found)] == [*order, 0, 2]
+    (effect,) = effects(found)
+    assert [(level.name, level.spread.count) for level in effect.levels] == [("1", 1), ("3", 1)]
+    assert effect.best == str(order[0])
+    assert left_out(found).startswith("Of 2 of 4 settings")
+    assert [row["state"] for row in setting_rows(found, exact=True)][2:] == [f"1 finished, 2 {end}", f"3 {end}"]
+    assert setting_values(lacking)["states"] == {"finished": 1, end.value: 2}
+    print_settings(SweepFolder(tmp_path / "some-1"), found)
+    told = capsys.readouterr().out
+    assert f"best     a={order[0]}\n" in told
+    assert "1 setting has a seed that failed, was pruned or gave NaN, and cannot be the best" in told
+    print_settings(SweepFolder(tmp_path / "some-1"), lacking)
+    assert "best  " not in capsys.readouterr().out
 
 
 def test_the_pareto_set_holds_the_settings_that_no_other_beats() -> None:
