@@ -86,7 +86,7 @@ def start(args: argparse.Namespace) -> int:
         hint = f"; in a sweep values are separated by commas, without brackets: {re.sub(r'[][ ]', '', listed)}" if listed else ""
         print(f"note: no override has several values (KEY=A,B), so this is a sweep of one run{hint}", file=sys.stderr)
     if getattr(args, "list", False):
-        return _list(ready)
+        return _list(ready, as_json=args.json)
     is_done = running.run_sweep(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))
     return _report(ready.folder, project, as_json=args.json) if is_done else 0
 
@@ -112,10 +112,11 @@ def _no_sweep_error() -> ConfigError:
     return ConfigError(Problem("SWEEP", "no sweep was named", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
 
 
-def _list(ready: PreparedSweep) -> int:
+def _list(ready: PreparedSweep, *, as_json: bool) -> int:
     from samewise.runner.sweep import shared_runs
     from samewise.runner.sweep.points import compose_points
     from samewise.runner.sweep.soundness import cautions, require_sound
+    from samewise.runner.sweep.tables import point_values
 
     if not ready.sweeper.listed:
         words = "chooses points by earlier results, so they cannot be listed in advance"
@@ -127,7 +128,9 @@ def _list(ready: PreparedSweep) -> int:
         print(f"note: {note}", file=sys.stderr)
     for caution in cautions(made, set()):
         print(f"warning: {caution}", file=sys.stderr)
-    for one in made:
+    if as_json:
+        print(to_json({"id": ready.folder.id, "points": [point_values(one.point) for one in made]}, indent=2))
+    for one in made if not as_json else []:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
     print(f"{number_of(len(made), 'point')}, no problems found", file=sys.stderr)
     return 0
@@ -212,11 +215,13 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     """Print the sweep's result; return 1 if a point failed, or kept ending without a reason."""
-    from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings
+    from samewise.runner.sweep.effects import pareto
+    from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings, setting_values
 
     found = current_results(folder, project)
     if as_json:
-        print(to_json({"id": folder.id, "folder": str(folder.path), "points": [as_plain_values(one) for one in found]}, indent=2))
+        front, points = [setting_values(one) for one in pareto(found)], [as_plain_values(one) for one in found]
+        print(to_json({"id": folder.id, "folder": str(folder.path), "pareto": front, "points": points}, indent=2))
     else:
         print_settings(folder, found, more=f"samewise report {folder.path}")
         print_pages(folder, found)

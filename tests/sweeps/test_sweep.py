@@ -103,6 +103,13 @@ def test_points_are_listed_without_running_any(samewise: Callable[..., Any], tmp
     done = samewise("sweep", "--list", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}")
     assert done.returncode == 0
     assert "lr=0.2" in done.stdout
+    told = json.loads(samewise("sweep", "--list", "--json", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}").stdout)
+    assert [(one["point"], one["number"], one["seed"], one["values"]) for one in told["points"]] == [
+        (1, 0, None, {"optimizer.lr": "0.1"}),
+        (2, 1, None, {"optimizer.lr": "0.2"}),
+    ]
+    for one, line in zip(told["points"], done.stdout.splitlines(), strict=True):
+        assert line.split()[1] == one["fingerprint"][:12] == Path(one["folder"]).name
     assert list(tmp_path.iterdir()) == []
 
 
