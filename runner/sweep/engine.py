@@ -15,7 +15,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.project import Project
 from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, Interrupted, Problem
-from samewise.runner.launchers.base import Job, Launcher, Standing
+from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import sources
 from samewise.runner.records.files import write_json
@@ -23,7 +23,7 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep import shared_runs
 from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
-from samewise.runner.sweep.results import ENDED, PointResult, State, point_result
+from samewise.runner.sweep.results import ENDED, PointResult, State, point_result, repeat_failure
 from samewise.runner.sweep.soundness import cautions, require_sound
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
@@ -52,7 +52,9 @@ class Sweep:
     _shared: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     _told: set[int] = field(default_factory=set[int])
     _pruned: set[int] = field(default_factory=set[int])
+    _failed: dict[str, PointResult] = field(default_factory=dict[str, PointResult])
     _starts: Counter[int] = field(default_factory=Counter[int])
+    _is_repeating: bool = False
     _stopping: int = 0
 
     def prepare(self) -> int:
@@ -77,7 +79,7 @@ class Sweep:
         firsts = set(same_runs(self._points).values())
         standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
         for point in self._points:
-            now = self._prune_with_setting(point_result(self.folder, point, standing.get(point.number)))
+            now = self._prune_with_setting(self._result(point, standing.get(point.number)))
             if now.state is State.finished and not now.tries and not satisfies(point.run, compose.load(self.folder.config(point.number)).cfg):
                 now = dataclasses.replace(now, state=State.waiting)  # trained on data elsewhere: its job compares their content
             if now.state is State.failed and self.retry_failed:
@@ -85,6 +87,7 @@ class Sweep:
             elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
                 if now.state in ENDED:
                     self.watcher.show_found(now)
+                    self._keep_failure(now)
                 else:
                     self._running[point.number] = (point, self._job(point))
                 continue
@@ -128,6 +131,8 @@ class Sweep:
                 return
             if not self._todo and not self._ask():
                 return
+            if self._drop_failed():
+                continue
             batch = self._next(room)
             if not batch:
                 return
@@ -147,6 +152,27 @@ class Sweep:
                 found.append(point)
                 self._todo.remove(point)
         return found
+
+    def _drop_failed(self) -> bool:
+        """Let points fail that are the same run as one that failed in this sweep, without starting it again. True if there were some."""
+        again = [now for point in self._todo if point.folder in self._failed and (now := self._result(point)).state is State.failed]
+        for now in again:
+            self._todo.remove(now.point)
+            self.watcher.show_ended(now)
+        if again:
+            if not self._is_repeating:
+                hint = "if it goes on, leave these values out, which makes another sweep, or remove the cause and use --retry-failed"
+                self.watcher.say(f"warning: {again[0].point.label} failed in this sweep, and was chosen again: it is not run again; {hint}")
+            self._is_repeating = True
+            self._report_ended()
+        return bool(again)
+
+    def _keep_failure(self, now: PointResult) -> None:
+        if now.state is State.failed:
+            self._failed.setdefault(now.point.folder, now)
+
+    def _result(self, point: Point, seen: Seen | None = None) -> PointResult:
+        return repeat_failure(point_result(self.folder, point, seen), self._failed.get(point.folder))
 
     def _ask(self) -> bool:
         """Ask the sweeper for one more setting. False if there is none now."""
@@ -205,6 +231,7 @@ class Sweep:
                 self._todo.appendleft(point)
                 continue
             self.watcher.show_ended(now)
+            self._keep_failure(now)
             if now.state is State.pruned:
                 self._drop_seeds(point)
         self._report_ended()
@@ -237,7 +264,7 @@ class Sweep:
         for number, points in by_setting.items():
             if number in self._told or any(point.number in pending for point in points):
                 continue
-            ends = [point_result(self.folder, point) for point in points]
+            ends = [self._result(point) for point in points]
             if any(one.state not in ENDED for one in ends):
                 continue
             self._told.add(number)

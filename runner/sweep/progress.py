@@ -61,7 +61,7 @@ class Watcher:
             parts += [f"{now.objective} {now.value:.4g}", f"{now.seconds:.0f} s"]
         if now.reason:
             parts.append(now.reason)
-        if now.state is State.failed:
+        if now.state is State.failed and self._folder.log(now.point.number).exists():
             parts.append(f"({self._folder.log(now.point.number)})")
         self.say("  ".join(parts), _STYLES.get(now.state, ""))
 

@@ -121,7 +121,16 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
     """The results of all points, in order."""
     known = seen or {}
-    return [point_result(folder, point, known.get(point.number)) for point in folder.points()]
+    found = [point_result(folder, point, known.get(point.number)) for point in folder.points()]
+    firsts = {one.point.folder: one for one in reversed(found)}
+    return [repeat_failure(one, firsts[one.point.folder]) for one in found]
+
+
+def repeat_failure(one: PointResult, first: PointResult | None) -> PointResult:
+    """The result of a point; failed if it has none of its own yet, and the first point that is the same run has failed: it is not run again."""
+    if one.state is not State.waiting or first is None or first.state is not State.failed:
+        return one
+    return dataclasses.replace(one, state=State.failed, reason=f"the same run as point {first.point.number + 1}, which failed: {first.reason}")
 
 
 def current_results(folder: SweepFolder, project: Project, *, trusted: bool = True) -> list[PointResult]:

@@ -81,7 +81,8 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
         console.print(_table(front[:_MOST], right=tuple(found[0].objectives)))
     for one in found:
         if one.state is State.failed:
-            console.print(f"failed   {one.point.label}: {one.reason} ({folder.log(one.point.number)})", style="red")
+            log = folder.log(one.point.number)
+            console.print(f"failed   {one.point.label}: {one.reason}{f' ({log})' if log.exists() else ''}", style="red")
 
 
 def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:

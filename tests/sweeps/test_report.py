@@ -23,6 +23,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from samewise.runner.commands import sweep
+from samewise.runner.config.project import Project
 from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
@@ -32,6 +34,7 @@ from samewise.runner.sweep.results import LOCAL, PointResult, Spread, State, poi
 from samewise.runner.sweep.rows import cost_in_words, effect_rows, setting_rows
 from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings, setting_values
 
+BARE = Project(Path(__file__).parent)
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = os.environ.get("SAMEWISE_PICTURES")
@@ -181,6 +184,16 @@ def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) 
     assert cost_in_words(dataclasses.replace(spent, steps=1, tries=1)).startswith("0:55 of training, 1 step, 1 job started, ")
 
 
+def test_a_point_that_is_the_same_run_as_one_that_failed_has_failed_with_it(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "some-1")
+    folder.write_facts({})
+    folder.add_points([dataclasses.replace(outcome(number, 0.5).point, folder=str(tmp_path / name)) for number, name in enumerate("aabb")])
+    folder.note(0, began=1.0, ended=2.0, exit_code=1, said="the loss is not finite", tries=1)
+    found = point_results(folder)
+    assert [one.state for one in found] == [State.failed, State.failed, State.waiting, State.waiting]
+    assert found[1].reason == "the same run as point 1, which failed: the loss is not finite"
+
+
 def test_the_status_relates_its_numbers_to_those_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, found = SweepFolder(tmp_path / "some-1"), [outcome(number, 0.5, a=str(number)) for number in (0, 1)]
     print_points(folder, found, held=None)
@@ -259,7 +272,7 @@ SEEDS = {"0.1": [(0.9, 1.0), (0.1, 5.0)], "0.2": [(0.8, 2.0), (0.8, 2.0)], "0.3"
         ({"final/valid/loss": "min", "valid/accuracy": "max"}, ["0.3", "0.2", "0.1"], ["0.3", "0.2"]),
     ],
 )
-def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seeds(tmp_path: Path, samewise, objectives, best, front) -> None:
+def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seeds(tmp_path: Path, samewise, capfd, objectives, best, front) -> None:
     folder = SweepFolder(tmp_path / "sweeps" / "some-1")
     facts = {"id": "some-1", "name": "some", "overrides": [], "root": "", "packages": [], "configs": [], "run_root": str(tmp_path)}
     parts = {"launcher": {"_target_": LOCAL}, "sweeper": {"_target_": "", "objectives": objectives}, "tracking": {"enabled": False, "uri": ""}}
@@ -288,6 +301,8 @@ def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seed
     assert (told["points"][0]["monitor"], told["points"][0]["value"]) == (judged[0], values[judged[0]])
     assert told["points"][0]["objectives"] == {name: values[name] for name in objectives or ()}
 
+    sweep._report(folder, BARE, as_json=True)  # pyright: ignore[reportPrivateUsage]
+    assert json.loads(capfd.readouterr().out)["pareto"] == told["pareto"]
     printed = samewise("report", folder.path, "--no-mlflow").stdout
     assert f"best     lr={best[0]}\n" in printed
     assert re.search(rf"^lr +{judged[0]} +std .*{judged[-1] if len(judged) > 1 else ''} +state", printed, re.M)
