@@ -55,6 +55,7 @@ class Sweep:
     _failed: dict[str, PointResult] = field(default_factory=dict[str, PointResult])
     _starts: Counter[int] = field(default_factory=Counter[int])
     _is_repeating: bool = False
+    _is_held: bool = False
     _stopping: int = 0
 
     def prepare(self) -> int:
@@ -129,9 +130,10 @@ class Sweep:
             room = self.launcher.room([job for _, job in self._running.values()])
             if room is not None and room <= 0:
                 return
-            if not self._todo and not self._ask():
+            if not self._todo and (self._is_held or not self._ask()):
                 return
             if self._drop_failed():
+                self._is_held = bool(self._running)  # a running job's result may lead the sweeper elsewhere
                 continue
             batch = self._next(room)
             if not batch:
@@ -222,6 +224,7 @@ class Sweep:
             if known.standing is not Standing.gone:
                 continue
             point, _ = self._running.pop(number)
+            self._is_held = False
             if "ended" not in self.folder.word(number) and known.reason:
                 self.folder.note(number, reason=known.reason)
             now = self._prune_with_setting(point_result(self.folder, point, known))
