@@ -99,6 +99,7 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
         (["optimizer.momentum=2"], "optimizer.momentum", "less than 1"),
         (["+param_groups.head={match: fc, momentum: 1.0}"], "param_groups.head.momentum", "less than 1"),
         (["optimizer.dampening=-1"], "optimizer.dampening", "at least 0"),
+        (["optimizer=rmsprop", "optimizer.alpha=1.2"], "optimizer.alpha", "less than 1"),
         (["optimizer=adadelta", "optimizer.rho=1.0"], "optimizer.rho", "less than 1"),
         (["optimizer=adamw", "optimizer.betas=[0.9,1.5]"], "optimizer.betas.1", "less than 1"),
         (["evaluate.monitor=accuracy"], "evaluate.monitor", "evaluate.monitor=valid/accuracy"),

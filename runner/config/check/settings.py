@@ -61,11 +61,12 @@ OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
     "momentum": (0, 1),
     "dampening": (0, 1),
     "rho": (0, 1),
+    "alpha": (0, 1),
     "weight_decay": (0, math.inf),
     "eps": (0, math.inf),
     "betas": (0, 1),
 }
-"""What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a momentum of 1 or more, with which no training converges."""
+"""What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a momentum or alpha of 1, which diverges."""
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")
