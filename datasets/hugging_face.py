@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.arrow_rows import state_of_files, tables
 from samewise.datasets.parts.audio_files import read_audio
-from samewise.datasets.parts.classes import require_count
+from samewise.datasets.parts.classes import require_count, sort_classes
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.decode import DAMAGED, Mode, decode
 from samewise.datasets.parts.in_memory import Transform
@@ -211,8 +211,7 @@ def _number_classes(labels: Mapping[str, list[Any]], feature: Any, classes: Sequ
         known = list(map(str, classes or names))
     else:
         texts = {split: [str(one) for one in some] for split, some in labels.items()}
-        there = {one for some in texts.values() for one in some}
-        known = list(map(str, classes)) if classes else sorted(there, key=int) if all(one.isdecimal() and one.isascii() for one in there) else sorted(there)
+        known = list(map(str, classes)) if classes else sort_classes(one for some in texts.values() for one in some)
     number = {name: place for place, name in enumerate(known)}
     unknown = next((one for some in texts.values() for one in some if one not in number), None)
     if unknown is not None:

@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
-from samewise.datasets.parts.classes import require_count, require_known
+from samewise.datasets.parts.classes import require_count, require_known, sort_classes
 from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import BYTES, ROWS, read_text, require_regular
-from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest
+from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest, number_of
 
 _SPLITS = {"training": "train", "val": "valid", "validation": "valid", "dev": "valid", "testing": "test"}
+_KNOWN = ("train", "valid", "test", "unused")
 _PLAIN = ("string", "large_string", "bool", "null")
 _ROWS_AT_ONCE = 65_536
 _FORMS = "a .csv, .tsv, .json (a list of objects), .jsonl or .parquet file with a row for each image"
@@ -27,7 +28,7 @@ _FORMS = "a .csv, .tsv, .json (a list of objects), .jsonl or .parquet file with 
 
 @final
 class ImageTable(ImageFiles):
-    """Samples `{"image": uint8[C, H, W], "label": int}`; labels number the classes, sorted: by number where all are whole numbers.
+    """Samples `{"image": uint8[C, H, W], "label": int}`; labels number the classes, sorted: by number where all are numbers.
 
     Args:
         table_path: The table; .parquet is read by pyarrow, which MLflow brings.
@@ -35,7 +36,7 @@ class ImageTable(ImageFiles):
         root: What the images' names are relative to; None: the table's folder.
         image: The column of the images' files.
         label: The column of their classes.
-        split_column: The column that says "train", "valid" or "test" (or "val", "validation", ...); None: a hash of each image's name decides.
+        split_column: The column that says "train", "valid" or "test" (or "val", "validation", ...), or "unused"; None: a hash of each image's name decides.
         shares: Of `valid` and `test`, by hash (`parts.keyed_split`).
         key: Of the hash: another key splits otherwise.
         classes: The labels in the order of their numbers; None: all that occur in any split.
@@ -74,11 +75,16 @@ class ImageTable(ImageFiles):
         if twice := next((name for name, times in Counter(names).items() if times > 1), None):
             raise DataError(Problem(str(path), "lists an image twice", twice, "a row for each image"))
         labels = dict(zip(names, (str(row[label]) for row in rows), strict=True))
-        known = list(map(str, classes)) if classes is not None else _sort_classes(set(labels.values()))
+        known = list(map(str, classes)) if classes is not None else sort_classes(labels.values())
         require_known(str(path), labels, known)
         require_count(str(path), known, num_classes)
         if split_column:
-            told = {name: _SPLITS.get(str(row[split_column]).lower(), str(row[split_column]).lower()) for name, row in zip(names, rows, strict=True)}
+            told = {name: _split_named(row[split_column]) for name, row in zip(names, rows, strict=True)}
+            if others := Counter(str(row[split_column]) for row in rows if _split_named(row[split_column]) not in _KNOWN):
+                ((other, count),) = others.most_common(1)
+                hint = nearest(other, _KNOWN) or 'write "unused" for rows that no split should have'
+                where, words = f"{path}, column {split_column}", f"names a split that does not exist, in {number_of(count, 'row')}"
+                raise DataError(Problem(where, words, other, ", ".join(_KNOWN), hint))
             chosen = [name for name in names if told[name] == split]
             if not chosen and split != "test":
                 raise DataError(Problem(str(path), f"has no image for the split {split}", sorted(set(told.values())), "train, valid and test"))
@@ -106,6 +112,8 @@ def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
         for key, column in columns.items():
             if not isinstance(row, dict) or row.get(column) is None:
                 there = list(row) if isinstance(row, dict) else []
+                if column in there:
+                    raise DataError(Problem(str(path), f"row {number} has an empty {column!r}", hint="fill it in, or leave the row out"))
                 hint = nearest(column, there) or f"set dataset.{key} to the column's name"
                 raise DataError(Problem(str(path), f"row {number} has no {column!r}", expected=f"columns: {', '.join(there)}", hint=hint))
     return rows
@@ -155,10 +163,11 @@ def _rows_of_parquet(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]
     return rows
 
 
+def _split_named(value: Any) -> str:
+    text = str(value).strip().lower()
+    return _SPLITS.get(text, text)
+
+
 def _relative(name: str, folder: Path) -> str:
     """The path relative to the folder if it is inside, so that split and fingerprint do not depend on the folder's location."""
     return str(Path(name).relative_to(folder)) if os.path.isabs(name) and Path(name).is_relative_to(folder) else name
-
-
-def _sort_classes(labels: set[str]) -> list[str]:
-    return sorted(labels, key=int) if all(label.isdecimal() and label.isascii() for label in labels) else sorted(labels)

@@ -429,6 +429,9 @@ class Callback(abc.ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
+    def forget_evaluations(self) -> None:
+        """Forget what evaluations gave: the run continues one that measured something else (`resume_from`)."""
+
 
 def batch_size(batch: Batch) -> int:
     """B: the length of the first tensor or list in the batch."""

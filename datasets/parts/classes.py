@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from samewise.runner.errors import DataError, Problem, first_few, nearest
+
+
+def sort_classes(labels: Iterable[str]) -> list[str]:
+    """The different labels in order: by number if all are finite numbers, else as text. Labels of one number, such as 1 and 01, are ordered as text."""
+    different = set(labels)
+    try:
+        numbers = {label: float(label) for label in different}
+    except ValueError:
+        numbers = {}
+    return sorted(different, key=lambda label: (numbers.get(label, 0.0), label)) if all(map(math.isfinite, numbers.values())) else sorted(different)
 
 
 def require_known(where: str, labels: Mapping[str, str], classes: Sequence[str]) -> None:

@@ -30,8 +30,7 @@ class EarlyStopping(Callback):
         self._sign = 1.0 if mode == "min" else -1.0
         self._patience = patience
         self._min_delta = min_delta
-        self._best = math.inf
-        self._waited = 0
+        self.forget_evaluations()
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if self._monitor not in metrics:
@@ -48,6 +47,9 @@ class EarlyStopping(Callback):
         if not math.isfinite(self._best):
             return f"{self._monitor} has not been a finite number in {self._waited} evaluations"
         return f"{self._monitor} has not improved on {self._sign * self._best:g} for {self._waited} evaluations"
+
+    def forget_evaluations(self) -> None:
+        self._best, self._waited = math.inf, 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self._best, "waited": self._waited}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,13 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add the option that chooses a checkpoint of a run."""
     help_ = "which checkpoint to use; METRIC: one of evaluate.also (default: best)"
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP|METRIC", help=help_)
+
+
+def note_weights(composed: Composed, args: argparse.Namespace) -> None:
+    """Say if the best checkpoint was chosen by a metric of other weights, such as an average, than those that are used."""
+    name, _, metric = str(composed.cfg.evaluate.monitor).partition("/")
+    if args.checkpoint == "best" and "/" in metric and args.weights != name:
+        print(f"note: the best checkpoint was chosen by {name}/{metric}; --weights {name} uses those weights", file=sys.stderr)
 
 
 def project_from(args: argparse.Namespace) -> Project:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_checkpoint, add_trust
+from samewise.runner.commands import add_checkpoint, add_trust, note_weights
 from samewise.runner.commands.sync import address
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
@@ -156,6 +156,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate
     from samewise.runner.training.restored import at_checkpoint
 
+    note_weights(composed, args)
     run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
     model, transform = next(iter(models_to_evaluate(run, args.weights).values())).eval(), run.transforms["eval"]
     # AOTInductor's code assumes the example's strides without a check; other programs, and tensors from files, have contiguous ones

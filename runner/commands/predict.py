@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner import api
-from samewise.runner.commands import add_checkpoint, add_trust
+from samewise.runner.commands import add_checkpoint, add_trust, note_weights
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import require_no_link, require_writable
 from samewise.runner.records.found import RUN
@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     elif pictures is not None:
         require_writable("--output", pictures)
     load = inspect.unwrap(api.load)  # its errors name options, not arguments
-    predictor = load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust).transforms.predictor
+    loaded = load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust)
+    note_weights(loaded.config, args)
+    predictor = loaded.transforms.predictor
     asked = predictor.files(files)
     made = predictor.predict_files(asked, pictures, threshold=args.threshold, batch=args.batch)
     try:

@@ -15,6 +15,7 @@ from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.groups import parameter_groups
+from samewise.runner.optim.schedules.base import SCHEDULED
 from samewise.runner.optim.stepping import begin_late_momentum
 
 FUSED_ON: Final = ("cpu", "cuda")
@@ -64,17 +65,23 @@ def implementation(optimizer: Optimizer) -> str:
 
 
 def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state, except for the choice of implementation, which was made here and may differ under another strategy.
+    """Load a state, except for options, which may differ here, as the choice of implementation does under another strategy; a schedule sets its own anyway.
 
-    ConfigError if its parameters are the same in another order.
+    ConfigError if its parameters are the same in another order, or if an option needs averages that it does not have.
     """
     here, there = ([name for group in groups for name in group.get("param_names", ())] for groups in (optimizer.param_groups, state["param_groups"]))
     if here != there and sorted(here) == sorted(there):  # torch matches them by their place
         name = next(one for one, other in zip(here, there, strict=True) if one != other)
         words = f"has the checkpoint's parameters in another order, from {name} on: their state would be given to others"
         raise ConfigError(Problem("optimizer", words, hint="initialise.weights takes the checkpoint's weights alone"))
-    own = {key: optimizer.defaults[key] for key in ("fused", "foreach") if key in optimizer.defaults}
-    optimizer.load_state_dict({**state, "param_groups": [{**group, **own} for group in state["param_groups"]]})
+    options = set(inspect.signature(type(optimizer)).parameters) - {"params", *SCHEDULED}
+    groups = list[dict[str, Any]](state["param_groups"])
+    for place, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):  # torch refuses another number of groups
+        for name in ("amsgrad", "centered"):
+            if own.get(name) and not group.get(name):
+                raise ConfigError(Problem(f"optimizer.{name}", "needs averages that the checkpoint does not have", True, "as in that run"))
+        groups[place] = {**group, **{key: value for key, value in own.items() if key in options}}
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, tuple[Mapping[str, Any], str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.config import compose
-from samewise.runner.config.tree import at
+from samewise.runner.config.tree import at, same
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.schedules.base import Schedule, Span
 from samewise.runner.records import shapes
@@ -43,10 +43,7 @@ def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], sche
 
     `here` is the experiment's plain config; that of the run that wrote the checkpoint lies in its folder, unless the checkpoint was moved.
     """
-    try:
-        there: Any = compose.load(path.resolve().parents[1] / "config.yaml").whole
-    except ConfigError:
-        there = {}
+    there = _config_of(path)
     for name, optimizer in optimizers.items():
         if name not in state["optimizers"]:
             raise ConfigError(Problem("optimizer", f"that run has none for the phase '{name}'", expected="the same phases"))
@@ -57,6 +54,25 @@ def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], sche
         schedule.load_state_dict(state["schedule"])
     except KeyError:
         raise ConfigError(_other_kind("scheduler", ("scheduler",), here, there)) from None
+
+
+def measures_the_same(here: Any, path: Path) -> bool:
+    """Whether the run that wrote the checkpoint measured, decided and stopped by the same metrics of the same data; not if its config is gone."""
+    there = _config_of(path)
+    return all(same(at(here, key), at(there, key)) for key in _MEASURED)
+
+
+_MEASURED = (
+    *("recipe", "dataset", "transforms.eval", "evaluate.monitor", "evaluate.mode", "scheduler.metric", "scheduler.mode"),
+    *("callbacks.early_stopping.monitor", "callbacks.early_stopping.mode"),
+)
+
+
+def _config_of(path: Path) -> Any:
+    try:
+        return compose.load(path.resolve().parents[1] / "config.yaml").whole
+    except ConfigError:
+        return {}
 
 
 def _other_kind(part: str, paths: Sequence[str], here: Any, there: Any) -> Problem:

@@ -28,7 +28,7 @@ from samewise.runner.records.files import read_json, read_mapping, write_atomica
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.continued import require_left, require_same_kind
+from samewise.runner.training.continued import measures_the_same, require_left, require_same_kind
 from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
@@ -137,6 +137,9 @@ def _continue_from(run: Run, given: str) -> dict[str, Any]:
         optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
         require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
         restore(run, {**checkpoint.load_sharded(state, path, run.strategy.layout.empty), "best": {}, "also": {}})
+        if not run.strategy.peers.first(partial(measures_the_same, run.composed.whole, path)):
+            for part in (run.schedule, *run.callbacks.values()):
+                part.forget_evaluations()
     except (RuntimeError, ValueError, KeyError, ConfigError) as error:
         if isinstance(error, ConfigError):
             expected = error.problems[0].expected or expected

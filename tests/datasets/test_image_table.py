@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from samewise.datasets.image_table import ImageTable
+from samewise.datasets.parts.classes import sort_classes
 from samewise.runner.errors import DataError
 
 SHARES = {"valid": 0.3, "test": 0.2}
@@ -67,10 +69,35 @@ def test_a_column_may_give_the_splits_and_paths_may_be_absolute(root: Path, tmp_
     assert load(elsewhere, root=str(root)).fingerprint() == load(absolute).fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [
+        (["2", "01", "1", "10"], ["01", "1", "2", "10"]),
+        (["10", "-1", "2", "0"], ["-1", "0", "2", "10"]),
+        (["0.5", "10.0", "2.0"], ["0.5", "2.0", "10.0"]),
+        (["10", "2", "nan"], ["10", "2", "nan"]),
+        (["b", "10", "2"], ["10", "2", "b"]),
+    ],
+)
+def test_classes_are_in_one_order_whatever_the_hash_seed(labels: list[str], order: list[str]) -> None:
+    assert all(sort_classes(some) == order for some in itertools.permutations([*labels, labels[0]]))
+
+
+def test_a_split_that_does_not_exist_is_named_and_spaces_do_not_count(root: Path) -> None:
+    parts = ("train ", "Train", "unused")
+    table = write(root, "csv", [{**row, "part": parts[number % 3] if number else "valid"} for number, row in enumerate(ROWS)])
+    assert (len(load(table, split_column="part")), len(load(table, "valid", split_column="part"))) == (19, 1)
+    wrong = write(root, "csv", [{**row, "part": "trian" if number < 3 else "train"} for number, row in enumerate(ROWS)])
+    with pytest.raises(DataError, match=r"column part: names a split that does not exist, in 3 rows; hint: did you mean 'train'(.|\n)*'trian'"):
+        load(wrong, split_column="part")
+
+
 def test_faults_in_a_table_are_reported(root: Path) -> None:
     table = write(root, "csv")
     with pytest.raises(DataError, match=r"row 1 has no 'kidn'(.|\n)*did you mean 'kind'"):
         load(table, label="kidn")
+    with pytest.raises(DataError, match="row 2 has an empty 'kind'"):
+        load(write(root, "json", [ROWS[0], {**ROWS[1], "kind": None}]))
     with pytest.raises(DataError, match=r"has 3 classes \(9, 10, 11\)(.|\n)*dataset\.num_classes=3"):
         load(table, num_classes=4)
     with pytest.raises(DataError, match=r"is listed in table\.csv but missing \(\d+ missing in all\)"):

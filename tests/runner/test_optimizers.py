@@ -355,3 +355,26 @@ def test_a_state_with_the_same_parameters_in_another_order_is_refused() -> None:
     load_state(again, one.state_dict())
     with pytest.raises(ConfigError, match=r"optimizer: has the checkpoint's parameters in another order, from second\.weight on"):
         load_state(other, one.state_dict())
+
+
+@pytest.mark.parametrize("options", [{"nesterov": True}, {"dampening": 0.5}, {"maximize": True}])
+def test_options_that_differ_from_the_checkpoints_hold_from_the_first_step_on(options: dict[str, Any]) -> None:
+    model, first = nn.Linear(3, 1, bias=False), torch.tensor([[1.0, 2, 3]])
+    before = build(sgd(momentum=0.9), model)["train"]
+    model(first).sum().backward()
+    before.step()
+    start = model.weight.detach().double().clone()
+    after = build(sgd(momentum=0.9, **options), model)["train"]
+    load_state(after, before.state_dict())
+    after.step()  # with the same gradient
+    sign = -1 if options.get("maximize") else 1
+    buffer = 0.9 * first.double() + sign * first.double() * (1 - options.get("dampening", 0))
+    step = sign * first.double() + 0.9 * buffer if options.get("nesterov") else buffer
+    assert (after.param_groups[0]["lr"] * step + model.weight.detach() - start).abs().max() < 1e-6
+
+
+def test_an_option_that_needs_averages_which_the_checkpoint_lacks_is_refused() -> None:
+    model = nn.Linear(3, 1)
+    before, after = (build({"_target_": "torch.optim.Adam", "lr": 0.1, "amsgrad": on}, model)["train"] for on in (False, True))
+    with pytest.raises(ConfigError, match=r"optimizer\.amsgrad: needs averages that the checkpoint does not have"):
+        load_state(after, before.state_dict())

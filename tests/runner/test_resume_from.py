@@ -18,6 +18,7 @@ from samewise.runner.config import check
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
 
@@ -113,6 +114,22 @@ def test_a_run_that_stopped_early_is_not_continued_in_an_empty_folder(tmp_path):
         trained(again, tmp_path / "again")
     assert "patience" in caught.value.problems[0].hint
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("monitor", ["valid/accuracy", "valid/loss"])
+def test_early_stopping_and_plateau_compare_with_that_runs_evaluations_only_if_they_measured_the_same(tmp_path, monitor):
+    common = [*SMALL, "callbacks=early_stopping", "callbacks.early_stopping.patience=9", "evaluate.every_steps=1", "scheduler=plateau", "scheduler.patience=9"]
+    trained(composed(*common, "evaluate.monitor=valid/accuracy", "max_steps=1"), tmp_path / "one")
+    latest, best = tmp_path / "one" / "checkpoints" / "latest", list[tuple[float, float]]()
+
+    def note(run):
+        best.append((run.schedule.state_dict()["best"], run.callbacks["early_stopping"].state_dict()["best"]))
+
+    trained(composed(*common, f"evaluate.monitor={monitor}", "max_steps=2", f"resume_from={latest}"), tmp_path / "two", before_step=note)
+    state = checkpoint.read(latest.resolve())
+    kept = state["schedule"]["best"], state["callbacks"]["early_stopping"]["best"]
+    assert kept[0] == -kept[1] < math.inf
+    assert best == [kept if monitor == "valid/accuracy" else (math.inf, math.inf)]
 
 
 def test_a_schedule_of_another_length_than_in_the_checkpoint_is_reported(first, tmp_path):

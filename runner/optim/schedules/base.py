@@ -145,6 +145,9 @@ class Schedule(abc.ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
+    def forget_evaluations(self) -> None:
+        """Forget what evaluations gave: the run continues one that measured something else."""
+
     def time(self, step: int) -> int:
         """`step` in this schedule's unit."""
         return self.span.time(step, self.unit)

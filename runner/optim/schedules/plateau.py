@@ -52,10 +52,9 @@ class Plateau(LearningRate):
         require(whole(self.cooldown, least=0), "cooldown", "is not a valid number of evaluations", self.cooldown, "a whole number of at least 0")
         require(number(self.min_lr, least=0), "min_lr", "is not a valid learning rate", self.min_lr, "a number of at least 0")
         require(number(self.eps, least=0), "eps", "is not a valid difference", self.eps, "a number of at least 0")
-        self.best = math.inf if self.mode == "min" else -math.inf
-        self.bad = 0
         self.cooling = 0
         self.reductions = 0
+        self.forget_evaluations()
 
     def rate(self, time: int, lr: float) -> float:
         for _ in range(self.reductions):
@@ -86,6 +85,10 @@ class Plateau(LearningRate):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self.bad, self.cooling, self.reductions = state["best"], state["bad"], state["cooling"], state["reductions"]
+
+    def forget_evaluations(self) -> None:
+        """Forget the best value and those since; reductions stay."""
+        self.best, self.bad = math.inf if self.mode == "min" else -math.inf, 0
 
     def _better(self, current: float) -> bool:
         sign = -1 if self.mode == "min" else 1
