@@ -181,6 +181,8 @@ class DetectionScores(Scores):
         shown: How many images are drawn.
     """
 
+    sometimes = ("map_small", "map_medium", "map_large")
+
     def __init__(self, *, names: Sequence[str] = (), num_classes: int = 0, shown: int = 12) -> None:
         self.names = [*names, *(str(label) for label in range(len(names), num_classes))]
         self.images: list[Image] = []

@@ -185,6 +185,8 @@ class SeparationScores(Scores):
         kept: How many of the worst and of the best mixtures are kept to listen to.
     """
 
+    sometimes = ("sdr", "sdri")
+
     def __init__(self, *, sample_rate: int, kept: int = 3) -> None:
         self.sample_rate = sample_rate
         self._kept = kept

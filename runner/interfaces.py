@@ -65,6 +65,9 @@ class Scores(abc.ABC):
     def compute(self) -> dict[str, float]:
         """The metrics by name, without the split's prefix: `{"loss": 0.1, "accuracy": 0.98}`."""
 
+    sometimes: Sequence[str] = ()
+    """Metrics that need something not every batch has, such as large objects: `compute` may leave them out."""
+
     def doubts(self) -> list[Problem]:
         """What a person should know of the metrics last computed; each is told once in a training. Default: nothing."""
         return []

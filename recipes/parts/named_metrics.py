@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -79,7 +79,7 @@ class NamedMetrics:
         found = dict[str, float]()
         for name, metric in self._metrics.items():
             with self._listening(name):
-                found[name] = _number(name, metric.compute())
+                found[name] = _number(name, _alone(metric).compute())
         return found
 
     @contextmanager
@@ -94,6 +94,17 @@ class NamedMetrics:
             hint = "a class that no evaluated sample has makes this metric meaningless: evaluate more samples, or use another metric" if lacking else ""
             doubt = Problem(f"recipe.metrics.{name}", f"torchmetrics warns: {said}", hint=hint)
             self.doubts += [] if doubt in self.doubts else [doubt]
+
+
+def _alone(metric: Any) -> Any:
+    """The metric, told not to add up over processes: each has the measurements of all, and only one may be computing."""
+    for part in metric.modules() if isinstance(metric, nn.Module) else ():
+        part.distributed_available_fn = _never
+    return metric
+
+
+def _never() -> bool:
+    return False
 
 
 def _of_several_labels(name: str, metric: Any) -> Any:

@@ -74,7 +74,8 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         name = next(one for one, other in zip(here, there, strict=True) if one != other)
         words = f"has the checkpoint's parameters in another order, from {name} on: their state would be given to others"
         raise ConfigError(Problem("optimizer", words, hint="initialise.weights takes the checkpoint's weights alone"))
-    options = set(inspect.signature(type(optimizer)).parameters) - {"params", *SCHEDULED}
+    made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
+    options = {*inspect.signature(made_by).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
     groups = list[dict[str, Any]](state["param_groups"])
     for place, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):  # torch refuses another number of groups
         for name in ("amsgrad", "centered"):

@@ -25,7 +25,7 @@ STAGES = {
     "batch": "the data: a different batch was loaded",
     "input": "the transforms: the same batch became a different input",
     "loss": "the forward pass: the same input gave a different loss",
-    "gradients": "the backward pass: the same loss gave different gradients",
+    "gradients": "the backward pass: the same loss gave different gradients (or the forward pass, if the loss is the same by rounding)",
     "weights": "the optimizer: the same gradients gave different weights",
 }
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -121,7 +122,7 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
 
 
 def rehearse(run: Run) -> None:
-    """Evaluate one batch before the first step, so that errors in the evaluation show now and not an epoch later.
+    """Evaluate a batch (two, if they are of one sample) before the first step, so that errors in the evaluation show now and not an epoch later.
 
     ConfigError if `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics; or if what the recipe measures with is not what it should be.
     """
@@ -129,12 +130,13 @@ def rehearse(run: Run) -> None:
     scores = run.recipe.scores(part.dataset)
     versions = {parameter: parameter._version for parameter in run.model.parameters()}  # torch counts what is done to a tensor in place
     with evaluating(run.model):
-        scores.add(_measure(run, run.model, 0, run.to_device(next(iter(_loader(run, part))))))
+        for number, batch in enumerate(islice(_loader(run, part), 2 if run.evaluate.batch_size == 1 else 1)):
+            scores.add(_measure(run, run.model, number, run.to_device(batch)))
     if any(parameter._version != versions.get(parameter, parameter._version) for parameter in run.model.parameters()):
         raise _unfit(run.recipe, "measure changes the model's weights", "an evaluation that leaves the model as it is")
     if not type(run.recipe).__module__.startswith("samewise.") and run.recipe.scores(part.dataset) is scores:
         raise _unfit(run.recipe, "scores returns the same object each time", "a new one for each evaluation, which otherwise adds up all of them")
-    metrics = metrics_of(scores)
+    metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
     require_monitored(run, [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
 
 

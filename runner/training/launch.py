@@ -102,9 +102,12 @@ def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, d
         first = ended[0]
         print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
         raise PeerFailed(strip_heading(first["said"]), exit_code=first["exit_code"])
-    if error is not None:
+    silent = [number for number in range(nproc) if not (handed / f"done-{number}").exists()]
+    if error is not None and silent:
         raise error
-    if silent := [number for number in range(nproc) if not (handed / f"done-{number}").exists()]:
+    if error is not None:
+        print(f"warning: {error}\n    it had finished: the result is complete", file=sys.stderr)
+    if silent:
         hint = "something in it calls os._exit(0) or replaces the process; run the same command again to resume from the last checkpoint"
         raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it had finished, without giving a reason", hint=hint))
 

@@ -200,3 +200,14 @@ def test_warnings_of_torchmetrics_are_kept_once_and_not_printed(recipe: Classifi
     assert "torchmetrics warns: No positive samples" in doubt.message
     assert "a class that no evaluated sample has" in doubt.hint
     assert not [one for one in recwarn if "No positive samples" in str(one.message)]
+
+
+def test_metrics_are_computed_by_one_process_alone(recipe: Classification, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process has the measurements of all, and the first rehearses alone: torchmetrics would wait for the others there, and count all twice here."""
+    logits, label = torch.randn(12, CLASSES), torch.arange(12) % CLASSES
+    alone = compute(recipe, logits, label, 5)
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)  # without a group: an exchange is an error
+    with pytest.raises(ValueError, match="process group"):
+        torch.distributed.barrier()
+    assert compute(recipe, logits, label, 5) == alone

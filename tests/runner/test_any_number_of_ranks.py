@@ -151,7 +151,7 @@ MORE = {
     "accumulation and clipping": ["accumulate=2", "clip_norm=0.5"],
     "a partial batch that leaves replicas without samples": ["loader.drop_last=false", "batch_size=24", "dataset.samples=50"],
     "bf16": ["precision=bf16"],
-    "an average of weights": ["callbacks=ema", "callbacks.ema.every_steps=2"],
+    "an average of weights, and torchmetrics": ["callbacks=ema", "callbacks.ema.every_steps=2", "metrics=[f1,average_precision]"],
     "adamw": ["optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"],
     "workers": ["loader.num_workers=2"],
 }

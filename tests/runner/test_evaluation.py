@@ -154,6 +154,22 @@ def test_the_metrics_of_a_recipe_with_nothing_but_a_loss_are_the_losses_of_the_s
     assert len(found) == 2 * len(expected)
 
 
+ON_CANVAS = ["experiment=retinanet_own_images", "dataset=digits_on_canvas", "dataset.num_classes=11"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["experiment=gan_digits", "max_steps=1"],
+        [*ON_CANVAS, "dataset.smallest=24", "dataset.largest=46", "max_steps=0", "evaluate.monitor=valid/map_medium", "evaluate.mode=max"],
+    ],
+)
+def test_a_first_batch_of_one_sample_does_not_stand_for_the_split(samewise, tmp_path, overrides) -> None:
+    done = samewise("train", "debug=tiny", *overrides, "evaluate.batch_size=1", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_recipe_that_measures_needs_scores(samewise, lab) -> None:
     done = samewise("check", *lab, "recipe=half")
     assert done.returncode == 2
