@@ -166,6 +166,7 @@ def test_the_library_reads_the_same() -> None:
         assert theirs[index]["kind"] == ours[index]["label"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["images", "recordings"])
 def test_a_model_trains_on_hugging_face_data(kind: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
     given = ["train", f"dataset=hugging_face_{kind}", "dataset.num_classes=2", "tracking=none", "device=cpu", "batch_size=4", "max_steps=12"]

@@ -89,6 +89,7 @@ def test_channels_come_before_time_for_a_model_of_clips():
         ChannelsBeforeTime()({"image": batch["image"][:, 0]})
 
 
+@pytest.mark.slow
 def test_a_video_model_trains_with_debug_tiny(samewise, tmp_path):
     done = samewise(
         "train",

@@ -28,6 +28,7 @@ def lab(make_lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_lab(tmp_path).holds
 
 
+@pytest.mark.slow
 def test_the_manifest_follows_the_published_schema_and_the_settings(samewise, lab) -> None:
     more = ["launcher.memory=16Gi", "launcher.gpus=2", "launcher.cpus=3", "launcher.jobs=2", "+launcher.env.NCCL_DEBUG=1", "launcher.namespace=lab"]
     more += ["+launcher.pod.nodeSelector={pool: gpu}", "seed=range(3)"]

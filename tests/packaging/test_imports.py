@@ -55,6 +55,7 @@ def test_a_planted_import_of_each_kind_is_found(checkout: Path, head: str) -> No
         assert said in done.stdout, f"{file}: {done.stdout}"
 
 
+@pytest.mark.slow
 def test_a_module_without_a_place_in_the_order_is_found(checkout: Path) -> None:
     (checkout / "runner" / "attic.py").write_text('"""A room of its own."""\n')
     done = lint(checkout)

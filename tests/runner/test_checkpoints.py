@@ -114,6 +114,7 @@ def test_an_unreadable_newest_checkpoint_is_refused_not_replaced_by_an_older_one
     assert everything(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_too_large_for_memory_is_refused_and_loads_with_more(tmp_path):
     keeper(tmp_path).save(1, {"model": {"weight": torch.ones(1000)}}, {})
     keeper(tmp_path).save(2, {"model": {"weight": torch.ones(24 << 20)}}, {})

@@ -185,6 +185,7 @@ def test_an_unreadable_summary_does_not_count_as_an_unfinished_run(train, tmp_pa
     assert "already finished" in train(tmp_path, "max_steps=2").stdout
 
 
+@pytest.mark.slow
 def test_data_at_other_paths_are_refused_for_a_finished_run_and_modified_ones_are_warned_about(tmp_path, capsys):
     def write_images(root: Path, shade: int) -> None:
         for folder in ("train/cat", "train/dog", "valid/cat", "valid/dog"):

@@ -86,6 +86,7 @@ def test_an_override_that_a_file_cannot_express_is_refused_and_writes_nothing(tr
     assert not Path("configs/experiment/without.yaml").exists()
 
 
+@pytest.mark.slow
 def test_the_printed_next_command_is_complete(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my configs").mkdir()

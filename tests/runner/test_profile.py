@@ -198,6 +198,7 @@ def test_memory_is_reported_by_part(here: Path, tmp_path: Path) -> None:
     assert abs(few["activations"] - parts["activations"]) <= classes
 
 
+@pytest.mark.slow
 def test_out_of_memory_reports_the_size_of_each_part_and_how_to_reduce_it(here: Path, samewise: Callable[..., Any]) -> None:
     greedy = [*SMALL, "+model.greedy=true", "batch_size=8"]
     for command in ("train", "check", "profile"):

@@ -220,6 +220,7 @@ def test_the_table_has_every_monitored_metric_and_cuts_long_values(root, capsys)
     assert "momentum: 0.5" in one["label"]
 
 
+@pytest.mark.slow
 def test_the_suggested_command_names_one_run_if_two_share_a_fingerprint(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):

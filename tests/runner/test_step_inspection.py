@@ -135,6 +135,7 @@ def test_both_values_of_a_setting_are_reported_unless_verify_is_coarse(samewise,
     assert "examined closely" not in samewise("verify", run, "scheduler.drops_at=3", "--coarse").stdout
 
 
+@pytest.mark.slow
 def test_the_first_differing_step_between_traced_ones_is_found(samewise, lab) -> None:
     found = verify(samewise, train(lab, "trace.every_steps=4", "checkpoint.every_steps=6"), "scheduler.drops_at=3")
     assert found["parts"]["step"] == 4

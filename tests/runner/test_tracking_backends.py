@@ -147,6 +147,7 @@ def test_a_killed_sender_loses_nothing(tmp_path: Path, backend: str, read: Calla
     assert len(points["train/loss"]) == 8 or backend == "wandb"  # to which everything that a killed sender had sent is sent again
 
 
+@pytest.mark.slow
 def test_wandb_offline_has_all_values_and_the_config_without_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")

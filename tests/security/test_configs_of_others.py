@@ -189,6 +189,7 @@ def test_a_saved_config_that_grows_exponentially_is_refused() -> None:
         parse(text, "config.yaml")
 
 
+@pytest.mark.slow
 def test_too_many_values_are_refused_whether_written_or_repeated(samewise, theirs) -> None:
     """24,000 numbers in a list took `check` twenty seconds."""
     done = samewise("check", "experiment=x", "--config-dir", theirs(f"recipe:\n  metrics: {[1] * 10_000}\n"))
