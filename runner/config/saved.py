@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import compose, header
+from samewise.runner.config.annotations import is_typed
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.tree import differences, flat, paths, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
@@ -31,24 +32,29 @@ def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust
 
 
 def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
-    """A saved config with overrides (`seed=1`, `loader.num_workers=2`); values that referred to an overridden one change with it.
+    """A saved config with overrides (`seed=1`, `+recipe.test_time_augmentation=flip`); values that referred to an overridden one change with it.
 
-    ConfigError if an override names no key of the config, or its value does not fit.
+    ConfigError if an override names no key of the config, or adds one that is there, or its value does not fit.
     """
     saved = compose.load(file)
     cfg: Any = saved.cfg
     problems: list[Problem] = []
     for override in overrides:
         key, separator, _ = override.partition("=")
+        exists = OmegaConf.select(cfg, key.removeprefix("+"), default=_ABSENT) is not _ABSENT
         try:
             if not separator and Path(override).exists():
                 problems.append(Problem(override, "is not an override", expected="KEY=VALUE", hint="give one run at a time"))
                 continue
-            given = OmegaConf.from_dotlist([override])
-            if not separator or OmegaConf.select(cfg, key, default=_ABSENT) is _ABSENT:
-                exists = key.startswith("+") and OmegaConf.select(cfg, key[1:], default=_ABSENT) is not _ABSENT
-                hint = f"write it without the +: {override[1:]}" if exists else nearest(key, paths(cfg))
-                problems.append(Problem(key, "no such key in the run's config", override, hint=hint))
+            given = OmegaConf.from_dotlist([override.removeprefix("+")])
+            if separator and key.startswith("+") and not exists and _is_open(cfg, key[1:].rpartition(".")[0]):
+                with open_dict(cfg):
+                    cfg = OmegaConf.merge(cfg, given)
+                OmegaConf.set_struct(cfg, True)
+                continue
+            if not separator or key.startswith("+") or not exists:
+                hint = f"write it without the +: {override[1:]}" if exists and separator else nearest(key.removeprefix("+"), paths(cfg))
+                problems.append(Problem(key, "is in the run's config" if exists and separator else "no such key in the run's config", override, hint=hint))
                 continue
             if isinstance(OmegaConf.select(cfg, key), DictConfig) and not isinstance(OmegaConf.select(given, key), DictConfig):
                 problems.append(Problem(key, "is a group of the run's config; only values can be overridden", override, f"{key}.NAME=VALUE"))
@@ -65,6 +71,11 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
             print(f"warning: {caution}", file=sys.stderr)
     label = _merge_labels(saved.label, compose.label_of(overrides))
     return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides), label=label)
+
+
+def _is_open(cfg: DictConfig, path: str) -> bool:
+    """Whether keys may be added there: to a component, not to samewise's own settings."""
+    return bool(path) and isinstance(OmegaConf.select(cfg, path), DictConfig) and not is_typed(cfg, path)
 
 
 def _cautions_of_copies(whole: Any, overrides: Sequence[str]) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,19 @@ def test_an_override_also_changes_the_values_that_referred_to_it(tmp_path: Path,
     assert [at(whole, path) for path in ("dataset.root", "dataset.train.root", "dataset.valid.root")] == ["there"] * 3
     assert [at(whole, path) for path in ("dataset.valid.num_classes", "model.num_classes", "recipe.num_classes")] == [7] * 3
     assert capsys.readouterr().err == ""
+
+
+def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
+    added = config_in(saved(tmp_path), ["+recipe.test_time_augmentation=flip", "seed=3"])
+    assert (at(added.whole, "recipe.test_time_augmentation"), at(added.whole, "seed")) == ("flip", 3)
+    for override, said in (
+        ("recipe.test_time_augmentation=flip", "no such key in the run's config"),
+        ("+seed=3", "is in the run's config; hint: write it without the +: seed=3"),
+        ("+loader.nothing=1", "nothing"),
+        ("+nothing.at_all=1", "nothing"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            config_in(saved(tmp_path), [override])
 
 
 def test_a_value_that_was_overridden_by_itself_does_not_follow(tmp_path: Path) -> None:
