@@ -47,7 +47,7 @@ OVERRIDES = [
     "scheduler=warmup_multi_step",
     "scheduler.schedules.decay.milestones=[1]",
     f"batch_size={BATCH}",
-    f"evaluate.batch_size={BATCH}",
+    "evaluate.batch_size=1",  # as in torchvision's references
     "evaluate.every_epochs=null",
 ]
 
@@ -91,8 +91,7 @@ def plain(model: RetinaNet, steps: int, shuffle: bool, *, data: Callable[[str, t
 def held_out(model: RetinaNet, images: list[Tensor], targets: list[dict[str, Tensor]]) -> dict[str, float]:
     precision, total = MeanAveragePrecision(), 0.0
     precision.warn_on_many_detections = False
-    for first in range(0, len(images), BATCH):
-        some, true = images[first : first + BATCH], targets[first : first + BATCH]
+    for some, true in zip(([image] for image in images), ([target] for target in targets), strict=True):
         precision.update([{**found, "boxes": found["boxes"].float(), "scores": found["scores"].float()} for found in model.eval()(some)], true)
         model.training = True  # only of the outer module, while its parts stay in evaluation mode: torchvision then returns losses
         total += float(sum(model(some, true).values())) * len(some)
