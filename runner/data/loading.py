@@ -310,7 +310,8 @@ def _start_worker(worker: int) -> None:
 
     Where it is killed, Linux ends them: torch's own watch over it leaves a worker that has a batch to hand over waiting for ever.
     """
-    end_with_parent(signal.SIGKILL)
+    main, is_forked = multiprocessing.parent_process(), multiprocessing.get_start_method() == "fork"  # else another process is its parent
+    end_with_parent(signal.SIGKILL, main.pid if main and is_forked else None)
     reopen_files()
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

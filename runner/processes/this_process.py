@@ -48,10 +48,12 @@ def is_rank() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def end_with_parent(number: signal.Signals) -> None:
-    """Ask Linux to signal this process when its parent dies, even by SIGKILL."""
+def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
+    """Ask Linux to signal this process when its parent dies, even by SIGKILL; at once if that is no longer `parent`, which has died before."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+        if parent is not None and os.getppid() != parent:
+            os.kill(os.getpid(), number)
 
 
 def reopen_files() -> None:
