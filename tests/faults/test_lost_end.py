@@ -71,7 +71,7 @@ def proxy(server: Server, repository: Path) -> Iterator[Losing]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loses", ["the request", "the answer"])
+@pytest.mark.parametrize("loses", ["the request", pytest.param("the answer", marks=pytest.mark.long)])
 def test_an_end_that_the_server_loses_is_reported_and_sent_by_the_next_sync(
     samewise: Callable[..., Any], server: Server, proxy: Losing, tmp_path: Path, caplog: pytest.LogCaptureFixture, loses: str
 ) -> None:

@@ -181,6 +181,7 @@ def test_cancelled_jobs_save_and_resume_when_submitted_again(samewise, cluster, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samewise, cluster, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1"]
     samewise("sweep", *sweep, "launcher.python=/nowhere/python")

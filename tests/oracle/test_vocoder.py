@@ -169,6 +169,7 @@ def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASKS["mu_law"], 40, "loss")
 

@@ -155,10 +155,12 @@ MORE = {
     "adamw": ["optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"],
     "workers": ["loader.num_workers=2"],
 }
+COVERED = ("accumulation and clipping", "adamw", "workers")
+"""By other tests: of steps against a reference, of each optimizer, and of one process."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [pytest.param(given, id=name, marks=[pytest.mark.long] * (name == "adamw")) for name, given in MORE.items()])
+@pytest.mark.parametrize("overrides", [pytest.param(given, id=name, marks=[pytest.mark.long] * (name in COVERED)) for name, given in MORE.items()])
 def test_further_settings_give_the_same_bits_on_any_number_of_ranks(tmp_path, overrides):
     alone = run(tmp_path / "alone", 1, "strategy=single", *overrides)
     for ranks, further in ((2, ["strategy.bucket_mb=0.05"]), (4, []), (3, ["strategy.uneven=true"])):

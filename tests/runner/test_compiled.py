@@ -138,6 +138,7 @@ def test_replicas_give_the_same_bits_on_any_number_of_ranks(lab: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_ddp_gives_the_same_bits_twice(lab: Path) -> None:
     assert_same(train(lab / "ddp", *MANY, "strategy=ddp", ranks=2), train(lab / "again", *MANY, "strategy=ddp", ranks=2))

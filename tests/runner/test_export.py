@@ -271,7 +271,7 @@ def test_a_folder_that_is_not_empty_is_not_overwritten(samewise: Callable[..., A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", ["wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "gan_digits"])
+@pytest.mark.parametrize("experiment", [pytest.param("wav2letter_spoken_digits", marks=pytest.mark.long), "conv_tasnet_spoken_digits", "gan_digits"])
 def test_models_of_other_recipes_are_exported(samewise: Callable[..., Any], tmp_path: Path, experiment: str) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     assert samewise("train", f"experiment={experiment}", *TINY, f"run_root={tmp_path}").returncode == 0

@@ -48,7 +48,7 @@ def test_training_imports_nothing_from_the_current_folder(strange: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_project", [False, True], ids=["a folder", "a project with packages"])
+@pytest.mark.parametrize("is_project", [pytest.param(False, marks=pytest.mark.long), True], ids=["a folder", "a project with packages"])
 def test_ranks_import_nothing_from_the_current_folder(strange: Path, is_project: bool) -> None:
     if is_project:
         (strange / "pyproject.toml").write_text('[tool.samewise]\npackages = ["samewise"]\n')
