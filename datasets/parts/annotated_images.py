@@ -122,11 +122,9 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         if self._training:
             boxes, labels = boxes[~crowd], labels[~crowd]
         sample = annotated_sample(image, boxes, labels, number=int(self._numbers[index]))
-        return (
-            sample
-            if self._training
-            else {**sample, "crowd": crowd.clone(), "area": self._areas[place].clone(), "file_size": tuple(self._sizes[index].tolist())}
-        )
+        if not self._training:
+            sample |= {"crowd": crowd.clone(), "area": self._areas[place].clone(), "file_size": tuple(self._sizes[index].tolist())}
+        return sample
 
     def path(self, index: int) -> Path:
         """The image file of a sample."""

@@ -188,5 +188,6 @@ def _require_whole_ends(key: str, sweep: IntervalSweep, text: str, parser: Overr
     (override,) = parser.parse_overrides([f"{key}=" + re.sub(r"\bint(?=\s*\()", "float", text)])
     written: Any = override.value()
     if (written.start, written.end) != (sweep.start, sweep.end) and isinstance(sweep.start, int):
-        hint = f"int(interval({math.ceil(written.start)},{math.floor(written.end)}))"
+        low, high = math.ceil(written.start), math.floor(written.end)
+        hint = f"int(interval({low},{high}))" if low < high else ""
         raise ConfigError(Problem(key, "an interval of whole numbers must begin and end with one", text, "whole numbers", hint))

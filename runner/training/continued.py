@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.config import compose
-from samewise.runner.config.tree import at, same
+from samewise.runner.config.tree import at, flat, same
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.schedules.base import Schedule, Span
 from samewise.runner.records import shapes
@@ -58,14 +58,15 @@ def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], sche
 
 def measures_the_same(here: Any, path: Path) -> bool:
     """Whether the run that wrote the checkpoint measured, decided and stopped by the same metrics of the same data; not if its config is gone."""
-    there = _config_of(path)
-    return all(same(at(here, key), at(there, key)) for key in _MEASURED)
+    now, then = _measured(here), _measured(_config_of(path))
+    return all(same(value, then[key]) for key, value in now.items() if key in then)
 
 
-_MEASURED = (
-    *("recipe", "dataset", "transforms.eval", "evaluate.monitor", "evaluate.mode", "scheduler.metric", "scheduler.mode"),
-    *("callbacks.early_stopping.monitor", "callbacks.early_stopping.mode"),
-)
+def _measured(whole: Any) -> dict[str, Any]:
+    """What a run measures, and the metrics by which its parts decide, by path."""
+    parts = {key: at(whole, key) for key in ("evaluate", "scheduler", "callbacks")}
+    deciding = {path: value for path, value in flat(parts) if path.rpartition(".")[2] in ("metric", "monitor", "mode")}
+    return {key: at(whole, key) for key in ("recipe", "dataset", "transforms.eval")} | deciding
 
 
 def _config_of(path: Path) -> Any:

@@ -17,7 +17,8 @@ from pycocotools.cocoeval import COCOeval
 from torch import nn
 from torchmetrics.detection import MeanAveragePrecision
 
-from samewise.recipes.detection import Detection, DetectionScores
+from samewise.recipes.detection import Detection
+from samewise.recipes.parts.detection_scores import DetectionScores
 
 CLASSES = 5
 """Including the background. No box is of class 3, and no detection is of class 4."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from PIL import Image
 from samewise_runner_small_runs import EXPERIMENTS, overrides_of
 
 from samewise.recipes.classification import Classification
+from samewise.runner.commands import note_weights
+from samewise.runner.config import project
+from samewise.runner.config.compose import compose
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Recipe
 
@@ -123,6 +127,16 @@ def test_the_moving_average_of_the_weights_predicts_and_is_evaluated(samewise, r
     assert found["metrics"] == {name: value for name, value in trained.items() if name.startswith("ema/")}
     assert Path(found["pictures"]).name == "valid-00000002-ema"
     assert {path.name for path in Path(found["pictures"]).iterdir()} >= DRAWN[recipe]
+
+
+@pytest.mark.parametrize(("monitor", "noted"), [("ema/valid/accuracy", True), ("valid/accuracy", False), ("valid/generator/loss", False)])
+def test_it_is_noted_if_the_best_checkpoint_was_chosen_by_other_weights(monitor: str, noted: bool, capsys) -> None:
+    composed = compose(["experiment=resnet18_digits", f"evaluate.monitor={monitor}"], project=project.find())
+    note_weights(composed, Namespace(checkpoint="best", weights=None))
+    assert ("--weights ema uses those weights" in capsys.readouterr().err) is noted
+    for given in (Namespace(checkpoint="best", weights="ema"), Namespace(checkpoint="last", weights=None)):
+        note_weights(composed, given)
+    assert "ema" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["predict", "eval"])

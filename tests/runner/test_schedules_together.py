@@ -87,6 +87,8 @@ def test_a_plateau_within_other_schedules_sees_every_evaluation_and_is_saved(com
     again, held = combine(Plateau(patience=0, factor=0.5)), optimizer(1.0)
     again.begin({"train": held}, steps_per_epoch=1, total_steps=100)
     again.load_state_dict(whole.state_dict())
+    again.forget_evaluations()
+    again.after_evaluation({"valid/loss": 9.0})  # the best so far
     again.before_step(1)
     assert seen(held)[0] == 0.25
 

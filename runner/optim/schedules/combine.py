@@ -64,6 +64,10 @@ class Sequential(Schedule):
         self._active = state.get("active", self._active)
         _load(self.schedules, state)
 
+    def forget_evaluations(self) -> None:
+        for schedule in self.schedules.values():
+            schedule.forget_evaluations()
+
 
 class _Beside(Schedule):
     """Several schedules that share the training's time."""
@@ -82,6 +86,10 @@ class _Beside(Schedule):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         _load(self.schedules, state)
+
+    def forget_evaluations(self) -> None:
+        for schedule in self.schedules.values():
+            schedule.forget_evaluations()
 
 
 @final

@@ -1,0 +1,81 @@
+"""What an evaluation of detection measures, and its scores: COCO's average precision, losses, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from torch import Tensor
+
+from samewise.recipes.parts import detection_pictures as pictures
+from samewise.recipes.parts.average_precision import AveragePrecision, Image
+from samewise.runner.errors import DataError
+from samewise.runner.interfaces import Scores
+
+
+@dataclass(frozen=True)
+class MeasuredDetection:
+    """The measurements of one evaluation batch of B images, on the CPU.
+
+    Args:
+        images: Their true boxes and the detections.
+        losses: The sums over the B images of each part of the loss; empty where the model gives none in evaluation.
+        shown: The first few images, small, as uint8[3, h, w].
+    """
+
+    images: list[Image]
+    losses: Mapping[str, float] = field(default_factory=dict)
+    shown: list[Tensor] = field(default_factory=list)
+
+
+@final
+class DetectionScores(Scores):
+    """COCO's average precision of all images, in order.
+
+    Args:
+        names: Of the labels, the background's first; empty: their numbers.
+        num_classes: How many labels there are, with the background; 0: as many as occur.
+        shown: How many images are drawn.
+    """
+
+    sometimes = ("map_small", "map_medium", "map_large")
+
+    def __init__(self, *, names: Sequence[str] = (), num_classes: int = 0, shown: int = 12) -> None:
+        self.names = [*names, *(str(label) for label in range(len(names), num_classes))]
+        self.images: list[Image] = []
+        self._most = shown
+        self._losses: dict[str, float] = {}
+        self._thumbnails: list[Tensor] = []
+        self._found: AveragePrecision | None = None
+
+    def add(self, measured: MeasuredDetection) -> None:
+        for name, total in measured.losses.items():
+            self._losses[name] = self._losses.get(name, 0.0) + total
+        if len(self.images) == len(self._thumbnails):
+            self._thumbnails.extend(measured.shown[: self._most - len(self._thumbnails)])
+        self.images.extend(measured.images)
+        self._found = None
+
+    def compute(self) -> dict[str, float]:
+        """`map` (IoU .5 to .95), `map_50`, `map_75`, by area if there are such boxes, `mar_100`; `loss` and its parts if the model returns them."""
+        if not self.images:
+            raise DataError("the evaluated split is empty")
+        losses = {name: total / len(self.images) for name, total in self._losses.items()}
+        if losses:
+            losses = {"loss": sum(losses.values())} | {f"loss_{name}": value for name, value in losses.items()}
+        return {**losses, **self.average_precision().summary()}
+
+    def average_precision(self) -> AveragePrecision:
+        """Of all images so far."""
+        self._found = self._found or AveragePrecision.of(self.images, classes=len(self.names))
+        return self._found
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write `detections.png`, `precision_recall.png` and `class_precision.csv`."""
+        if self.images:
+            found = self.average_precision()
+            pictures.save_detections(folder / "detections.png", self._thumbnails, self.images, self.names)
+            pictures.save_precision_recall(folder / "precision_recall.png", found, self.names)
+            pictures.save_class_precision(folder / "class_precision.csv", found, self.names)
