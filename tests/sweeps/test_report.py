@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import importlib.util
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -19,20 +17,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
 from samewise.runner.commands import sweep
 from samewise.runner.config.project import Project
-from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweep.comparison import pages
-from samewise.runner.sweep.curves import cost
-from samewise.runner.sweep.effects import effects, left_out, pareto
-from samewise.runner.sweep.results import LOCAL, PointResult, Spread, State, point_results, rank_settings
-from samewise.runner.sweep.rows import cost_in_words, effect_rows, setting_rows
-from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings, setting_values
+from samewise.runner.sweep.results import LOCAL
 
 BARE = Project(Path(__file__).parent)
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
@@ -43,219 +34,6 @@ PICTURES = os.environ.get("SAMEWISE_PICTURES")
 
 def samewise_process(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "samewise", *map(str, given)], cwd=folder, capture_output=True, text=True, timeout=280, check=False)
-
-
-def outcome(number: int, value: float, mode: str = "max", state: State = State.finished, metrics: dict[str, float] | None = None, **values: str) -> PointResult:
-    point = Point(number, number, None, values, [], "some", "f" * 64, f"runs/some/{number}", "valid/score", mode, {})
-    return PointResult(point, state, best={"valid/score": value, **(metrics or {})})
-
-
-def test_intervals_of_accuracies_are_clipped_and_those_of_two_seeds_marked() -> None:
-    high, low = Spread.of([0.98, 0.9]), Spread.of([0.01, 0.03])
-    assert high.interval("valid/accuracy") == (pytest.approx(0.94 - 12.706 * 0.04, abs=1e-3), 1.0)
-    assert low.interval("ema/valid/accuracy_top5")[0] == 0.0
-    assert low.interval("valid/loss")[0] < 0.0
-    assert high.interval("valid/loss")[1] > 1.0
-    assert all(map(math.isnan, Spread.of([0.5]).interval("valid/accuracy")))
-    made = [outcome(number, value, a="1") for number, value in enumerate((0.98, 0.9, 0.95))]
-    seeds = [dataclasses.replace(one, point=dataclasses.replace(one.point, setting=0, seed=number)) for number, one in enumerate(made)]
-    assert setting_rows(seeds[:2])[0]["95 % interval"].endswith("(2 seeds: too few)")
-    assert "few" not in setting_rows(seeds)[0]["95 % interval"]
-
-
-def test_settings_without_a_result_are_counted() -> None:
-    found = [outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.1, a="3", state=State.pruned)]
-    assert left_out(found) == "Of 2 of 3 settings: those without a final result, such as pruned ones, or with a failed seed are left out."
-    assert left_out(found[:2]) == ""
-
-
-def test_in_a_full_grid_the_shares_of_independent_settings_add_up_to_one() -> None:
-    found = [outcome(number, 3 * a + b, a=str(a), b=str(b)) for number, (a, b) in enumerate((a, b) for a in range(2) for b in range(2))]
-    first, second = effects(found)
-    assert (first.key, second.key) == ("a", "b")
-    assert first.share == pytest.approx(0.9)
-    assert first.share + second.share == pytest.approx(1)
-    assert first.best == "1"
-    assert [level.spread.mean for level in first.levels] == [0.5, 3.5]
-    assert first.correlation == pytest.approx(math.sqrt(0.8))
-
-
-def test_the_best_value_follows_the_mode_of_the_experiment() -> None:
-    assert effects([outcome(0, 1.0, "min", a="x"), outcome(1, 2.0, "min", a="y")])[0].best == "x"
-    assert effects([outcome(0, 1.0, "max", a="x"), outcome(1, 2.0, "max", a="y")])[0].best == "y"
-
-
-def test_text_has_no_correlation_and_constants_have_no_effect() -> None:
-    (one,) = effects([outcome(0, 1.0, a="adam", b="1"), outcome(1, 2.0, a="sgd", b="1")])
-    assert one.key == "a"
-    assert one.correlation is None
-
-
-def test_a_share_needs_a_repeated_value_and_long_numbers_have_four_digits() -> None:
-    found = [outcome(0, 1.0, a="0.0023050789540185563", b="x"), outcome(1, 2.0, a="0.1", b="y"), outcome(2, 4.0, a="0.2", b="y")]
-    b, a = effects(found)
-    assert b.share == pytest.approx(4 / 7)
-    assert math.isnan(a.share)
-    assert "0.002305" in [row["a"] for row in setting_rows(found)]
-
-
-def test_many_values_are_grouped_into_ranges() -> None:
-    (one,) = effects([outcome(number, float(number), a=repr(0.01 * (number + 1))) for number in range(20)])
-    assert [level.name for level in one.levels] == ["0.01 to 0.05", "0.06 to 0.1", "0.11 to 0.15", "0.16 to 0.2"]
-    assert [level.spread.count for level in one.levels] == [5, 5, 5, 5]
-    assert one.correlation == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ([round(0.9991 + 0.0001 * number, 4) for number in range(9)], ["0.9991 to 0.9993", "0.9994 to 0.9996", "0.9997 to 0.9999"]),
-        ([10000 + number for number in range(31)], ["10000 to 10007", "10008 to 10015", "10016 to 10023", "10024 to 10030"]),
-        (
-            [1 + 2**-52 * number for number in range(9)],
-            ["1 to 1.0000000000000004", "1.0000000000000007 to 1.0000000000000011", "1.0000000000000013 to 1.0000000000000018"],
-        ),
-        ([*range(8), 9e15], ["0 to 2", "3 to 5", "6 to 9e+15"]),
-    ],
-)
-def test_ranges_of_close_values_have_different_names_and_lose_no_setting(values: list[float], names: list[str]) -> None:
-    (one,) = effects([outcome(number, float(number % 5), a=repr(value)) for number, value in enumerate(values)])
-    assert [level.name for level in one.levels] == names
-    assert sum(level.spread.count for level in one.levels) == len(values)
-    assert [row[""] for row in effect_rows([one])].count("best") == 1
-
-
-def test_the_shares_of_ranges_are_of_all_settings() -> None:
-    found = [outcome(number, value, a=repr(0.999 + 0.0001 * number)) for number, value in enumerate([1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0, 9.0])]
-    groups = ([1.0, 3.0, 5.0], [7.0, 2.0, 4.0], [6.0, 8.0, 9.0])
-    between = sum(3 * (sum(group) / 3 - 5) ** 2 for group in groups)
-    assert effects(found)[0].share == pytest.approx(between / 60)
-
-
-def test_values_that_look_alike_with_four_digits_are_written_whole() -> None:
-    rows = effect_rows(effects([outcome(0, 1.0, a="0.99971234567", b="0.1"), outcome(1, 2.0, a="0.99973456789", b="0.29999999999")]))
-    assert [row["value"] for row in rows] == ["0.99971234567", "0.99973456789", "0.1", "0.3"]
-
-
-def test_settings_that_are_the_same_run_count_once() -> None:
-    draws = [("1", 1.0), ("2", 4.0), ("1", 1.0), ("3", 2.0), ("2", 4.0), ("1", 1.0)]
-    found = [outcome(number, value, a=drawn, b=str(number % 2)) for number, (drawn, value) in enumerate(draws)]
-    found = [dataclasses.replace(one, point=dataclasses.replace(one.point, folder=f"runs/some/{one.point.values['a']}")) for one in found]
-    (a, b) = sorted(effects(found), key=lambda one: one.key)
-    assert math.isnan(a.share), "no value was tried more than once"
-    assert [(level.spread.count, level.spread.mean) for level in a.levels] == [(1, 1.0), (1, 4.0), (1, 2.0)]
-    assert [level.spread.count for level in b.levels] == [1, 2]
-    assert left_out(found) == ""
-
-
-def test_a_setting_that_was_drawn_twice_is_listed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, again = outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.7, a="2")
-    again = dataclasses.replace(again, point=dataclasses.replace(again.point, folder=second.point.folder))
-    assert [setting[0].point.number for setting in rank_settings([first, second, again])] == [1, 0]
-    print_settings(SweepFolder(tmp_path / "some-1"), [first, second, again])
-    assert "best     a=2\n" in capsys.readouterr().out
-    workers = dataclasses.replace(again, point=dataclasses.replace(again.point, values={"loader.num_workers": "2"}))
-    assert len(rank_settings([first, second, workers])) == 3, "settings of one run that are written differently are both listed"
-
-
-def test_points_without_a_result_are_ignored() -> None:
-    found = [outcome(0, 1.0, a="1"), outcome(1, 2.0, a="2"), outcome(2, 99.0, state=State.failed, a="2"), outcome(3, math.nan, a="3")]
-    (one,) = effects(found)
-    assert [(level.name, level.spread.mean) for level in one.levels] == [("1", 1.0), ("2", 2.0)]
-
-
-def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path / "some-1")
-    folder.write_facts({})
-    made = [dataclasses.replace(outcome(number, 0.5).point, folder=str(tmp_path / str(number))) for number in (0, 1)]
-    folder.add_points(made)
-    folder.note(0, began=1000.0, tries=1)  # killed
-    made[0].run.path.mkdir()
-    made[0].run.metrics.touch()
-    os.utime(made[0].run.metrics, (1030.0, 1030.0))
-    folder.note(1, began=1010.0, ended=1030.0, exit_code=3, tries=1)
-    assert cost(folder, point_results(folder)).training_s == pytest.approx(30 + 20)
-    job._begin(folder, 0)  # pyright: ignore[reportPrivateUsage]
-    now = folder.word(0)["began"]
-    folder.note(0, ended=now + 5, exit_code=3)
-    spent = cost(folder, point_results(folder))
-    assert spent.span_s == pytest.approx(now + 5 - 1000)
-    assert spent.training_s == pytest.approx(30 + 5 + 20)
-    assert cost_in_words(dataclasses.replace(spent, steps=1, tries=1)).startswith("0:55 of training, 1 step, 1 job started, ")
-
-
-def test_a_point_that_is_the_same_run_as_one_that_failed_has_failed_with_it(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path / "some-1")
-    folder.write_facts({})
-    folder.add_points([dataclasses.replace(outcome(number, 0.5).point, folder=str(tmp_path / name)) for number, name in enumerate("aabb")])
-    folder.note(0, began=1.0, ended=2.0, exit_code=1, said="the loss is not finite", tries=1)
-    found = point_results(folder)
-    assert [one.state for one in found] == [State.failed, State.failed, State.waiting, State.waiting]
-    assert found[1].reason == "the same run as point 1, which failed: the loss is not finite"
-
-
-def test_the_status_relates_its_numbers_to_those_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, found = SweepFolder(tmp_path / "some-1"), [outcome(number, 0.5, a=str(number)) for number in (0, 1)]
-    print_points(folder, found, held=None)
-    told = capsys.readouterr().out
-    assert re.search(r"^2 +a=1 ", told, re.M)
-    assert f"{folder.path}/logs/0000.log is point 1's" in told
-    assert [(values["point"], values["number"]) for values in map(as_plain_values, found)] == [(1, 0), (2, 1)]
-
-
-def test_a_tie_for_the_best_result_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for values, said in (((0.5, 0.7, 0.7), "best     a=1   (the first of 2 settings with this result)\n"), ((0.5, 0.7, 0.6), "best     a=1\n")):
-        print_settings(SweepFolder(tmp_path / "some-1"), [outcome(number, value, a=str(number)) for number, value in enumerate(values)])
-        assert said in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
-    found = [outcome(0, math.nan, mode, a="1"), outcome(1, 9.0, mode, a="2"), outcome(2, 5.0, mode, a="3"), outcome(3, math.nan, mode, a="4")]
-    other_seed = dataclasses.replace(found[3].point, number=4)
-    found.append(dataclasses.replace(found[3], point=other_seed, best={"valid/score": 100.0 if mode == "max" else 0.0}))
-    best = [1, 2] if mode == "max" else [2, 1]
-    assert [setting[0].point.setting for setting in rank_settings(found)] == [*best, 3, 0]
-
-
-def seeds_of(setting: int, *ends: float | State, mode: str = "max") -> list[PointResult]:
-    """A setting with a seed for each value, or state; a seed that failed has a metric of its last evaluation."""
-    made = list[PointResult]()
-    for seed, end in enumerate(ends):
-        value, state = (end, State.finished) if isinstance(end, float) else (100.0 if mode == "max" else 0.0, end)
-        one = outcome(10 * setting + seed, value, mode, state, a=str(setting))
-        made.append(dataclasses.replace(one, point=dataclasses.replace(one.point, setting=setting, seed=str(seed))))
-    return made
-
-
-@pytest.mark.parametrize("mode", ["min", "max"])
-@pytest.mark.parametrize("end", [State.failed, State.pruned])
-def test_a_setting_with_a_seed_that_failed_is_never_ahead_of_a_complete_one(mode, end, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    best = 9.0 if mode == "max" else 1.0
-    lacking, complete = seeds_of(0, best, end, end, mode=mode), seeds_of(1, 5.0, 6.0, 5.5, mode=mode)
-    ended, unfinished = seeds_of(2, end, end, end, mode=mode), seeds_of(3, 5.0, State.running, State.waiting, mode=mode)
-    found = [*ended, *lacking, *complete, *unfinished]
-    order = [1, 3] if mode == "max" else [3, 1]
-    assert [setting[0].point.setting for setting in rank_settings(found)] == [*order, 0, 2]
-    (effect,) = effects(found)
-    assert [(level.name, level.spread.count) for level in effect.levels] == [("1", 1), ("3", 1)]
-    assert effect.best == str(order[0])
-    assert left_out(found).startswith("Of 2 of 4 settings")
-    assert [row["state"] for row in setting_rows(found, exact=True)][2:] == [f"1 finished, 2 {end}", f"3 {end}"]
-    assert setting_values(lacking)["states"] == {"finished": 1, end.value: 2}
-    print_settings(SweepFolder(tmp_path / "some-1"), found)
-    told = capsys.readouterr().out
-    assert f"best     a={order[0]}\n" in told
-    assert "1 setting has a seed that failed, was pruned or gave NaN, and cannot be the best" in told
-    print_settings(SweepFolder(tmp_path / "some-1"), lacking)
-    assert "best  " not in capsys.readouterr().out
-
-
-def test_the_pareto_set_holds_the_settings_that_no_other_beats() -> None:
-    found = [outcome(number, 0, metrics={"up": up, "down": down}) for number, (up, down) in enumerate([(1, 1), (2, 2), (2, 3), (0, 0), (1, 2)])]
-    assert pareto(found) == []
-    found = [dataclasses.replace(one, objectives={"up": "max", "down": "min"}) for one in found]
-    assert [setting[0].point.number for setting in pareto(found)] == [1, 0, 3]
 
 
 SUMMARY = {"status": "finished", "level": "R2", "weights_sha256": "0" * 64, "steps": 1, "timings": {"training_s": 1.0, "step_ms": 1.0}}
@@ -451,29 +229,6 @@ def keep(page: Any, folder: Path, name: str) -> None:
 def displayed(value: float) -> str:
     """A metric as the comparison page writes it."""
     return repr(round(value, 3)).rstrip("0").rstrip(".")
-
-
-@pytest.mark.parametrize(("tries", "filter_by"), [((1, 1), "tags.sweep = 'some-1'"), ((1, 0), "attributes.run_id IN ('run1', 'run0')")])
-def test_the_tables_address_includes_runs_that_another_sweep_trained(tmp_path, tries, filter_by) -> None:
-    folder = SweepFolder(tmp_path / "sweeps" / "some-1")
-    facts = {"id": "some-1", "name": "some", "overrides": [], "root": "", "packages": [], "configs": []}
-    parts = {"launcher": {"_target_": ""}, "sweeper": {"_target_": ""}, "tracking": {"enabled": True, "uri": "http://host:5000/"}}
-    folder.write_facts({**facts, **parts, "run_root": str(tmp_path)})
-    found = []
-    for number, count in enumerate(tries):
-        one = outcome(number, float(number), a=str(number))
-        one = dataclasses.replace(one, point=dataclasses.replace(one.point, folder=str(tmp_path / str(number))), tries=count)
-        one.point.run.path.mkdir()
-        one.point.run.tracking.write_text(json.dumps({"run_id": f"run{number}", "experiment_id": "7"}))
-        found.append(one)
-    at = pages(folder, found)
-    assert at is not None
-    assert f"searchFilter={filter_by}&" in unquote(at.table)
-    assert unquote(at.compare) == 'http://host:5000/#/compare-runs?runs=["run1","run0"]&experiments=["7"]&workflowType=machine_learning'
-    assert at.opens == ""
-    at = pages(folder, [dataclasses.replace(one, final={"valid/loss": -one.value}, objectives={"final/valid/loss": "min"}) for one in found])
-    assert at is not None
-    assert "orderByKey=metrics.`valid/loss`&orderByAsc=true" in unquote(at.table)
 
 
 def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:
