@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     elif not found:
         print(f"no runs in {args.uri or args.run_root}" + (" that meet these conditions" if conditions else ""))
     else:
-        _print(found, differing)
+        _print(found, differing, args.sort.removeprefix("-") if args.sort else "")
     return 0
 
 
@@ -117,14 +117,16 @@ def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]]) -> None:
-    from samewise.runner.sweep.listing import age
+def _print(found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]], sorted_by: str) -> None:
+    from samewise.runner.sweep.listing import ListedRun, age, values_of
     from samewise.runner.sweep.progress import clock
     from samewise.runner.sweep.rows import number
     from samewise.runner.sweep.tables import print_rows
 
     monitors, others = {one.monitor for one in found}, dict.fromkeys(name for one in found for name in one.also)
     paths, left_out = _choose_columns(list(differing.values()))
+    shown = {*ListedRun.__dataclass_fields__, *paths, *(monitors if len(monitors) == 1 else ()), *others}
+    order = {} if not sorted_by or sorted_by in shown else {sorted_by: values_of("--sort", sorted_by, found)}
     rows = list[dict[str, str]]()
     for one in found:
         told = {key: truncate(str(differing[one.folder][key]), _LONGEST) for key in paths} if differing else {"overridden": _shorten_label(one.label)}
@@ -138,6 +140,7 @@ def _print(found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]
                 "step": f"{one.step}/{one.steps}" if one.steps and one.step != one.steps else str(one.step),
                 next(iter(monitors)) if len(monitors) == 1 else "best": value,
                 **{name: number(one.also[name]) if name in one.also else "" for name in others if {name} != monitors},
+                **{name: _write_value(values[one.folder]) for name, values in order.items()},
                 "time": "" if math.isnan(one.seconds) else clock(one.seconds),
                 "changed": f"{age(one.changed)} ago",
                 **({"reason": truncate(one.reason, 80)} if any(each.reason for each in found) else {}),
@@ -146,6 +149,12 @@ def _print(found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]
     print_rows(rows, right=("step", "time", "changed"))
     if left_out:
         print(f"further settings that differ, left out here: {left_out}; --json has all of them, `samewise diff RUN RUN` those of two runs", file=sys.stderr)
+
+
+def _write_value(value: Any) -> str:
+    from samewise.runner.sweep.rows import number
+
+    return "" if value is None else number(value) if isinstance(value, float) else truncate(str(value), _LONGEST)
 
 
 def _choose_columns(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:

@@ -140,7 +140,7 @@ def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[Liste
                 Problem("--where", "is not a valid condition", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'")
             )
         key, sign, text = match.groups()
-        values = _values("--where", key, everything)
+        values = values_of("--where", key, everything)
         _require_value(condition, key, list(values.values()), sign, text)
         found = [one for one in found if _holds(values[one.folder], sign, text)]
     return found
@@ -159,15 +159,18 @@ def _holds(value: Any, sign: str, text: str) -> bool:
 def sort_runs(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
     """Sort by a field or metric, the largest first (`-KEY`: the smallest first); runs without it last. A ConfigError if no run has it."""
     name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
-    values = _values("--sort", name, runs)
+    values = values_of("--sort", name, runs)
     known = [one for one in runs if values[one.folder] is not None]
     numbers = all(isinstance(values[one.folder], int | float) for one in known)
     ordered = sorted(known, key=lambda one: sign * values[one.folder] if numbers else str(values[one.folder]))
     return [*ordered, *(one for one in runs if values[one.folder] is None)]
 
 
-def _values(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any]:
-    """Each run's value of a field, metric or setting, or its choice of a group, by folder; None if it has none."""
+def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any]:
+    """Each run's value of a field, metric or setting, or its choice of a group, by folder; None if it has none.
+
+    ConfigError, with the option's name as its path, if no run has it.
+    """
     known = [*ListedRun.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
     if key in known:
         return {one.folder: one.get(key) for one in runs}

@@ -85,6 +85,16 @@ def test_runs_are_filtered_and_sorted_by_columns_settings_and_metrics(runs) -> N
     assert len(runs("--where", f"valid/loss<={losses[0]!r}", "--where", "state!=failed")) == 1
 
 
+def test_the_table_shows_what_it_is_sorted_by(root, samewise) -> None:
+    """A metric that is not monitored, and a setting; what has a column already gets no other."""
+    for key in ("valid/loss", "optimizer.lr", "state", "valid/accuracy"):
+        header, *rows = samewise("runs", f"--sort={key}", "--run-root", root).stdout.splitlines()
+        assert header.split().count(key) == 1
+        assert len(rows) >= 3
+    rows = samewise("runs", "--sort=optimizer.lr", "--run-root", root).stdout.splitlines()[1:]
+    assert [float(next(word for word in row.split() if word in ("1e+30", "0.03", "0.1"))) for row in rows[:2]] == [1e30, 0.1]
+
+
 def test_differences_between_configs_are_listed(runs) -> None:
     found = {run["state"] + str(run["differs"]["seed"]): run["differs"] for run in runs("--diff")}
     assert found["finished1"] == {"seed": 1, "max_steps": 2, "optimizer.lr": 0.03}
