@@ -68,9 +68,8 @@ def settled_means(found: Sequence[PointResult]) -> list[tuple[Mapping[str, str],
 def left_out(found: Sequence[PointResult]) -> str:
     """A sentence on the settings without a result; empty if there are none."""
     settled, count = len(settled_means(found)), len(_distinct(found))
-    return (
-        f"Of {settled} of {count} settings: those without a final result, such as pruned ones, or with a failed seed are left out." if settled < count else ""
-    )
+    words = f"The effects are those of {settled} of {count} settings: those without a final result, such as pruned ones, or with a failed seed are left out."
+    return words if settled < count else ""
 
 
 def _distinct(found: Sequence[PointResult]) -> list[list[PointResult]]:

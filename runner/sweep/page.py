@@ -45,8 +45,10 @@ def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Ef
             _draw(effects_plot, found, effects),
             table(effect_rows(effects)),
             "<p class=note>The share is eta squared: the part of the variance between settings that lies between the parameter's values, one parameter at a "
-            "time. Black: the mean over all settings with the value, and its 95 % interval. " + f"{left_out(found)}</p>",
+            "time. Black: the mean over all settings with the value, and its 95 % interval.</p>",
         ]
+    if note := left_out(found):
+        parts.append(f"<p class=note>{note}</p>")
     if several:
         parts += ["<h2>Spread over seeds</h2>", _draw(seeds_plot, found)]
     for metric in dict.fromkeys([objective, "train/loss"]):

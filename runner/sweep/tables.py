@@ -97,17 +97,16 @@ def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:
 
 def print_effects(effects: Sequence[Effect], note: str = "") -> None:
     """Print the effect of each parameter, the strongest first, and a note below."""
-    if not effects:
-        return
-    rows = list[Row]()
+    console, rows = _console(), list[Row]()
     for one in effects:
         named = zip(level_names(one), one.levels, strict=True)
         levels = (f"{name}: {number(level.spread.mean)}{' (best)' if level.name == one.best else ''}" for name, level in named)
         rows.append({**effect_facts(one), "mean of each value": "  ".join(levels)})
-    console = _console()
-    console.print()
-    console.print(_table(rows, right=("share", "rank correlation")))
-    console.print(note)
+    if rows:
+        console.print()
+        console.print(_table(rows, right=("share", "rank correlation")))
+    if note:
+        console.print(note)
 
 
 def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None) -> None:

@@ -19,7 +19,7 @@ from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, left_out, pareto
 from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
 from samewise.runner.sweep.rows import cost_in_words, effect_rows, setting_rows
-from samewise.runner.sweep.tables import as_plain_values, print_points, print_settings, setting_values
+from samewise.runner.sweep.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
 
 
 def outcome(number: int, value: float, mode: str = "max", state: State = State.finished, metrics: dict[str, float] | None = None, **values: str) -> PointResult:
@@ -42,7 +42,7 @@ def test_intervals_of_accuracies_are_clipped_and_those_of_two_seeds_marked() -> 
 
 def test_settings_without_a_result_are_counted() -> None:
     found = [outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.1, a="3", state=State.pruned)]
-    assert left_out(found) == "Of 2 of 3 settings: those without a final result, such as pruned ones, or with a failed seed are left out."
+    assert left_out(found) == "The effects are those of 2 of 3 settings: those without a final result, such as pruned ones, or with a failed seed are left out."
     assert left_out(found[:2]) == ""
 
 
@@ -217,7 +217,7 @@ def test_a_setting_with_a_seed_that_failed_is_never_ahead_of_a_complete_one(mode
     (effect,) = effects(found)
     assert [(level.name, level.spread.count) for level in effect.levels] == [("1", 1), ("3", 1)]
     assert effect.best == str(order[0])
-    assert left_out(found).startswith("Of 2 of 4 settings")
+    assert left_out(found).startswith("The effects are those of 2 of 4 settings")
     assert [row["state"] for row in setting_rows(found, exact=True)][2:] == [f"1 finished, 2 {end}", f"3 {end}"]
     assert setting_values(lacking)["states"] == {"finished": 1, end.value: 2}
     print_settings(SweepFolder(tmp_path / "some-1"), found)
@@ -225,7 +225,10 @@ def test_a_setting_with_a_seed_that_failed_is_never_ahead_of_a_complete_one(mode
     assert f"best     a={order[0]}\n" in told
     assert "1 setting has a seed that failed, was pruned or gave NaN, and cannot be the best" in told
     print_settings(SweepFolder(tmp_path / "some-1"), lacking)
-    assert "best  " not in capsys.readouterr().out
+    print_effects(effects(lacking), left_out(lacking))
+    told = capsys.readouterr().out
+    assert "best  " not in told
+    assert "0 of 1 settings" in " ".join(told.split())
 
 
 def test_the_pareto_set_holds_the_settings_that_no_other_beats() -> None:
