@@ -150,8 +150,7 @@ def test_ddp_with_too_few_processes_is_refused_and_elastic_is_suggested(samewise
 MORE = {
     "accumulation and clipping": ["accumulate=2", "clip_norm=0.5"],
     "a partial batch that leaves replicas without samples": ["loader.drop_last=false", "batch_size=24", "dataset.samples=50"],
-    "bf16": ["precision=bf16"],
-    "an average of weights, and torchmetrics": ["callbacks=ema", "callbacks.ema.every_steps=2", "metrics=[f1,average_precision]"],
+    "bf16, an average of weights, and torchmetrics": ["precision=bf16", "callbacks=ema", "callbacks.ema.every_steps=2", "metrics=[f1,average_precision]"],
     "adamw": ["optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"],
     "workers": ["loader.num_workers=2"],
 }

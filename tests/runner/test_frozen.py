@@ -280,11 +280,19 @@ RANKS = {
     "pipeline": ["strategy=pipeline", "accumulate=4"],
     "rpc": ["strategy=rpc", "accumulate=4"],
 }
+OFTEN = (("elastic", "layer1"), ("ddp", "all but the head"), ("fsdp", "layer1"), ("pipeline", "all but the head"), ("rpc", "layer1"))
+"""Each strategy once, and each way with several."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["layer1", "all but the head"])
-@pytest.mark.parametrize("strategy", RANKS)
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [
+        pytest.param(strategy, how, marks=[pytest.mark.long] * ((strategy, how) not in OFTEN), id=f"{strategy}-{how}")
+        for strategy in RANKS
+        for how in ("layer1", "all but the head")
+    ],
+)
 def test_frozen_layers_stay_frozen_on_two_ranks(strategy: str, how: str, tmp_path: Path) -> None:
     if how == "layer1":
         given, kept = BY_GROUPS, "layer1."
