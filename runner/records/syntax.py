@@ -89,24 +89,27 @@ class _Writer:
 
     def write(self, node: Any) -> str:
         """A node, a list of nodes or a plain value; empty for code without effect."""
-        if isinstance(node, list):
-            return "[" + ",".join(text for one in node if (text := self.write(one))) + "]"  # pyright: ignore[reportUnknownVariableType]
+        kind = type(node)
+        if kind is ast.Name:  # these three are most of a tree
+            return f"Name(id={node.id!r})"
+        if kind is ast.Attribute:
+            return f"Attribute(value={self.write(node.value)},attr={node.attr!r})"
+        if kind is ast.Constant:
+            return f"Constant({node.value!r})"
+        if kind is list:
+            return f"[{','.join([text for one in node if (text := self.write(one))])}]"
         if not isinstance(node, ast.AST):
             return repr(node)
-        kind = type(node).__name__
         if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             return ""  # including docstrings
-        self._note(node)
+        if not self._for_types:
+            self._note(node)
         is_for_types, self._for_types = self._for_types, self._for_types or (isinstance(node, ast.If) and _callee_name(node.test) == "TYPE_CHECKING")
-        parts = [f"{name}={self.write(value)}" for name in node._fields if name not in _UNSAID and (value := getattr(node, name, None)) not in (None, [])]
-        if kind == "Constant":
-            parts = [repr(getattr(node, "value"))]  # noqa: B009  (None is a value too)
+        parts = [f"{name}={self.write(value)}" for name in _fields(kind) if (value := getattr(node, name, None)) is not None and value != []]
         self._for_types = is_for_types
-        return f"{kind}({','.join(parts)})"
+        return f"{kind.__name__}({','.join(parts)})"
 
     def _note(self, node: ast.AST) -> None:
-        if self._for_types:
-            return
         imports = self.syntax.imports
         if isinstance(node, ast.Import):
             imports += [(0, alias.name, ()) for alias in node.names]
@@ -116,6 +119,11 @@ class _Writer:
             imports.append((0, name, ()))
         elif isinstance(node, ast.Call) and (_callee_name(node.func) in _HIDING or (isinstance(node.func, ast.Name) and node.func.id in _HIDING_BUILTINS)):
             self.syntax.hides = True
+
+
+@functools.cache
+def _fields(kind: type[ast.AST]) -> list[str]:
+    return [name for name in kind._fields if name not in _UNSAID]
 
 
 def _callee_name(node: ast.expr) -> str:
