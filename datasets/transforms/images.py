@@ -62,7 +62,10 @@ def _as_large(batch: Batch, keys: Sequence[str]) -> list[str]:
     """The entries of a batch, such as masks, that are as high and wide as its images."""
 
     def size(value: Any) -> tuple[int, ...] | None:
-        one = value[0] if isinstance(value, list | Tensor) and len(value) else None
+        """Of a tensor without its length, which would fix the batch's size in an exported program."""
+        if isinstance(value, Tensor):
+            return tuple(value.shape[-2:]) if value.dim() > 2 else None
+        one = value[0] if isinstance(value, list) and value else None
         return tuple(one.shape[-2:]) if isinstance(one, Tensor) and one.dim() > 1 else None
 
     image = size(batch.get("image"))
