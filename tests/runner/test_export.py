@@ -14,10 +14,13 @@ import torch
 import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
 
+from samewise.datasets.transforms.geometry import CenterCrop, Resize
+from samewise.datasets.transforms.images import ImageTransform
 from samewise.datasets.transforms.speech_features import LogMel
 from samewise.recipes.audio_classification import AudioClassification
 from samewise.runner.errors import ConfigError
-from samewise.runner.exports.call import observe
+from samewise.runner.exports.call import Call, Function, observe
+from samewise.runner.exports.formats import FORMATS
 from samewise.runner.interfaces import Loss, Phase, Recipe
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
@@ -313,3 +316,35 @@ def test_a_classifier_of_recordings_is_exported_with_the_transforms_that_make_it
     assert set(call.inputs) <= {"waveform", "length"}
     (output,) = call.function(*call.inputs.values())
     assert torch.equal(output, expected)
+
+
+class Paired(torch.nn.Module):
+    """Its program holds for two samples."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.sum(2) * torch.ones(2, 1)
+
+
+@pytest.mark.parametrize("transform", [CenterCrop(6), Resize([5, 9])], ids=lambda one: type(one).__name__)
+def test_transforms_of_images_leave_the_batchs_size_free_in_a_program(transform: ImageTransform) -> None:
+    class Moved(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return transform.apply({"image": image}, {})["image"]
+
+    images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+    program = torch.export.export(Moved(), (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False)
+    assert torch.equal(program.module()(images), transform.apply({"image": images}, {})["image"])
+
+
+def test_a_size_that_an_onnx_file_does_not_take_is_fixed_in_it(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    batch = torch.randn(2, 3, 4)
+    call = Call("", Function(Paired(), (batch,), {}), {"batch": batch}, {"output": Paired()(batch)})
+    FORMATS["onnx"].write(call, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    (form,) = session.get_inputs()
+    assert form.shape[0] == 2
+    assert [isinstance(size, str) for size in form.shape[1:]] == [True, True]
+    with pytest.raises(Exception, match="Got: 3 Expected: 2"):
+        session.run(None, {"batch": torch.randn(3, 3, 4).numpy()})
