@@ -110,6 +110,10 @@ class MixUpOrCutMix(Mixing):
         return chosen.draw_one(height, width)
 
 
+_SMALLEST_ALPHA = 0.01
+"""Of those for which torch's Dirichlet draws what it says."""
+
+
 def _positive(alpha: float) -> float:
     if alpha <= 0:
         raise ConfigError(Problem("transforms", "alpha must be greater than 0", alpha, "a number greater than 0"))
@@ -119,4 +123,9 @@ def _positive(alpha: float) -> float:
 def _beta(alpha: float) -> float:
     """A draw from Beta(alpha, alpha), by the CPU's default generator."""
     concentration = torch.full((2,), alpha, dtype=torch.float64)
-    return float(torch.distributions.Dirichlet(concentration).sample()[0])
+    if alpha >= _SMALLEST_ALPHA:
+        return float(torch.distributions.Dirichlet(concentration).sample()[0])
+    # Both gammas would underflow, and their ratio be a half. With U uniform, gamma(alpha) is distributed as gamma(alpha + 1) U ** (1 / alpha).
+    grown = torch.distributions.Gamma(concentration + 1.0, torch.ones_like(concentration)).sample().log()
+    one, other = grown + torch.rand(2, dtype=torch.float64).log() / concentration
+    return float(torch.sigmoid(one - other))
