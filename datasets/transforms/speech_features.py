@@ -66,7 +66,8 @@ class Waveform(FrontEnd):
 class _Mel(FrontEnd):
     """Mel energies, the basis of the front ends below.
 
-    Frames are centred at multiples of `hop_length` and windowed by a Hann window; there are `length // hop_length + 1` of them.
+    Frames are centred at multiples of `hop_length` and windowed by a Hann window. There are `length // hop_length + 1` of them, with an odd `n_fft`
+    `(length - 1) // hop_length + 1`, as torch.stft gives for a recording by itself.
     """
 
     window: Tensor
@@ -98,7 +99,8 @@ class _Mel(FrontEnd):
         """float32[B, n_mels, N], not negative, and the valid frames."""
         extended = _pad_reflected(waveform, length, self.n_fft // 2)
         spectrum = torch.stft(extended, self.n_fft, self.hop_length, window=self.window, center=False, return_complex=True)
-        return self.banks @ (spectrum.real.square() + spectrum.imag.square()), length // self.hop_length + 1
+        frames = (length - self.n_fft % 2) // self.hop_length + 1
+        return self.banks @ (spectrum.real.square() + spectrum.imag.square()), frames
 
 
 @final

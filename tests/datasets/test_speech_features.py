@@ -114,6 +114,19 @@ def test_log_mel_equals_torchaudios_for_one_utterance():
     torch.testing.assert_close(made["features"], published, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("n_fft", [201, 200, 441])
+def test_windows_of_any_length_give_torchaudios_frames_alone_and_in_a_batch(n_fft):
+    """An odd window fits once less into a recording whose length is a multiple of the hop."""
+    front = LogMel(sample_rate=8000, n_mels=20, n_fft=n_fft, hop_length=80, normalise=False)
+    lengths = [800, 880, 881, 959, 960]
+    batch = {"waveform": torch.randn(len(lengths), max(lengths)), "length": torch.tensor(lengths)}
+    made = front(batch)
+    for row, length in enumerate(lengths):
+        mel = torchaudio.transforms.MelSpectrogram(8000, n_fft, hop_length=80, n_mels=20, f_min=20.0)(batch["waveform"][row, :length])
+        assert made["feature_length"][row] == mel.shape[-1]
+        torch.testing.assert_close(made["features"][row, :, : mel.shape[-1]], mel.clamp(min=1e-6).log(), rtol=1e-4, atol=1e-4)
+
+
 def test_above_silence_tones_keep_their_pitch_and_silence_is_zero():
     front = LogMel(n_mels=40, normalise=False, above_silence=True)
     tones = torch.stack([(torch.arange(3200) * pitch * 2 * torch.pi / 16000).sin() for pitch in (300.0, 3000.0)])
