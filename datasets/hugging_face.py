@@ -67,12 +67,17 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         found, features = tables(root, columns)
         if "train" not in found:
             raise DataError(Problem(root, "has no split for training", sorted(found), "train"))
+        if "test" in found and {*found["test"].column(label).to_pylist()} in ({-1}, {None}):  # published without labels: there is nothing to measure
+            found["test"] = found["test"].slice(0, 0)
         self.root, self._column = root, content[1]
         self._table = found.get(split, found["train"])
         places = list(range(self._table.num_rows))
         own = {one: share for one, share in shares.items() if one not in found}
         if split not in found or (split == "train" and any(own.values())):
-            texts = [str(one) for one in self._table.column(id).to_pylist()] if id else self._digests()
+            given = self._table.column(id).to_pylist() if id else []
+            if None in given:
+                raise DataError(Problem(f"{root}, row {given.index(None)}", f"has no {id}", expected="an id, since rows of one id are kept in one split"))
+            texts = [str(one) for one in given] if id else self._digests()
             chosen = set(select_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
             places = [at for at in places if texts[at] in chosen]
         self._places = places
@@ -207,6 +212,8 @@ def _number_classes(labels: Mapping[str, list[Any]], feature: Any, classes: Sequ
     if any(one is None for some in labels.values() for one in some):
         raise DataError(Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column"))
     if isinstance(names, list):
+        if twice := next((one for place, one in enumerate(names) if one in names[:place]), None):
+            raise DataError(Problem(root, "has two classes of the same name", twice, "a name for each class"))
         texts = {split: [str(names[one]) if isinstance(one, int) and 0 <= one < len(names) else str(one) for one in some] for split, some in labels.items()}
         known = list(map(str, classes or names))
     else:

@@ -20,8 +20,8 @@ def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     """The pyarrow tables by split (`train` if no file says which) with the requested columns, and the features by column as the library wrote them.
 
     Args:
-        root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them whose names begin with or contain the split
-            (`train-00000-of-00001.parquet`, `mnist-train.arrow`), or the name of a data set in the library's cache.
+        root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them whose names, or folders, contain the split
+            (`train-00000-of-00001.parquet`, `mnist-train.arrow`, `train/0000.parquet`), or the name of a data set in the library's cache.
         columns: The columns asked for, by the setting that names each.
 
     Raises:
@@ -79,11 +79,19 @@ def _files(place: Path) -> dict[str, list[Path]]:
     found = dict[str, list[Path]]()
     for file in sorted([*place.rglob("*.parquet"), *place.glob("*.arrow")]):
         if not file.name.startswith(("cache-", ".")):
-            words = file.stem.lower().replace("_", "-").split("-")
-            found.setdefault(next((SPLITS[word] for word in words if word in SPLITS), "train"), []).append(file)
+            found.setdefault(_split_of(file.relative_to(place)), []).append(file)
     if not found:
         raise DataError(Problem(str(place), "contains no data set", expected=_EXPECTED, hint="set dataset.root=FOLDER"))
     return found
+
+
+def _split_of(file: Path) -> str:
+    """What a file's name says last, or else the nearest of its folders: test for `my-train-test.parquet` and `default/test/0000.parquet`; else train."""
+    for name in (file.stem, *reversed(file.parts[:-1])):
+        words = name.lower().replace("_", "-").split("-")
+        if found := [SPLITS[word] for word in words if word in SPLITS]:
+            return found[-1]
+    return "train"
 
 
 def _split(name: str) -> str:

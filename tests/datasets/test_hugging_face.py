@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from samewise.datasets.hugging_face import HuggingFaceImages, HuggingFaceRecordings
+from samewise.datasets.hugging_face import HuggingFaceImages, HuggingFaceRecordings, _number_classes
 from samewise.runner.errors import DataError
 
 HERE = Path(__file__).parent / "hugging_face"
@@ -72,6 +72,43 @@ def test_existing_splits_are_used_and_missing_ones_come_from_training(form: str)
     train, valid = numbers(images(HERE / form, "train")), numbers(images(HERE / form, "valid"))
     assert sorted(train + valid) == list(range(30))
     assert valid
+
+
+def test_a_folder_or_the_last_word_of_a_name_says_which_split_a_file_has(tmp_path: Path) -> None:
+    """The layouts of Hugging Face's converted data sets, and of NAME-SPLIT where NAME has such a word too."""
+    for name in ("default/{}/0000.parquet", "my_test_images-{}.parquet", "data/{}-00000-of-00001.parquet"):
+        root = tmp_path / name.partition("{")[0].replace("/", "-")
+        for split, word in (("train", "train"), ("test", "test")):
+            file = root / name.format(word)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(next((HERE / "parquet").rglob(f"*{split}*.parquet")), file)
+        for split in ("train", "valid", "test"):
+            assert numbers(images(root, split)) == numbers(images(HERE / "parquet", split)), name
+
+
+def test_a_test_split_without_labels_is_empty_and_others_need_theirs(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    shutil.copytree(HERE / "parquet", tmp_path / "data")
+    (file,) = (tmp_path / "data").rglob("*test*.parquet")
+    table = parquet.read_table(file)
+    for missing in (-1, None):
+        place = table.schema.names.index("kind")
+        parquet.write_table(table.set_column(place, table.schema.field(place), pa.array([missing] * len(table), pa.int64())), file)
+        assert len(images(tmp_path / "data", "test")) == 0
+        assert numbers(images(tmp_path / "data", "valid")) == numbers(images(HERE / "parquet", "valid"))
+    parquet.write_table(table.set_column(place, table.schema.field(place), pa.array([0, *[-1] * (len(table) - 1)], pa.int64())), file)
+    with pytest.raises(DataError, match="has a row of an unknown class"):
+        images(tmp_path / "data", "train")
+
+
+def test_two_classes_of_one_name_and_a_row_without_an_id_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has two classes of the same name"):
+        _number_classes({"train": [0, 2]}, {"_type": "ClassLabel", "names": ["crane", "y", "crane"]}, None, "data")
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(next((HERE / "parquet").glob("train*")))
+    parquet.write_table(table.append_column("patient", pa.array(["a", None] * len(table))[: len(table)]), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match="row 1: has no patient"):
+        images(tmp_path, "valid", id="patient")
 
 
 def test_the_fingerprint_depends_on_content_not_on_place_or_format(tmp_path: Path) -> None:
