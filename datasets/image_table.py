@@ -75,6 +75,8 @@ class ImageTable(ImageFiles):
         if twice := next((name for name, times in Counter(names).items() if times > 1), None):
             raise DataError(Problem(str(path), "lists an image twice", twice, "a row for each image"))
         labels = dict(zip(names, (str(row[label]) for row in rows), strict=True))
+        if spaced := next((label for label in labels.values() if label != label.strip()), None):
+            raise DataError(Problem(str(path), "has a label with a space at its end", spaced, spaced.strip(), "it would be a class of its own"))
         known = list(map(str, classes)) if classes is not None else sort_classes(labels.values())
         require_known(str(path), labels, known)
         require_count(str(path), known, num_classes)
@@ -110,7 +112,7 @@ def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
         raise DataError(Problem(str(path), "has no rows", expected=_FORMS))
     for number, row in enumerate(rows, start=1):
         for key, column in columns.items():
-            if not isinstance(row, dict) or row.get(column) is None:
+            if not isinstance(row, dict) or row.get(column) is None or not str(row[column]).strip():
                 there = list(row) if isinstance(row, dict) else []
                 if column in there:
                     raise DataError(Problem(str(path), f"row {number} has an empty {column!r}", hint="fill it in, or leave the row out"))
@@ -128,7 +130,10 @@ def _read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         return _rows_of_parquet(path, columns)
     text = read_text(path)
     if form in (".csv", ".tsv"):
-        return list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter="\t" if form == ".tsv" else ","))
+        table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter="\t" if form == ".tsv" else ",")
+        if twice := next((name for name in columns if list(table.fieldnames or ()).count(name) > 1), None):
+            raise ValueError(f"it has two columns {twice!r}")
+        return list(table)
     if form in (".jsonl", ".ndjson"):
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     if form != ".json":

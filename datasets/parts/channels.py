@@ -12,7 +12,7 @@ import torchvision.io  # registers the decoders
 from PIL import ImageSequence
 from torch import Tensor
 
-from samewise.datasets.parts.decode import DAMAGED, open_image, pixels_of, require_modest_tiles, require_no_excess, unpack_png
+from samewise.datasets.parts.decode import DAMAGED, has_wide_integers, open_image, pixels_of, require_modest_tiles, require_no_excess, unpack_png
 from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem, number_of
 
@@ -75,6 +75,8 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
             require_modest_tiles(opened, name)
             stored = {"P": "RGBA" if "transparency" in page.info else "RGB", "1": "L"}.get(page.mode, page.mode)
             part = np.array(page.convert(stored) if stored != page.mode else page)
+            if page.mode == "I" and not has_wide_integers(page):
+                part = part.astype(np.uint16)
             parts.append(part[None] if part.ndim == 2 else part.transpose(2, 0, 1))
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError(Problem(name, "has pages of several sizes", [list(part.shape[1:]) for part in parts[:5]], "one size, a page for each channel"))
@@ -98,8 +100,6 @@ def _floats(array: np.ndarray, name: str) -> np.ndarray:
         return array.astype(np.uint8) * np.uint8(255)
     if array.dtype.kind == "u" and array.dtype.itemsize == 2:
         return (array.astype(np.float32) / np.float32(65535)).astype(np.float32)
-    if array.dtype == np.int32 and array.size and array.min() >= 0 and array.max() <= 65535:  # 16 bits, as Pillow gives them
-        return array.astype(np.float32) / np.float32(65535)
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
             raise DataError(Problem(name, "contains values that are not finite", expected="numbers"))

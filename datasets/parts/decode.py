@@ -33,6 +33,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 """Tags of a TIFF."""
 
+_BITS, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2
+"""Tags of a TIFF: bits per sample, and what they mean; and one meaning."""
+
 _SLACK = 1 << 16
 """Bytes that a small PNG may have beyond its pixels."""
 
@@ -216,12 +219,18 @@ def open_image(raw: bytes, name: str) -> Image.Image:
         raise
 
 
+def has_wide_integers(image: Image.Image) -> bool:
+    """Whether pixels of mode I are those of a TIFF with more than 16 bits or with negative numbers; of other files they have 16."""
+    tags = getattr(image, "tag_v2", {})
+    return image.mode.startswith("I") and (max(tags.get(_BITS, (16,))) > 16 or _SIGNED in tags.get(_SAMPLE_FORMAT, ()))
+
+
 def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
     with open_image(raw, name) as image:
         PIXELS.check(name, image.width * image.height)
         require_modest_tiles(image, name)
-        if image.mode in ("F", "LAB", "HSV"):
-            words = "has numbers of unknown range" if image.mode == "F" else f"has colours in {image.mode}"
+        if image.mode in ("F", "LAB", "HSV") or has_wide_integers(image):
+            words = f"has colours in {image.mode}" if image.mode in ("LAB", "HSV") else "has numbers of unknown range"
             hint = "convert it; or read its numbers as they are, with dataset.mode=channels and dataset.channels"
             raise DataError(Problem(name, words, f"mode {image.mode}", "grey, RGB, CMYK or a palette, of 8 or 16 bits", hint))
         if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255

@@ -15,6 +15,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.parts.channels import read_channels
 from samewise.datasets.parts.decode import read_image
 from samewise.runner.config.compose import compose
 from samewise.runner.config.instantiate import instantiate
@@ -164,6 +165,11 @@ def test_numbers_of_unknown_range_are_refused(tmp_path: Path, wanted: str):
         read_image(tmp_path / "float.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match=r"lab\.tiff: has colours in LAB"):
         read_image(tmp_path / "lab.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
+    Image.fromarray(np.arange(20, dtype=np.int32).reshape(4, 5)).save(tmp_path / "wide.tiff")
+    with pytest.raises(DataError, match=r"wide\.tiff: has numbers of unknown range"):
+        read_image(tmp_path / "wide.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match=r"(?s)wide\.tiff: contains values of an unsupported type.*int32"):
+        read_channels(tmp_path / "wide.tiff", 1)
 
 
 def test_the_format_is_recognised_by_content_not_by_name(tmp_path: Path):

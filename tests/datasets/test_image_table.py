@@ -98,6 +98,15 @@ def test_faults_in_a_table_are_reported(root: Path) -> None:
         load(table, label="kidn")
     with pytest.raises(DataError, match="row 2 has an empty 'kind'"):
         load(write(root, "json", [ROWS[0], {**ROWS[1], "kind": None}]))
+    for form in ("csv", "tsv"):
+        with pytest.raises(DataError, match="row 2 has an empty 'kind'"):
+            load(write(root, form, [ROWS[0], {**ROWS[1], "kind": " "}, *ROWS[2:]]))
+    with pytest.raises(DataError, match=r"has a label with a space at its end(.|\n)*'9 '"):
+        load(write(root, "csv", [{**ROWS[0], "kind": "9 "}, *ROWS[1:]]))
+    table = write(root, "csv")
+    (root / "twice.csv").write_text("file,kind,kind\na,1,2\n")
+    with pytest.raises(DataError, match="it has two columns 'kind'"):
+        load(root / "twice.csv")
     with pytest.raises(DataError, match=r"has 3 classes \(9, 10, 11\)(.|\n)*dataset\.num_classes=3"):
         load(table, num_classes=4)
     with pytest.raises(DataError, match=r"is listed in table\.csv but missing \(\d+ missing in all\)"):
