@@ -41,7 +41,9 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems: list[Problem] = []
     for override in overrides:
         key, separator, _ = override.partition("=")
-        exists = OmegaConf.select(cfg, key.removeprefix("+"), default=_ABSENT) is not _ABSENT
+        exists = OmegaConf.select(cfg, key.lstrip("+"), default=_ABSENT) is not _ABSENT
+        if key.startswith("++"):  # sets a key or adds it
+            override, key = (override[2:], key[2:]) if exists else (override[1:], key[1:])
         try:
             if not separator and Path(override).exists():
                 problems.append(Problem(override, "is not an override", expected="KEY=VALUE", hint="give one run at a time"))
@@ -61,7 +63,8 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
                 continue
             cfg = OmegaConf.merge(cfg, given)
         except OmegaConfBaseException as error:
-            problems.append(Problem(key, first_line(error), override))
+            hint = f"'+{key}.NAME=VALUE' adds a key" if "is not in struct" in str(error) else ""
+            problems.append(Problem(key, first_line(error), override, hint=hint))
     before: Any = OmegaConf.select(saved.cfg, "evaluate.monitor", throw_on_resolution_failure=False)
     problems += [problem for some in compose.settle(cfg, overrides, before) for problem in some]
     if problems:

@@ -48,10 +48,14 @@ def test_an_override_also_changes_the_values_that_referred_to_it(tmp_path: Path,
 def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
     added = config_in(saved(tmp_path), ["+recipe.test_time_augmentation=flip", "seed=3"])
     assert (at(added.whole, "recipe.test_time_augmentation"), at(added.whole, "seed")) == ("flip", 3)
+    either = config_in(saved(tmp_path), ["++recipe.test_time_augmentation=flip", "++seed=3"])
+    assert (either.whole, either.label.replace("+", "")) == (added.whole, added.label.replace("+", ""))
     for override, said in (
         ("recipe.test_time_augmentation=flip", "no such key in the run's config"),
         ("+seed=3", "is in the run's config; hint: write it without the +: seed=3"),
         ("+loader.nothing=1", "nothing"),
+        ("++loader.nothing=1", "nothing"),
+        ("optimizer={nothing: 1}", "'+optimizer.NAME=VALUE' adds a key"),
         ("+nothing.at_all=1", "nothing"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
