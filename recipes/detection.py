@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional
 
-from samewise.datasets.parts.annotated_images import annotated_sample
+from samewise.datasets.parts.annotated_images import annotated_sample, require_whole, size_before
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.image_files import EXTENSIONS
 from samewise.recipes.parts import detection_pictures as pictures
@@ -109,7 +109,7 @@ class Detection(Recipe):
         image = read_image(file)
         read = image if self.read_size is None else functional.resize(image, list(self.read_size), antialias=True)
         sample = annotated_sample(read, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), number=0)
-        return {**sample, "file_size": tuple(image.shape[-2:])}
+        return {**sample, **size_before(read, (image.shape[-2], image.shape[-1]))}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         images = _floats(batch["image"])
@@ -135,6 +135,8 @@ class Detection(Recipe):
             raise DataError(Problem("dataset", f"{where} is not a tensor", type(image).__name__, "a tensor [3, height, width]"))
         if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
             raise DataError(Problem("dataset", f"{where} has boxes {list(boxes.shape)} and labels {list(labels.shape)}", expected="[N, 4] and [N]"))
+        if "probe" in record:
+            require_whole(image, record.pop("probe"))
         self._check_values(boxes, labels, image, where)
         solid = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         per_box = {name: value[solid] for name, value in record.items() if name in ("boxes", "labels", "crowd", "area")}

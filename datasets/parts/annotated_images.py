@@ -65,7 +65,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
 
     A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes float32[N, 4] (x1, y1, x2, y2), "labels": int64[N],
     "image_id": int}`, and in evaluation (`training=False`) also `"crowd": bool[N]`, `"area": float32[N]` in the pixels of the file, however the image is
-    resized, and `"file_size"`, the file's (height, width).
+    resized, `"file_size"`, the file's (height, width), and `"probe"`, by which `require_whole` sees what transforms did.
 
     Args:
         folder: Where the images lie.
@@ -123,7 +123,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             boxes, labels = boxes[~crowd], labels[~crowd]
         sample = annotated_sample(image, boxes, labels, number=int(self._numbers[index]))
         if not self._training:
-            sample |= {"crowd": crowd.clone(), "area": self._areas[place].clone(), "file_size": tuple(self._sizes[index].tolist())}
+            sample |= {"crowd": crowd.clone(), "area": self._areas[place].clone(), **size_before(image, tuple(self._sizes[index].tolist()))}
         return sample
 
     def path(self, index: int) -> Path:
@@ -169,6 +169,25 @@ def annotated_sample(image: Tensor, boxes: Tensor, labels: Tensor, *, number: in
         "labels": labels,
         "image_id": number,
     }
+
+
+_PROBE = torch.tensor([0.25, 0.3, 0.5, 0.6])
+"""A box in shares of an image's width and height, inside it and on no axis of symmetry."""
+
+
+def size_before(image: Tensor, size: tuple[int, int]) -> dict[str, Any]:
+    """Entries of a sample for evaluation: the size of the file, and a box that torchvision's transforms move with the image."""
+    height, width = image.shape[-2:]
+    probe = _PROBE * torch.tensor([width, height] * 2)
+    return {"file_size": size, "probe": tv_tensors.BoundingBoxes(probe[None], format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(height, width))}  # pyright: ignore[reportCallIssue]
+
+
+def require_whole(image: Tensor, probe: Tensor) -> None:
+    """Raise a ConfigError if the transforms have done more than resize the image: boxes found in it could not be given in pixels of the file."""
+    height, width = image.shape[-2:]
+    if not torch.allclose(probe[0].as_subclass(Tensor), _PROBE * torch.tensor([width, height] * 2), rtol=0.0, atol=0.5):
+        words = "crop, pad, flip or turn images in evaluation, so boxes could not be given in pixels of the file"
+        raise ConfigError(Problem("transforms.eval.sample", words, expected="transforms that resize images, or change their colours"))
 
 
 def check_box(box: list[float], *, where: str, width: int, height: int, empty: EmptyBoxes, hint: str = "correct the annotation") -> list[float] | None:

@@ -275,6 +275,20 @@ def test_sizes_of_objects_and_results_are_in_pixels_of_the_file_however_it_is_re
     assert {name: scores.compute()[name] for name in expected} == {name: pytest.approx(value, abs=1e-9) for name, value in expected.items()}
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [v2.Pad(20), v2.CenterCrop([30, 40]), v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0), v2.RandomRotation((90, 90), expand=True)],
+    ids=lambda one: type(one).__name__,
+)
+def test_an_evaluation_that_moves_the_picture_within_the_image_is_refused(tmp_path: Path, moved: v2.Transform):
+    PIL.Image.new("RGB", (80, 64)).save(tmp_path / "a.png")
+    sample = Detection().read(tmp_path / "a.png")
+    resized = Detection().collate([v2.Compose([v2.Resize(50), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, scale=True)])(sample)])
+    assert resized["image"].shape[-2:] == (50, 62)
+    with pytest.raises(ConfigError, match=r"transforms\.eval\.sample: crop, pad, flip or turn images"):
+        Detection().collate([v2.Compose([moved, v2.Resize(50)])(sample)])
+
+
 def sample_with(**values: object) -> dict[str, object]:
     return {**DigitsOnCanvas(split="train", length=1)[0], "image_id": 7, **values}
 
