@@ -25,7 +25,7 @@ EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", 
 
 _FORMATS = "a recording: a WAV, FLAC, MP3 or OGG file"
 _UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
-_SIZE_UNKNOWN = (0, 0xFFFFFFFF)  # what programs that write into a pipe leave in a WAV's header
+_SIZE_UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # what programs that write into a pipe leave in a WAV's header; the second is SoX
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,11 @@ def test_a_truncated_file_is_named(tmp_path, name):
         read_audio(path)
 
 
-def test_a_wav_file_of_unknown_length_from_a_pipe_is_read(tmp_path):
+@pytest.mark.parametrize("size", [0x7FFFF000, 0xFFFFFFFF])
+def test_a_wav_file_of_unknown_length_from_a_pipe_is_read(tmp_path, size):
     raw = bytearray(write(tmp_path / "a.wav", tone()).read_bytes())
     place = raw.index(b"data") + 4
-    raw[place : place + 4] = struct.pack("<I", 0xFFFFFFFF)
+    raw[place : place + 4] = struct.pack("<I", size)
     (tmp_path / "piped.wav").write_bytes(raw)
     assert len(read_audio(tmp_path / "piped.wav")[0]) == 2000
 
