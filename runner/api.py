@@ -6,10 +6,12 @@ Torch, MLflow and pandas are imported when a function needs them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from samewise.runner.arguments import PATH, all_files, for_python, several
 from samewise.runner.config import project
@@ -83,6 +85,22 @@ class LoadedRun(NamedTuple):
     """The run's; `config.cfg` has the values."""
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_COMPUTING = threading.RLock()
+
+
+def _one_at_a_time(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let other threads wait: the random generators and the settings of torch are the process's."""
+
+    @wraps(function)
+    def call(*args: _P.args, **named: _P.kwargs) -> _R:
+        with _COMPUTING:
+            return function(*args, **named)
+
+    return call
+
+
 @for_python
 def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> Composed:
     """An experiment's config, as `samewise show` shows it.
@@ -101,6 +119,7 @@ def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence
 
 
 @for_python
+@_one_at_a_time
 def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), fresh: bool = False) -> Trained:
     """Train an experiment, resume it, or return its result if it is finished: the same bits as `samewise train`.
 
@@ -138,6 +157,7 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
 
 
 @for_python
+@_one_at_a_time
 def load(
     run: str | Path | Trained,
     *overrides: str,
@@ -185,6 +205,7 @@ def load(
 
 
 @for_python
+@_one_at_a_time
 def predict(
     run: LoadedRun | Trained | str | Path,
     *files: str | Path | Sequence[str | Path],

@@ -1,7 +1,7 @@
 """Trains in a process with other torch settings, such as a notebook: torch's settings are those of a fresh process during the run, and are restored afterwards.
 
-A notebook may have changed torch's default dtype, its threads, its switches. Each of these is set to torch's own default first; generators need no care,
-since every draw is keyed. What cannot be set is refused.
+A notebook may have changed torch's default dtype, its threads, its switches. Each of these is set to torch's own default first; the generators are
+restored too, although every draw is keyed. What cannot be set is refused.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def fresh_torch_state() -> Generator[None]:
     was_imported = "torch" in sys.modules
     import torch
 
+    from samewise.runner.data.streams import preserve_generators
     from samewise.runner.training.portable_operators import use_portable_operators
 
     switches = _switches()
@@ -47,7 +48,7 @@ def fresh_torch_state() -> Generator[None]:
     try:
         if was_imported:
             _require_no_block()
-        with torch.inference_mode(False), torch.enable_grad(), threadpool_limits(1, user_api="blas"):
+        with preserve_generators(), torch.inference_mode(False), torch.enable_grad(), threadpool_limits(1, user_api="blas"):
             yield  # BLAS here means NumPy's: processes.variables.ALWAYS
     finally:
         use_portable_operators(wanted=False)

@@ -216,6 +216,28 @@ def test_signal_handlers_are_left_alone_in_a_thread() -> None:
     assert seen == [before]
 
 
+def test_trainings_in_threads_have_the_bits_of_trainings_alone(command: dict[str, Any], tmp_path: Path) -> None:
+    found = dict[str, str]()
+
+    def train(seed: str) -> None:
+        found[seed] = sw.train(*TINY, *([f"seed={seed}"] if seed else []), f"run_root={tmp_path}").weights_sha256
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in ("", "1")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[""] == command["weights_sha256"]
+    assert found["1"] == sw.train(*TINY, "seed=1", f"run_root={tmp_path}", fresh=True).weights_sha256
+
+
+def test_the_first_training_of_a_process_leaves_its_generators_as_they_were(tmp_path: Path) -> None:
+    """Some libraries draw when they are imported."""
+    arguments = ", ".join(map(repr, [*TINY, "max_steps=1", f"run_root={tmp_path}"]))
+    code = f"import random, samewise; random.seed(3); before = random.getstate(); samewise.train({arguments}); assert random.getstate() == before"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
 def test_importing_and_composing_load_no_heavy_packages(tmp_path: Path) -> None:
     code = "import sys, samewise; samewise.compose('experiment=resnet18_digits'); print({'torch', 'mlflow', 'pandas'} & set(sys.modules), dir(samewise))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
