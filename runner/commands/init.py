@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import keyword
 import re
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"made {folder}:")
     print("\n".join(f"  {name}" for name in made))
     _write_schema(folder)
-    print("\nnext:" + (f"\n  cd {folder}" if folder.resolve() != Path.cwd() else "") + "\n  samewise train")
+    print("\nnext:" + (f"\n  cd {shlex.quote(str(folder))}" if folder.resolve() != Path.cwd() else "") + "\n  samewise train")
     return 0
 
 
@@ -103,8 +104,11 @@ def _not_empty_error(folder: Path) -> Problem | None:
 def _name_problem(package: str, given: str | None) -> Problem | None:
     """Why a name cannot be a package's; one that is taken could not be imported, since the project's folder comes last on the path."""
     where, hint = ("--package", "") if given else ("FOLDER", "--package NAME gives the package another name")
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package) or keyword.iskeyword(package) or package in ("tests", "configs"):
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package):
         return Problem(where, "is not a valid name for a package", package, "letters, digits and _, beginning with a letter", hint)
+    if keyword.iskeyword(package) or package in ("tests", "configs"):
+        reason = "is a keyword of Python" if keyword.iskeyword(package) else "is the name of another folder in the project"
+        return Problem(where, reason, package, "another name for the package", hint)
     found = importlib.util.find_spec(package)
     if found is not None and found.origin is not None:
         return Problem(where, f"is the name of an existing package or module, in {found.origin}", package, "a name that is not taken", hint)

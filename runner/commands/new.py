@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     leads = f"yaml-language-server: $schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
     head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
     require_writable("NAME", file.parent, hint="--config-dir FOLDER names another folder of configs")
-    text = as_experiment.render(wanted, project=project, head=head)
+    text = as_experiment.render(wanted, args.name, project=project, head=head)
     as_experiment.save(text, file, wanted, name=args.name, project=project)
     options = [word for name, given in (("--package", args.package), ("--config-dir", args.config_dir)) for one in given for word in (name, one)]
     print(f"wrote {os.path.relpath(file)}\nnext:\n  {shlex.join(['samewise', 'train', f'experiment={args.name}', *options])}")
@@ -62,15 +62,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _place(name: str, project: Project) -> Path:
-    from samewise.runner.config.catalogue import choices_of
+    from hydra.core.override_parser.overrides_parser import OverridesParser
 
     own = next((folder for folder in (*(one for one in project.configs if one not in project.given), *project.given)), None)
     if own is None:
         hint = 'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir FOLDER; `samewise init` makes a project'
         raise ConfigError(Problem("", "your project has no config folder to write the experiment to", hint=hint))
-    if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII):
-        raise ConfigError(Problem("NAME", "is not a valid name for an experiment", name, "letters, digits, _ and -"))
-    if name in choices_of("experiment", project=project):
+    if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII) or not isinstance(OverridesParser.create().parse_override(f"experiment={name}").value(), str):
+        raise ConfigError(Problem("NAME", "is not a valid name for an experiment", name, "letters, digits, _ and -; no number, null, true or false"))
+    if _is_experiment(name, project):
         raise ConfigError(Problem("NAME", "an experiment with this name already exists", name, hint="choose another name; existing files are not overwritten"))
     return own / "experiment" / f"{name}.yaml"
 
@@ -78,10 +78,9 @@ def _place(name: str, project: Project) -> Path:
 def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
     """The config that the experiment has to compose to, and a comment on where it comes from."""
     from samewise.runner.config import saved
-    from samewise.runner.config.catalogue import choices_of
     from samewise.runner.config.compose import compose
 
-    if args.source in choices_of("experiment", project=project):
+    if _is_experiment(args.source, project):
         composed = compose([f"experiment={args.source}", *args.overrides], project=project)
         for caution in composed.cautions:
             print(f"warning: {caution}", file=sys.stderr)
@@ -90,6 +89,13 @@ def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Compose
     composed = replace(saved.config_in(folder.config, args.overrides), project=project)
     trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own from its config.yaml")
     return composed, _describe_source(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
+
+
+def _is_experiment(name: str, project: Project) -> bool:
+    from samewise.runner.config.catalogue import choices_of
+
+    folder, _, own = name.rpartition("/")
+    return own in choices_of(f"experiment/{folder}".rstrip("/"), project=project)
 
 
 def _describe_source(where: str, label: str) -> str:

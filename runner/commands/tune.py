@@ -175,7 +175,7 @@ def _write(args: argparse.Namespace, found: list[str]) -> None:
 
     wanted: Composed = compose_arguments(argparse.Namespace(**{**vars(args), "overrides": [*args.overrides, *found]}))
     project = project_from(args)
-    text = as_experiment.render(wanted, project=project, head=[f"By `samewise tune {args.what}`: {' '.join(found)}"])
+    text = as_experiment.render(wanted, args.write.stem, project=project, head=[f"By `samewise tune {args.what}`: {' '.join(found)}"])
     place = args.write.resolve().parent.parent
     as_experiment.save(text, args.write, wanted, name=args.write.stem, project=replace(project, configs=tuple(dict.fromkeys((*project.configs, place)))))
 

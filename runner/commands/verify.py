@@ -139,7 +139,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         raise ConfigError(
             Problem("--audit", "repeats the run as it was, but these overrides would change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
-    comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
+    comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None, settings=[path for path, _, _ in unlike])
     if not comparison.wanted and args.audit is None:
         raise ConfigError(_no_trace(args, folder, traced=bool(original.cfg.trace.every_steps)))
     divergences = [*rerun_comparison.checkpoint_divergences(folder), *rerun_comparison.metric_divergences(folder, logged_values(folder.metrics))]

@@ -24,15 +24,15 @@ _REDUCED = ("debug", "debug/sizes")
 """Groups that come after an experiment: what they set is written as values."""
 
 
-def render(wanted: Composed, *, project: Project, head: list[str]) -> str:
-    """The text of an experiment file that composes to `wanted`, with `head` as comments; ConfigError if a choice of `wanted` no longer exists."""
+def render(wanted: Composed, name: str, *, project: Project, head: list[str]) -> str:
+    """The text of an experiment file of that name that composes to `wanted`, with `head` as comments; ConfigError if a choice of `wanted` no longer exists."""
     builds_on = wanted.choices.get("experiment")
     changed, base = _base(wanted, builds_on, project)
     if any(other_choice.LEFT_OUT in caution.message for caution in base.cautions):  # files that build on it would repeat the warning
         builds_on = None
         changed, base = _base(wanted, None, project)
     defaults = [
-        *([builds_on] if builds_on else []),
+        *([f"/experiment/{builds_on}" if "/" in name else builds_on] if builds_on else []),  # Hydra looks beside the file
         *({f"{'' if '@' in group else 'override '}/{group}": choice} for group, choice in changed.items()),
         "_self_",
     ]

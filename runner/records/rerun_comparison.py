@@ -31,9 +31,10 @@ class Comparison(Callback):
         folder: The other run.
         steps: Compare so many steps at most; None: all that it has.
         goes_on: Note every step that differs, rather than end at the first.
+        settings: Those that differ from the other run's, which may explain a difference.
     """
 
-    def __init__(self, folder: RunFolder, *, steps: int | None = None, goes_on: bool = False) -> None:
+    def __init__(self, folder: RunFolder, *, steps: int | None = None, goes_on: bool = False, settings: Collection[str] = ()) -> None:
         self._head, self._lines = trace.read_trace_of(folder)
         self.algorithm = trace.algorithm_of(folder.trace, self._head)
         """How the other run's tensors were digested: the second training is to do as much."""
@@ -44,7 +45,7 @@ class Comparison(Callback):
         self.compared = 0
         self.divergences: list[Divergence] = []
         """What was noted."""
-        self._goes_on = goes_on
+        self._goes_on, self._settings = goes_on, settings
         self._to_the_end = steps is None and folder.summary.exists()  # if the summary is compared too
         summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
         self._stopped, self._stop_at = summary.get("stopped_early"), max([summary.get("steps", 0), *self._lines])  # a sparse trace ends earlier
@@ -63,7 +64,7 @@ class Comparison(Callback):
             diverged = first_divergence(self._head, expected, found)
             self.compared += diverged is None or self._goes_on
         if diverged:
-            divergence = Divergence(outcome.step, diverged[0], diverged[1], trace.STAGES[diverged[0]])
+            divergence = Divergence(outcome.step, diverged[0], diverged[1], trace.describe_stage(diverged[0], self._settings))
             if not self._goes_on:
                 raise Diverged(divergence)
             self.divergences.append(divergence)

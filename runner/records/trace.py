@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -28,6 +28,13 @@ STAGES = {
     "gradients": "the backward pass: the same loss gave different gradients (or the forward pass, if the loss is the same by rounding)",
     "weights": "the optimizer: the same gradients gave different weights",
 }
+
+
+def describe_stage(stage: str, settings: Collection[str] = ()) -> str:
+    """What it means that a stage is the first to differ, if these settings do."""
+    if stage == "batch" and not {"replicas", "accumulate"}.isdisjoint(settings):
+        return "the data: the batch is divided into other micro-batches, each of which has a digest, or another batch was loaded"
+    return STAGES[stage] + ("; or they were clipped otherwise" if stage == "gradients" and "clip_norm" in settings else "")
 
 
 ANYWHERE = ("batch", "loss")

@@ -79,6 +79,15 @@ def test_an_experiment_from_another_with_overrides_has_the_same_fingerprint(
         assert {key: value for key, value in read_experiment(name).items() if key != "defaults"} == values
 
 
+def test_experiments_in_folders_are_found_and_names_that_cannot_be_chosen_are_refused(trained: sw.Trained, samewise: Run) -> None:
+    assert samewise("new", "sub/nested", "--from", "resnet18_digits", "seed=4").returncode == 0
+    assert samewise("new", "next", "--from", "sub/nested", "max_steps=3").returncode == 0
+    assert "already exists" in samewise("new", "sub/nested", "--from", "resnet18_digits").stderr
+    for name in ("123", "1e3", "null", "True"):
+        done = samewise("new", name, "--from", "resnet18_digits")
+        assert (done.returncode, "NAME: is not a valid name for an experiment" in done.stderr) == (2, True)
+
+
 def test_an_override_that_a_file_cannot_express_is_refused_and_writes_nothing(trained: sw.Trained, samewise: Run) -> None:
     done = samewise("new", "without", "--from", "resnet18_digits", "~optimizer.momentum")
     assert done.returncode == 2

@@ -161,6 +161,10 @@ def test_a_batch_divided_otherwise_is_not_called_another_batch(samewise, origina
     said = samewise("diff", original, other).stdout.replace("\n", " ")
     assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
     assert "replicas: 1 | 2" in said
+    said = samewise("verify", original, "accumulate=2", "--coarse").stdout.replace("\n", " ")
+    assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
+    said = samewise("verify", original, "clip_norm=0.001", "--coarse").stdout.replace("\n", " ")
+    assert "or they were clipped otherwise" in said
 
 
 def test_a_comparison_can_be_an_html_page_with_escaped_names(samewise, run, original, tmp_path):
