@@ -42,7 +42,8 @@ class PascalVOC(AnnotatedImages):
         training: Without images that have no box.
         first_pixel: The number of the first pixel: 1 in VOC's own files, whose boxes include their last pixel; 0: corners are taken as they are.
         empty_boxes: What to do with a box without area: "refuse", or "drop".
-        difficult: Whether objects marked as difficult count.
+        difficult: Whether objects marked as difficult count. Otherwise they are left out of training, and in evaluation a detection of one counts neither way,
+            as in VOC's own measure: by the rule for COCO's crowds, by which a detection belongs to an object if more than the threshold of it lies inside.
         size: [height, width] that images are resized to as they are read.
         cache: "memory" keeps all images, decoded.
 
@@ -90,8 +91,8 @@ class PascalVOC(AnnotatedImages):
                 hint = "correct the annotation" if min(found.box) < 0 else "these corners count from 0: set dataset.first_pixel=0"
                 shifted = [found.box[0] - first_pixel, found.box[1] - first_pixel, found.box[2], found.box[3]]
                 box = check_box(shifted, where=str(path), width=image.width, height=image.height, empty=empty_boxes, hint=hint)
-                if box is not None and (difficult or not found.difficult):
-                    image.add(box, labels[found.name])
+                if box is not None:
+                    image.add(box, labels[found.name], crowd=found.difficult and not difficult)
             images.append(image)
         super().__init__(images_at, images, classes=["background", *names], training=training, size=size, cache=cache)
 

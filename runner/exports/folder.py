@@ -84,7 +84,7 @@ def write(
         held = try_runtime(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
-            hint = f"the file is left at {folder / form.file} for inspection; --tolerance accepts a larger error"
+            hint = f"the file is left at {folder / form.file} for inspection{'; --tolerance accepts a larger error' if held.apart else ''}"
             raise ConfigError(Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint))
         found.append(held)
     write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})

@@ -33,6 +33,9 @@ class Onnx(Format):
         names = [name.replace(".", "_") for name in call.inputs], [name.replace(".", "_") for name in call.outputs]
         made = torch.onnx.export(program_of(call), dynamo=True, optimize=False, input_names=names[0], output_names=names[1], verbose=False)
         assert made is not None
+        for node in made.model.graph:  # the exporter gives a conv3d without bias zeros of the weight's shape, which no runtime takes
+            if node.op_type == "Conv" and len(node.inputs) == 3 and getattr(node.inputs[2] and node.inputs[2].producer(), "op_type", "") == "Expand":
+                node.replace_input_with(2, None)
         shapes = {one.name: one.shape for one in made.model.graph.inputs if one.shape is not None}
         places = dict[str, list[tuple[str, int]]]()
         for name in call.inputs:

@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 from samewise.datasets.parts.annotated_images import check_labels
 from samewise.datasets.pascal_voc import PascalVOC
+from samewise.recipes.detection import Detection
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.errors import ConfigError, DataError
 
@@ -83,8 +84,27 @@ def test_classes_can_be_given_in_their_order(root: Path):
 
 def test_difficult_objects_can_be_left_out(root: Path):
     annotate(root, "b", [("cat", (1, 1, 9, 9))], difficult=1)
-    assert len(PascalVOC(root=str(root), split="train")[1]["boxes"]) == 1
-    assert len(PascalVOC(root=str(root), split="train", difficult=False)[1]["boxes"]) == 0
+    assert PascalVOC(root=str(root), split="train")[1]["crowd"].tolist() == [False]
+    train = PascalVOC(root=str(root), split="train", difficult=False, training=True)
+    assert [train.path(index).stem for index in range(len(train))] == ["a"]
+
+
+@pytest.mark.parametrize(("difficult", "precision"), [(True, 0.75), (False, 1.0)])
+def test_a_detection_of_a_difficult_object_counts_neither_way(root: Path, difficult: bool, precision: float):
+    """Half of the cats are difficult, and of these only one is found, before the other cat. VOC's measure leaves both out."""
+    annotate(root, "a", [("cat", (5, 5, 20, 20))])
+    annotate(root, "b", [("cat", (1, 1, 9, 9)), ("cat", (20, 10, 39, 29))], difficult=1)
+    annotate(root, "c", [("cat", (2, 2, 30, 20))])
+    data, recipe = PascalVOC(root=str(root), split="train", difficult=difficult, classes=["cat"]), Detection()
+    batch = recipe.collate([data[index] for index in range(len(data))])
+    found = [batch["boxes"][0], batch["boxes"][1][:1], batch["boxes"][2]]
+
+    def detect(images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        return [{"boxes": boxes, "labels": torch.ones(1, dtype=torch.int64), "scores": torch.tensor([0.9])} for boxes in found]
+
+    scores = recipe.scores(data)
+    scores.add(recipe.measure(detect, batch))  # pyright: ignore[reportArgumentType]
+    assert scores.compute()["map_50"] == pytest.approx(precision, abs=0.01)
 
 
 @pytest.mark.parametrize(

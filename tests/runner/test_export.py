@@ -336,6 +336,18 @@ def test_transforms_of_images_leave_the_batchs_size_free_in_a_program(transform:
     assert torch.equal(program.module()(images), transform.apply({"image": images}, {})["image"])
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_in_three_dimensions_runs_as_onnx(tmp_path: Path, bias: bool) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, clip = torch.nn.Conv3d(3, 4, 3, bias=bias), torch.randn(2, 3, 5, 6, 7)
+    call = Call("", Function(model, (clip,), {}), {"clip": clip}, {"output": model(clip).detach()})
+    FORMATS["onnx"].write(call, tmp_path / "model.onnx")
+    clips = torch.randn(3, 3, 6, 7, 8)
+    (found,) = onnxruntime.InferenceSession(str(tmp_path / "model.onnx")).run(None, {"clip": clips.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(clips).detach(), rtol=1e-5, atol=1e-5)
+
+
 def test_a_size_that_an_onnx_file_does_not_take_is_fixed_in_it(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
