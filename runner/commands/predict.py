@@ -137,7 +137,7 @@ def _split_arguments(given: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Separate files from overrides (arguments that look like overrides and are not files)."""
     files, overrides = list[Path](), list[str]()
     for one in given:
-        if re.match(r"[A-Za-z_][\w.]*=", one) and not Path(one).exists():
+        if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", one) and not Path(one).exists():
             overrides.append(one)
         else:
             files.append(Path(one))

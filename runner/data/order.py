@@ -61,7 +61,7 @@ class RepeatedAugmentation(Order):
     """Each sample several times per batch, in different random versions (Hoffer et al. 2020, arXiv 1901.09335).
 
     As the reference's sampler (pytorch/vision, references/classification, `RASampler`), an epoch is as long as the data set, cut to whole
-    blocks of 256, so it sees a quarter of the samples when `repeats` is 4; and the copies of a sample go to different replicas.
+    blocks of 256, so it sees a quarter of the samples when `repeats` is 4; and in whole batches the copies of a sample go to different replicas.
 
     Args:
         repeats: How often each sample comes.

@@ -317,6 +317,12 @@ def test_a_threshold_leaves_out_lower_scores(samewise, runs, photographs, tmp_pa
     assert "--threshold: what this model predicts (Separated) has no score" in done.stderr
 
 
+def test_a_setting_that_the_run_lacks_is_added_with_a_plus(samewise, runs, photographs):
+    (plain,) = predict(samewise, runs["classification"], photographs / "7.png")
+    (turned,) = predict(samewise, runs["classification"], photographs / "7.png", "+recipe.test_time_augmentation=flip")
+    assert turned["probabilities"] != plain["probabilities"]
+
+
 @pytest.mark.parametrize("recipe", ["classification", "detection"])
 def test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other(samewise, runs, photographs, recipe):
     alone = predict(samewise, runs[recipe], photographs)
