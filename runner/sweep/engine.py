@@ -23,7 +23,7 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep import shared_runs
 from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
-from samewise.runner.sweep.results import ENDED, PointResult, State, point_result, repeat_failure
+from samewise.runner.sweep.results import ENDED, PointResult, State, distinct_runs, point_result, repeat_failure
 from samewise.runner.sweep.soundness import cautions, require_sound
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
@@ -286,7 +286,7 @@ def _together(ends: Sequence[PointResult]) -> Result:
         if any(one.state is state for one in ends):
             known = [one.best for one in ends if one.best]
             return Result(state.value, dict(known[-1]) if known else {})
-    several = [one.metrics for one in ends]
+    several = [one.metrics for one in distinct_runs(ends)]
     return Result("finished", {name: statistics.fmean(one[name] for one in several) for name in several[0] if all(name in one for one in several)})
 
 

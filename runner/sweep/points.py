@@ -92,7 +92,7 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
         "name": shared.name,
     }
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
-    varied = next((part for part in space.parts if not isinstance(part, str) and part.key == "experiment"), None)
+    varied = next((part for part in space.parts if not isinstance(part, str) and part.name == "experiment"), None)
     return f"{'experiments' if varied else shared.name}-{digest}", shared
 
 

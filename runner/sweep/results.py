@@ -266,14 +266,22 @@ def _student(freedom: int) -> float:
 
 
 def group_by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """The results by setting, over its seeds, in order; a setting that was drawn several times is one."""
+    """The results by setting, over its seeds, in order; a setting that was drawn several times is one, and so are seeds that are the same run."""
     numbered = dict[int, list[PointResult]]()
     for one in found:
         numbered.setdefault(one.point.setting, []).append(one)
     settings = dict[tuple[Any, ...], list[PointResult]]()
-    for setting in numbered.values():
+    for setting in map(distinct_runs, numbered.values()):
         settings.setdefault((*setting[0].point.values.items(), *(one.point.folder for one in setting)), setting)
     return list(settings.values())
+
+
+def distinct_runs(found: Iterable[PointResult]) -> list[PointResult]:
+    """The results without those of a run that is there already."""
+    firsts = dict[str, PointResult]()
+    for one in found:
+        firsts.setdefault(one.point.folder, one)
+    return list(firsts.values())
 
 
 def spread(of_setting: Sequence[PointResult], objective: str = "") -> Spread:

@@ -9,15 +9,15 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
-from samewise.runner.config.loader import config_loader
+from samewise.runner.config.loader import config_loader, groups
 from samewise.runner.config.override_text import remove_split_overrides, unreadable
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
@@ -131,28 +131,64 @@ class Space:
 
 def read_space(given: Sequence[str], *, project: Project) -> Space:
     """Parse the overrides of a sweep; ConfigError if one cannot be read, or has no values."""
-    parser = OverridesParser.create(config_loader=config_loader(project))
-    parts = list[str | Dimension]()
+    loader = config_loader(project)
+    parser = OverridesParser.create(config_loader=loader)
+    parts, read = list[str | Dimension](), list[Override]()
     given, problems = remove_split_overrides(given, parser)
     for text in given:
         try:
             (override,) = parser.parse_overrides([text])
+            read.append(override)
             parts.append(_part(override, text, parser))
         except (HydraException, ValueError) as error:
             problems.append(unreadable(text, error))
         except ConfigError as error:
             problems += error.problems
-    keys = [part.key for part in parts if isinstance(part, Dimension)]
-    problems += [Problem(key, "varies twice", expected="one override for each key") for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    problems += _set_again(read, groups(loader))
     if problems:
         raise ConfigError(*problems)
     return Space(tuple(parts))
 
 
+def _set_again(given: Sequence[Override], known: Container[str]) -> list[Problem]:
+    """A problem for each key that varies and is set once more, with other values than in the points' names. One value before several is replaced by them."""
+    problems = dict[str, Problem]()
+    for place, later in enumerate(given):
+        adds = later.is_sweep_override() and later.is_add() and later.key_or_group in known  # to an earlier choice, which stays
+        for earlier in given[:place]:
+            if (earlier.is_sweep_override() or adds) and any(_overlap(one, other) for one in _paths(earlier, known) for other in _paths(later, known)):
+                words = "varies twice" if earlier.is_sweep_override() and later.is_sweep_override() else "varies, and is set once more"
+                again, expected = str((earlier if adds else later).input_line), "one override for each key that varies"
+                problems.setdefault(earlier.key_or_group, Problem(earlier.key_or_group, words, again, expected))
+    return list(problems.values())
+
+
+def _paths(override: Override, known: Container[str]) -> list[str]:
+    """The keys that an override sets, those of a mapping one by one; if it chooses from a group, what is before its `=`, and the `=`."""
+    value: Any = override.value()
+    values: list[Any] = value.list if isinstance(value, ChoiceSweep) else [value]
+    key = override.get_key_element().lstrip("+~")
+    if override.key_or_group in known and not any(isinstance(one, dict) for one in values):
+        return [f"{key}="]
+    return [path for one in values for path in _leaves(key, one)]
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, dict) or not value:
+        yield key
+        return
+    for name, inner in cast(dict[str, Any], value).items():
+        yield from _leaves(f"{key}.{name}", inner)
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
 def _part(override: Override, text: str, parser: OverridesParser) -> str | Dimension:
     if not override.is_sweep_override():
         return text
-    key, after = override.get_key_element(), text.partition("=")[2]
+    key, after = SEED if override.key_or_group == SEED and not override.is_add() else override.get_key_element(), text.partition("=")[2]
     value: Any = override.value()
     if isinstance(value, IntervalSweep):
         _require_whole_ends(key, value, after, parser)

@@ -128,7 +128,7 @@ def test_the_pareto_set_of_a_sweep_is_that_of_its_study(tmp_path: Path) -> None:
     while (setting := sweeper.ask()) is not None:
         seeds = list[PointResult]()
         for seed in range(2):
-            point = Point(len(found) + seed, setting.number, str(seed), setting.values, [], "", "", "", "valid/score", "max", {})
+            point = Point(len(found) + seed, setting.number, str(seed), setting.values, [], "", "", f"{setting.number}/{seed}", "valid/score", "max", {})
             score, loss = (float(draw.randint(0, 5)) for _ in objectives)  # with ties
             state = State.failed if (setting.number, seed) == (3, 1) else State.finished
             if setting.number in (3, 4):  # the best of all, but one of the seeds fails, or is NaN

@@ -17,6 +17,7 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, left_out, pareto
+from samewise.runner.sweep.engine import _together  # pyright: ignore[reportPrivateUsage]
 from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
 from samewise.runner.sweep.rows import cost_in_words, effect_rows, setting_rows
 from samewise.runner.sweep.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
@@ -135,6 +136,15 @@ def test_a_setting_that_was_drawn_twice_is_listed_once(tmp_path: Path, capsys: p
     assert len(rank_settings([first, second, workers])) == 3, "settings of one run that are written differently are both listed"
 
 
+def test_seeds_that_are_the_same_run_count_once() -> None:
+    first, second, other = seeds_of(0, 0.5, 0.5, 0.7)
+    found = [dataclasses.replace(first, seconds=60.0), dataclasses.replace(second, point=dataclasses.replace(second.point, folder=first.point.folder)), other]
+    (row,) = setting_rows(found)
+    assert (row["valid/score"], row["seeds"], row["state"], row["time"]) == ("0.6", 2, "2 finished", "1:00")
+    assert setting_rows(found[:2])[0]["95 % interval"] == "", "one run has no spread"
+    assert _together(found).metrics["valid/score"] == pytest.approx(0.6)
+
+
 def test_points_without_a_result_are_ignored() -> None:
     found = [outcome(0, 1.0, a="1"), outcome(1, 2.0, a="2"), outcome(2, 99.0, state=State.failed, a="2"), outcome(3, math.nan, a="3")]
     (one,) = effects(found)
@@ -189,7 +199,7 @@ def test_a_tie_for_the_best_result_is_mentioned(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
     found = [outcome(0, math.nan, mode, a="1"), outcome(1, 9.0, mode, a="2"), outcome(2, 5.0, mode, a="3"), outcome(3, math.nan, mode, a="4")]
-    other_seed = dataclasses.replace(found[3].point, number=4)
+    other_seed = dataclasses.replace(found[3].point, number=4, folder="runs/some/4")
     found.append(dataclasses.replace(found[3], point=other_seed, best={"valid/score": 100.0 if mode == "max" else 0.0}))
     best = [1, 2] if mode == "max" else [2, 1]
     assert [setting[0].point.setting for setting in rank_settings(found)] == [*best, 3, 0]

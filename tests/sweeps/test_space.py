@@ -106,6 +106,53 @@ def test_the_ends_of_an_interval_of_whole_numbers_may_have_any_form() -> None:
     ]
 
 
+AGAIN = "varies, and is set once more"
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "words"),
+    [
+        (["optimizer.lr=0.1,0.2", "optimizer.lr=0.3"], "optimizer.lr", AGAIN),
+        (["seed=0,1,2", "++seed=7"], "seed", AGAIN),
+        (["optimizer.lr=0.1,0.2", "~optimizer.lr"], "optimizer.lr", AGAIN),
+        (["+optimizer.nesterov=true,false", "++optimizer.nesterov=true"], "optimizer.nesterov", AGAIN),
+        (["optimizer.lr=0.1,0.2", "++optimizer={lr:0.3}"], "optimizer.lr", AGAIN),
+        (["optimizer.lr=0.1,0.2", "optimizer={momentum:0.5},{lr:0.3}"], "optimizer.lr", "varies twice"),
+        (["optimizer={lr:0.1},{lr:0.2}", "optimizer.lr=0.3"], "optimizer", AGAIN),
+        (["optimizer.lr=0.1,0.2", "++optimizer.lr=0.3,0.4"], "optimizer.lr", "varies twice"),
+        (["optimizer=sgd,adam", "optimizer=adamw"], "optimizer", AGAIN),
+        (["experiment=resnet18_digits", "+experiment=resnet18_digits,resnet_cifar10"], "experiment", AGAIN),
+    ],
+)
+def test_a_key_that_varies_is_set_once(given: list[str], path: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        space(*given)
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message) == (path, words)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["optimizer.lr=0.3", "optimizer.lr=0.1,0.2"],
+        ["++optimizer={lr:0.3}", "optimizer.lr=0.1,0.2"],
+        ["optimizer.lr=0.1,0.2", "++optimizer={momentum:0.5}"],
+        ["optimizer.lr=0.1,0.2", "optimizer=sgd"],
+        ["optimizer=sgd,adam", "optimizer.lr=0.1", "++optimizer={weight_decay:0.0}"],
+        ["batch_size=8", "batch_size=16,32", "optimizer.lr=0.1,0.2"],
+    ],
+)
+def test_a_value_that_several_replace_or_leave_as_they_are_is_accepted(given: list[str]) -> None:
+    over = space(*given)
+    assert [one.key for one in over.dimensions] == [text.partition("=")[0] for text in given if "," in text]
+
+
+def test_a_prefix_makes_seeds_no_dimension(tmp_path: Path) -> None:
+    over = space("optimizer.lr=interval(0.0,1.0)", "++seed=range(3)")
+    assert over.seeds == ("0", "1", "2")
+    assert all(list(one.values) == ["optimizer.lr"] for one in settings(Random(trials=3), over, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("given", "path", "words"),
     [
