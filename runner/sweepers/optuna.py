@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from samewise.runner.config import compose
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -22,6 +23,7 @@ from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.optuna_study import optuna
 from samewise.runner.sweepers.space import Dimension, Space
+from samewise.runner.tracking import journal
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -111,6 +113,7 @@ class Optuna(Sweeper):
             if trial.state is optuna.trial.TrialState.FAIL and values is not None:
                 self._tell_again(trial, values)
         elif values is not None:
+            self._report_logged(trial)
             self._study.tell(trial.number, values)
         else:
             self._study.tell(trial.number, state=optuna.trial.TrialState.PRUNED if result.state == "pruned" else optuna.trial.TrialState.FAIL)
@@ -162,9 +165,33 @@ class Optuna(Sweeper):
         values = [result.metrics[name] for name in self._objectives]
         return None if any(math.isnan(value) for value in values) else values
 
+    def _report_logged(self, trial: FrozenTrial) -> None:
+        """Report the evaluations of a run that finished outside of the sweep, and reported none; whatever the pruner says, it counts as finished."""
+        missing = {number: value for number, value in self._logged(trial.number).items() if number not in trial.intermediate_values}
+        if missing:
+            live = optuna_study.attach(self._folder.path, trial.number, pruner=self._study.pruner, store=self._study._storage)  # pyright: ignore[reportPrivateUsage]
+            for number, value in missing.items():
+                optuna_study.report(live, value, number)
+
+    def _logged(self, trial: int) -> dict[int, float]:
+        """What the first seed's run reports of its evaluations if trials are pruned, from its journal."""
+        point = next((point for point in self._folder.points() if point.setting == trial), None)
+        if self._pruner is None or point is None:
+            return {}
+        values, evaluate = journal.logged_values(point.run.metrics), compose.load(self._folder.config(point.number)).cfg.evaluate
+        steps_per_epoch = next((step / epochs for (step, name), epochs in values.items() if name == "epoch" and epochs), 0)
+        (metric,) = self._objectives
+        return optuna_study.logged(values, metric.removeprefix("final/"), evaluate.every_steps or round((evaluate.every_epochs or 0) * steps_per_epoch))
+
     def _tell_again(self, failed: FrozenTrial, values: list[float]) -> None:
         if not any(one.user_attrs.get(_REPEATS) == failed.number for one in self._study.get_trials(deepcopy=False)):
-            repeat = optuna.create_trial(params=failed.params, distributions=failed.distributions, values=values, user_attrs={_REPEATS: failed.number})
+            repeat = optuna.create_trial(
+                params=failed.params,
+                distributions=failed.distributions,
+                values=values,
+                user_attrs={_REPEATS: failed.number},
+                intermediate_values=self._logged(failed.number),
+            )
             self._study.add_trial(repeat)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.optuna_study import optuna
+from samewise.runner.tracking import journal
 
 
 @final
@@ -36,24 +36,36 @@ class Reporter(Callback):
         self._pruned = ""
 
     def on_start(self, run: RunView) -> None:
-        if run.is_main:
-            self._trial = self._attach()
+        """Attach to the trial, and report the evaluations of a run that was begun outside of the sweep. A trial that had failed cannot be changed."""
+        if not run.is_main:
+            return
+        trial = optuna_study.attach(self._folder.path, self._number, pruner=optuna_study.pruner(self._pruner, self._pruner_options))
+        state = trial.storage.get_trial(trial._trial_id)  # pyright: ignore[reportPrivateUsage]
+        if state.state.is_finished():
+            return
+        self._trial = trial
+        done = {key: value for key, value in journal.logged_values(RunFolder(run.folder).metrics).items() if key[0] <= run.step}
+        for number, value in optuna_study.logged(done, self._metric, run.evaluation_interval).items():
+            if number not in state.intermediate_values:
+                self._report(run, value, number)
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        if self._trial is None or self._pruned:
+        if self._trial is None:
             return
         if self._metric not in metrics:
             raise ConfigError(Problem("sweeper.objectives", "the run does not have this metric", self._metric, hint=nearest(self._metric, sorted(metrics))))
-        number = _evaluations(run)
+        self._report(run, metrics[self._metric], optuna_study.evaluation_number(run.step, run.evaluation_interval))
+
+    def _report(self, run: RunView, value: float, number: int) -> None:
+        if self._trial is None or self._pruned:
+            return
         try:
-            if number not in self._trial.storage.get_trial(self._trial._trial_id).intermediate_values:  # pyright: ignore[reportPrivateUsage]
-                self._trial.report(metrics[self._metric], number)
-            unpromising = self._trial.should_prune()
+            unpromising = optuna_study.report(self._trial, value, number)
         except OSError as error:  # a full disk is no reason to end the training
             print(f"warning: an evaluation was not reported to the sweep: {error}", file=sys.stderr)
             return
         if unpromising and not run.is_over and not run.is_stopping:
-            self._pruned = f"{self._metric} {metrics[self._metric]:.4g} at evaluation {number}, by {self._pruner}"
+            self._pruned = f"{self._metric} {value:.4g} at evaluation {number}, by {self._pruner}"
             run.interrupt(f"the sweep's pruner ({self._pruned})")
 
     def on_end(self, run: RunView) -> None:
@@ -64,17 +76,3 @@ class Reporter(Callback):
         point = next((point for point in self._folder.points() if point.setting == self._number), None)
         if point is not None:
             self._folder.note(point.number, pruned=self._pruned)
-
-    def _attach(self) -> optuna.Trial:
-        study = optuna.load_study(
-            study_name=self._folder.id,
-            storage=optuna_study.storage(self._folder.path),
-            sampler=optuna.samplers.RandomSampler(),  # the reporter never samples
-            pruner=optuna_study.pruner(self._pruner, self._pruner_options),
-        )
-        return optuna.Trial(study, study.get_trials(deepcopy=False)[self._number]._trial_id)  # pyright: ignore[reportPrivateUsage]  (Optuna's way to attach to a trial)
-
-
-def _evaluations(run: RunView) -> int:
-    """The number of evaluations that the run has done, computed from its position: the same after a resume."""
-    return math.ceil(run.step / run.evaluation_interval) if run.evaluation_interval else 1

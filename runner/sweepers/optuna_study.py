@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ try:
     import optuna
     from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
     from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+    from optuna.storages import BaseStorage
     from optuna.storages.journal import JournalFileBackend, JournalStorage
     from optuna.study import StudyDirection
 except ImportError as missing:
@@ -80,6 +82,34 @@ def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSamp
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(list(objectives))
     return study
+
+
+def attach(folder: Path, number: int, *, pruner: BasePruner, store: BaseStorage | None = None) -> optuna.Trial:
+    """A trial of the sweep's study, to report its evaluations and to ask the pruner: it is given no values."""
+    study = optuna.load_study(study_name=folder.name, storage=store or storage(folder), sampler=RandomSampler(), pruner=pruner)  # the sampler is never asked
+    return optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)  # pyright: ignore[reportPrivateUsage]  (Optuna's way to attach to a trial)
+
+
+def report(trial: optuna.Trial, value: float, number: int) -> bool:
+    """Report an evaluation, unless that has been done. True if the pruner would stop the trial."""
+    if number not in trial.storage.get_trial(trial._trial_id).intermediate_values:  # pyright: ignore[reportPrivateUsage]
+        trial.report(value, number)
+    return trial.should_prune()
+
+
+def evaluation_number(step: int, interval: int) -> int:
+    """The number of the evaluation at a step, computed from its position: the same after a resume.
+
+    Args:
+        step: The run's.
+        interval: Steps between two evaluations; 0: only at the end.
+    """
+    return math.ceil(step / interval) if interval else 1
+
+
+def logged(values: Mapping[tuple[int, str], float], metric: str, interval: int) -> dict[int, float]:
+    """A metric's value at each evaluation of a run, by its number, from the values of its journal."""
+    return {evaluation_number(step, interval): values[step, name] for step, name in sorted(values) if name == metric}
 
 
 def _make(classes: Mapping[str, type[Any]], name: str, path: str, options: Mapping[str, Any]) -> Any:

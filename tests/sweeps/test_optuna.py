@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from samewise.runner.config.compose import compose, dump
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes.this_process import REPORTER
@@ -19,11 +20,13 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep import engine
 from samewise.runner.sweep.effects import pareto
 from samewise.runner.sweep.results import PointResult, State, objective_means
+from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
 from samewise.runner.sweepers.optuna_study import FILE, optuna, storage
 from samewise.runner.sweepers.random import Random
 from samewise.runner.sweepers.space import read_space
+from samewise.runner.tracking.journal import Journal
 
 BARE = Project(Path(__file__).parent)
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1.0))", "optimizer.momentum=interval(0.0,1.0)")
@@ -47,9 +50,11 @@ def trials(folder: Path) -> list[Any]:
     return optuna.load_study(study_name=folder.name, storage=storage(folder)).trials
 
 
-def write_down(folder: Path, *settings: Setting) -> None:
-    """Record the points, as the engine does before it starts a job."""
-    blank = {"name": "", "fingerprint": "", "folder": "", "monitor": "valid/loss", "mode": "min", "needs": {}, "overrides": [], "seed": None}
+def write_down(folder: Path, *settings: Setting, run: Path | None = None) -> None:
+    """Record the points, as the engine does before it starts a job; with `run`, create their run's folder."""
+    if run is not None:
+        run.mkdir()
+    blank = {"name": "", "fingerprint": "", "folder": str(run or ""), "monitor": "valid/loss", "mode": "min", "needs": {}, "overrides": [], "seed": None}
     SweepFolder(folder).add_points([Point(number=one.number, setting=one.number, values=one.values, **blank) for one in settings])
 
 
@@ -192,6 +197,60 @@ def test_a_nan_value_is_a_failure(tmp_path: Path) -> None:
     sweeper = open_sweeper(tmp_path, trials=1)
     sweeper.tell(sweeper.ask(), Result("finished", {"valid/loss": math.nan}))
     assert trials(tmp_path)[0].state is FAIL
+
+
+PRUNERS = [
+    ("median", {"n_startup_trials": 3}, lambda: optuna.pruners.MedianPruner(n_startup_trials=3)),
+    ("successive_halving", {"reduction_factor": 2}, lambda: optuna.pruners.SuccessiveHalvingPruner(reduction_factor=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "pruner"), PRUNERS)
+def test_finished_runs_count_for_the_pruner_as_in_optuna(name: str, options: dict[str, Any], pruner: Callable[[], Any], tmp_path: Path) -> None:
+    folder, config = tmp_path / "sweep", dump(compose(["experiment=resnet18_digits", "evaluate.every_steps=4"], project=BARE))
+    sweeper = open_sweeper(folder, pruner=name, pruner_options=options, trials=5)
+    theirs = optuna.create_study(pruner=pruner(), sampler=optuna.samplers.RandomSampler())
+    for end in (0.1, 0.2, 0.3, 0.4):
+        setting, other = sweeper.ask(), theirs.ask()
+        assert setting is not None
+        write_down(folder, setting, run=tmp_path / str(setting.number))
+        SweepFolder(folder).config(setting.number).parent.mkdir(exist_ok=True)
+        SweepFolder(folder).config(setting.number).write_text(config)
+        journal = Journal(tmp_path / str(setting.number) / "metrics.jsonl", resume_step=None)
+        for number, step in enumerate((4, 8, 10), 1):  # the last one at the end
+            journal.log({"train/loss": 9.0}, step - 1)
+            journal.log({"valid/loss": end + 1 / step, "epoch": step / 6}, step)
+            other.report(end + 1 / step, number)
+            other.should_prune()
+        journal.close()
+        sweeper.tell(setting, Result("finished", {"valid/loss": end}))
+        theirs.tell(other, end)
+    ours = trials(folder)
+    assert [one.intermediate_values for one in ours] == [one.intermediate_values for one in theirs.trials]
+    assert [one.system_attrs for one in ours] == [one.system_attrs for one in theirs.trials]
+    assert {one.state for one in ours} == {COMPLETE}
+    assert sweeper.ask() is not None
+    last, other = optuna_study.attach(folder, 4, pruner=pruner()), theirs.ask()
+    other.report(0.9, 1)
+    assert optuna_study.report(last, 0.9, 1)
+    assert other.should_prune()
+
+
+def test_a_failed_trial_that_is_run_again_has_its_evaluations(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweeper = open_sweeper(folder, pruner="median", trials=1)
+    setting = sweeper.ask()
+    assert setting is not None
+    write_down(folder, setting, run=tmp_path / "run")
+    SweepFolder(folder).config(0).parent.mkdir()
+    SweepFolder(folder).config(0).write_text(dump(compose(["experiment=resnet18_digits", "evaluate.every_epochs=2"], project=BARE)))
+    sweeper.tell(setting, Result("failed"))
+    journal = Journal(tmp_path / "run" / "metrics.jsonl", resume_step=None)
+    for step in (6, 12, 15):
+        journal.log({"valid/loss": 1 / step, "epoch": step / 3}, step)
+    journal.close()
+    sweeper.tell(setting, Result("finished", {"valid/loss": 1 / 15}))
+    assert [(one.state, one.intermediate_values) for one in trials(folder)] == [(FAIL, {}), (COMPLETE, {1: 1 / 6, 2: 1 / 12, 3: 1 / 15})]
 
 
 # -- what it refuses

@@ -26,6 +26,7 @@ def trials(folder: Path) -> list[Any]:
 
 PACKAGE = """
 import math
+import os
 import torch
 from torch import nn
 from samewise.runner.interfaces import Loss, Recipe, Scores
@@ -42,6 +43,8 @@ class Bowl(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
         self.floor = (a - 2) ** 2 + (math.log10(b) + 2) ** 2
     def forward(self, x):
+        if os.path.exists("broken"):
+            raise RuntimeError("broken")
         return x * (self.floor + self.weight**2)
 
 class Last(Scores):
@@ -161,6 +164,29 @@ def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(project:
     assert [one["steps"] for one in ends] == [8, 8]
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
     assert ends[0]["fingerprint"] == pruned["fingerprint"]
+
+
+@pytest.mark.slow  # twice a sweep of eight trials
+def test_a_sweep_over_runs_that_exist_has_the_trials_of_one_that_trains_them(project: Path) -> None:
+    given = (*PRUNING, "sweeper.seed=1", "sweeper.trials=8", "launcher.jobs=1")
+    sweep(project, *given)
+    folder = only_sweep(project)
+    first = [(one.state, one.values, one.params, one.intermediate_values) for one in trials(folder.path)]
+    assert {state for state, *_ in first} == {COMPLETE, PRUNED}
+    folder.path.rename(project / "first")  # the runs stay: those that finished, and those that were stopped at an evaluation
+    said = sweep(project, *given)
+    assert [(one.state, one.values, one.params, one.intermediate_values) for one in trials(folder.path)] == first
+    assert [one["state"] for one in said["points"]] == [{COMPLETE: "finished", PRUNED: "pruned"}[state] for state, *_ in first]
+
+
+@pytest.mark.slow
+def test_a_failed_trial_is_run_again_without_being_pruned(project: Path) -> None:
+    (project / "broken").touch()
+    sweep(project, *PRUNING, "sweeper.trials=1", code=1)
+    (project / "broken").unlink()
+    (point,) = sweep(project, *PRUNING, "sweeper.trials=1", "--retry-failed")["points"]
+    assert point["state"] == "finished"
+    assert [(one.state, len(one.intermediate_values)) for one in trials(only_sweep(project).path)] == [(FAIL, 0), (COMPLETE, 8)]
 
 
 @pytest.mark.slow  # 40 trainings, and three processes that run them
