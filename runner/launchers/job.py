@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import ConfigError, Interrupted, PeerFailed, Problem, describe
+from samewise.runner.errors import INTERRUPTED, ConfigError, Interrupted, PeerFailed, Problem, describe
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER, PROJECT, end_with_parent
 from samewise.runner.records import locks, shapes, sources
 from samewise.runner.records.files import read_json
@@ -49,7 +49,7 @@ def main(sweep: Path, number: int) -> int:
         end_with_parent(signal.SIGTERM)
     if alone:
         _begin(folder, number)
-    code, said = 1, ""
+    code, said, busy = 1, "", False
     try:
         for early in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(early, _raise_interrupted)
@@ -68,6 +68,8 @@ def main(sweep: Path, number: int) -> int:
         code = 0
     except BaseException as error:
         code, said = describe(error)
+        if busy := isinstance(error.__cause__, locks.LockHeld):  # a job of another sweep trains it: it can be tried again
+            code = INTERRUPTED
         if not isinstance(error, PeerFailed) or not error.is_told:
             if code == 1:
                 traceback.print_exc()
@@ -75,7 +77,7 @@ def main(sweep: Path, number: int) -> int:
     finally:
         if alone and folder.word(number).get("pid") == os.getpid():  # otherwise a later launcher has restarted it
             refused = code == ConfigError.exit_code and _is_finished(folder, number)
-            folder.note(number, ended=time.time(), exit_code=code, said=said or None, refused=refused or None)
+            folder.note(number, ended=time.time(), exit_code=code, said=said or None, refused=refused or None, busy=busy or None)
     return code
 
 
@@ -112,7 +114,7 @@ def _wait_for(run: RunFolder) -> None:
 def _begin(folder: SweepFolder, number: int) -> None:
     """Record that the job has started, and remove the record of an earlier attempt, except when the first one began and the time they took."""
     word, now = folder.word(number), time.time()
-    facts: dict[str, Any] = dict.fromkeys(("ended", "exit_code", "said", "reason", "refused"))
+    facts: dict[str, Any] = dict.fromkeys(("ended", "exit_code", "said", "reason", "refused", "busy"))
     facts |= {"tries": word.get("tries", 0) + 1, "first_began": word.get("first_began", word.get("began", now))}
     with suppress(ConfigError):  # reported later
         facts["spent_s"] = folder.spent_s(folder.points()[number])

@@ -112,7 +112,7 @@ class RunFolder:
                 yield require
         except locks.LockHeld as held:
             hint = "wait for it, or stop it; then run the same command again to resume"
-            raise ConfigError(Problem(str(self.path), f"this run is being written by {held}", hint=hint)) from None
+            raise ConfigError(Problem(str(self.path), f"this run is being written by {held}", hint=hint)) from held
 
 
 def require_root(run_root: Path) -> None:

@@ -113,5 +113,6 @@ WORD = {
     "reason?": str,
     "pruned?": str,
     "refused?": bool,
+    "busy?": bool,
 }
 SUBMISSION = {"points": [int], "job?": str, "variables?": [TEXTS]}

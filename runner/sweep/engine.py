@@ -17,7 +17,7 @@ from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records import sources
+from samewise.runner.records import locks, sources
 from samewise.runner.records.files import write_json
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep import shared_runs
@@ -56,6 +56,7 @@ class Sweep:
     _starts: Counter[int] = field(default_factory=Counter[int])
     _is_repeating: bool = False
     _is_held: bool = False
+    _elsewhere: dict[int, str] = field(default_factory=dict[int, str])
     _stopping: int = 0
 
     def prepare(self) -> int:
@@ -111,7 +112,7 @@ class Sweep:
             self._report_ended()
             while True:
                 self._fill()
-                if not self._running:
+                if not self._running and (self._stopping or not any(point.number in self._elsewhere for point in self._todo)):
                     break
                 self._collect()
                 self.watcher.show([point for point, _ in self._running.values()], waiting=len(self._todo))
@@ -126,6 +127,7 @@ class Sweep:
         self.launcher.cancel(list(self._running), kill=self._stopping > 1)
 
     def _fill(self) -> None:
+        """Start jobs while there is room. Points whose runs another process trains wait, and others go first."""
         while not self._stopping:
             room = self.launcher.room([job for _, job in self._running.values()])
             if room is not None and room <= 0:
@@ -144,16 +146,26 @@ class Sweep:
             self.launcher.submit(jobs)
 
     def _next(self, room: int | None) -> list[Point]:
-        """Up to `room` points to start now. A point that is the same experiment as a running one waits for its result."""
+        """Up to `room` points to start now. A point that is the same experiment as a running one, here or in another process, waits for its result."""
         busy, found = {point.folder for point, _ in self._running.values()}, list[Point]()
         for point in list(self._todo):
             if room is not None and len(found) >= room:
                 break
-            if point.folder not in busy:
+            if point.folder not in busy and not self._is_elsewhere(point):
                 busy.add(point.folder)
                 found.append(point)
                 self._todo.remove(point)
         return found
+
+    def _is_elsewhere(self, point: Point) -> bool:
+        """Whether another process trains the point's run, such as a job of another sweep."""
+        holder = locks.holder(point.run.lock)
+        if holder is None:
+            self._elsewhere.pop(point.number, None)
+        elif point.number not in self._elsewhere:
+            self.watcher.say(f"{point.label} waits: its run is being written by {holder}")
+            self._elsewhere[point.number] = holder
+        return holder is not None
 
     def _drop_failed(self) -> bool:
         """Let points fail that are the same run as one that failed in this sweep, without starting it again. True if there were some."""
@@ -228,6 +240,9 @@ class Sweep:
             if "ended" not in self.folder.word(number) and known.reason:
                 self.folder.note(number, reason=known.reason)
             now = self._prune_with_setting(point_result(self.folder, point, known))
+            if self.folder.word(number).get("busy") and not self._stopping:
+                self._todo.append(point)
+                continue
             silent = now.state is State.interrupted and "ended" not in self.folder.word(number)
             if silent and not self.launcher.detached and not self._stopping and self._starts[number] < MOST_TRIES:
                 self.watcher.show_restart(now)

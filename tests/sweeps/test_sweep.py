@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,15 @@ import pytest
 from PIL import Image
 
 import samewise as samewise_in_python
-from samewise.runner.errors import ConfigError
+from samewise.runner.config.project import find
+from samewise.runner.errors import INTERRUPTED, ConfigError
+from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.job import main as run_job
+from samewise.runner.processes.this_process import on_signals
+from samewise.runner.records import locks
+from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.sweep import running
+from samewise.runner.sweep.results import State, point_results
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "max_steps=4")
 SWEEP = (*TINY, "optimizer.lr=1e30,0.05", "seed=range(2)", "launcher.jobs=2")
@@ -148,6 +159,60 @@ def test_points_whose_jobs_are_refused_are_not_submitted(samewise: Callable[...,
     assert f"`samewise sweep {folder}` submits these points" in told.stdout
     assert "Invalid partition name" in told.stdout
     assert "2 waiting (not submitted: launcher.partition: SLURM refused" in samewise("sweep", "--status", "--run-root", tmp_path / "runs").stdout
+
+
+@pytest.mark.slow
+def test_a_run_that_another_sweep_trains_is_waited_for_and_the_others_go_first(points, tmp_path: Path) -> None:
+    given = (*TINY, "optimizer.lr=0.1,0.2", "launcher.jobs=1")
+    first = tmp_path / json.loads(sweep("--list", "--json", *given, folder=tmp_path).stdout)["points"][0]["folder"]
+    first.mkdir(parents=True)
+    command = [sys.executable, "-m", "samewise", "sweep", *given]
+    with locks.hold(first / ".lock"):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        lines = [next(process.stderr) for _ in range(3)]
+        assert re.match(r"lr=0.1 waits: its run is being written by process \d+ on ", lines[1])
+        assert lines[2].startswith("[2/2] lr=0.2  finished")
+        assert process.poll() is None
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    assert [(one["state"], one["tries"]) for one in points(tmp_path, folder.name)] == [("finished", 1)] * 2
+
+
+class InThisProcess(Launcher):
+    """Runs each job at once; during the first, another process holds its run's lock."""
+
+    poll_s = 0
+
+    def open(self, sweep: SweepFolder) -> None:
+        self._sweep, self.codes = sweep, list[int]()
+
+    def room(self, running: Sequence[Job]) -> int:
+        return 1 - len(running)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            run = self._sweep.points()[job.number].run
+            run.path.mkdir(parents=True, exist_ok=True)
+            with nullcontext() if self.codes else locks.hold(run.lock), on_signals((signal.SIGTERM, signal.SIGUSR1), signal.SIG_IGN):
+                self.codes.append(run_job(job.sweep, job.number))
+
+    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
+        return {number: Seen(Standing.gone) for number in numbers}
+
+    def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
+        pass
+
+
+def test_a_job_whose_run_another_process_begins_first_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("samewise.runner.launchers.job._PATIENCE_S", 0)
+    ready = running.prepare_sweep([*TINY, "optimizer.lr=0.1,0.2"], find(tmp_path), run_root=tmp_path, trust=False, wait=True)
+    launcher = InThisProcess()
+    assert running.run_sweep(dataclasses.replace(ready, launcher=launcher), wait=True, retry_failed=False)
+    assert launcher.codes == [INTERRUPTED, 0, 0]
+    assert [(one.state, one.tries) for one in point_results(ready.folder)] == [(State.finished, 2), (State.finished, 1)]
 
 
 def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_path: Path) -> None:
