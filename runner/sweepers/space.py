@@ -145,9 +145,16 @@ def read_space(given: Sequence[str], *, project: Project) -> Space:
         except ConfigError as error:
             problems += error.problems
     problems += _set_again(read, groups(loader))
+    problems += [_of_whole_sweep(part) for part in parts if isinstance(part, Dimension) and part.name.partition(".")[0] in ("sweeper", "launcher")]
     if problems:
         raise ConfigError(*problems)
     return Space(tuple(parts))
+
+
+def _of_whole_sweep(part: Dimension) -> Problem:
+    """The problem with several sweepers or launchers, or with several values of one's settings."""
+    hint = "run the command once with each; finished runs are not trained again" if part.name.startswith("sweeper") else ""
+    return Problem(part.name, "cannot vary: it is the same for all points of a sweep", part.text, "one value", hint)
 
 
 def _set_again(given: Sequence[Override], known: Container[str]) -> list[Problem]:

@@ -164,6 +164,10 @@ def test_a_prefix_makes_seeds_no_dimension(tmp_path: Path) -> None:
         (["batch_size=tag(log,int (interval(0.9,4)))"], "batch_size", "int(interval(1,4))"),
         (["model=glob(resnext9*)"], "model", "samewise list model"),
         (["batch_size=1,2", "batch_size=3,4"], "batch_size", "varies twice"),
+        (["sweeper.seed=1,2", "optimizer.lr=0.1,0.2"], "sweeper.seed", "run the command once with each"),
+        (["launcher.jobs=1,2"], "launcher.jobs", "cannot vary"),
+        (["sweeper=random,sobol"], "sweeper", "cannot vary"),
+        (["+sweeper.sampler_options.n_startup_trials=interval(1,5)"], "sweeper.sampler_options.n_startup_trials", "one value"),
         (["optimizer.lr=range("], "optimizer.lr", "cannot be read"),
     ],
 )
