@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.config.check import commands
+from samewise.runner.config.check import commands, components
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
@@ -62,7 +62,8 @@ def prepare_sweep(asked: Sequence[str], project: Project, *, run_root: Path, tru
     if folder.facts:
         trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
         require_same_data(folder, space, composer)
-    if found := commands.problems(shared, project):
+    settings = {path: plain(shared.cfg[path]) for path in ("sweeper", "launcher")}
+    if found := [*commands.problems(shared, project), *components.problems_in(settings, project)]:
         raise ConfigError(*found)
     sweeper, launcher = (instantiate(shared.cfg[path], path, allowed=project.packages) for path in ("sweeper", "launcher"))
     if not wait:

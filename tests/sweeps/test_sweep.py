@@ -124,6 +124,23 @@ def test_points_are_listed_without_running_any(samewise: Callable[..., Any], tmp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sweeper", "wrong"),
+    [
+        ("random", "sweeper.trials=2.0"),
+        ("sobol", "sweeper.trials=null"),
+        ("tpe", "sweeper.trials=2.0"),
+        ("tpe", "sweeper.seed=a"),
+        ("grid", "launcher.jobs=1.5"),
+    ],
+)
+def test_a_setting_of_the_sweeper_or_launcher_with_a_wrong_type_is_named(samewise: Callable[..., Any], tmp_path: Path, sweeper: str, wrong: str) -> None:
+    done = samewise("sweep", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}", f"sweeper={sweeper}", wrong)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {wrong.partition('=')[0]}: wrong type; expected: a whole number")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_finished_run_on_other_data_is_not_a_points_result(tmp_path: Path, points) -> None:
     for data, shade in (("a", 0), ("b", 90), ("copy", 0)):
