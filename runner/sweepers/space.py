@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from samewise.runner.config.loader import config_loader, groups
 from samewise.runner.config.override_text import remove_split_overrides, unreadable
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, nearest
 
 SEED = "seed"
 """The key whose values are repeats of one setting."""
@@ -197,6 +197,8 @@ def _part(override: Override, text: str, parser: OverridesParser) -> str | Dimen
         return text
     key, after = SEED if override.key_or_group == SEED and not override.is_add() else override.get_key_element(), text.partition("=")[2]
     value: Any = override.value()
+    if unknown := sorted({*getattr(value, "tags", ())} - {"log"}):
+        raise ConfigError(Problem(key, "there is no such tag", unknown[0], "log", nearest(unknown[0], ["log"])))
     if isinstance(value, IntervalSweep):
         _require_whole_ends(key, value, after, parser)
         return Dimension(key, after, interval=_interval(key, value, after))

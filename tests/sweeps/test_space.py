@@ -168,6 +168,8 @@ def test_a_prefix_makes_seeds_no_dimension(tmp_path: Path) -> None:
         (["launcher.jobs=1,2"], "launcher.jobs", "cannot vary"),
         (["sweeper=random,sobol"], "sweeper", "cannot vary"),
         (["+sweeper.sampler_options.n_startup_trials=interval(1,5)"], "sweeper.sampler_options.n_startup_trials", "one value"),
+        (["optimizer.lr=tag(lg,interval(1e-4,1))"], "optimizer.lr", "did you mean 'log'?"),
+        (["optimizer.lr=tag(linear,choice(0.1,0.2))"], "optimizer.lr", "there is no such tag"),
         (["optimizer.lr=range("], "optimizer.lr", "cannot be read"),
     ],
 )
