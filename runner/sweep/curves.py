@@ -48,7 +48,8 @@ def cost(folder: SweepFolder, found: Sequence[PointResult]) -> Cost:
     words = [(one, folder.word(one.point.number)) for one in found]
     began = [float(word.get("first_began", word["began"])) for _, word in words if "began" in word]
     ended = [float(word["ended"]) for _, word in words if "ended" in word]
-    lost = [float(word["ended"]) - float(word["began"]) for one, word in words if one.state is State.failed and "began" in word and "ended" in word]
+    lost = sum(one.seconds for one in found if one.state is State.failed)
     once = {one.point.folder: one for one in found}.values()
     span = max(0.0, max(ended) - min(began)) if began and ended else 0.0
-    return Cost(sum(one.seconds for one in once), span, sum(one.steps for one in once), sum(one.tries for one in found), sum(lost))
+    trained = sum(one.seconds for one in once if one.state is not State.failed)
+    return Cost(trained, span, sum(one.steps for one in once), sum(one.tries for one in found), lost)

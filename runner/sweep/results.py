@@ -114,8 +114,7 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             folder.objectives,
         )
     steps, last = latest(point.run, point.monitor)
-    seconds = folder.spent_s(point) if state in (State.running, State.interrupted, State.pruned) else 0.0
-    return PointResult(point, state, reason, last, last, steps, seconds, mlflow_run_id=tracked, tries=tries, objectives=folder.objectives)
+    return PointResult(point, state, reason, last, last, steps, folder.spent_s(point), mlflow_run_id=tracked, tries=tries, objectives=folder.objectives)
 
 
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:

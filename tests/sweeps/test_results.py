@@ -19,7 +19,7 @@ from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, left_out, pareto
 from samewise.runner.sweep.engine import _together  # pyright: ignore[reportPrivateUsage]
 from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
-from samewise.runner.sweep.rows import cost_in_words, effect_rows, setting_rows
+from samewise.runner.sweep.rows import cost_in_words, effect_rows, point_rows, setting_rows
 from samewise.runner.sweep.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
 
 
@@ -169,6 +169,17 @@ def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) 
     assert spent.span_s == pytest.approx(now + 5 - 1000)
     assert spent.training_s == pytest.approx(30 + 5 + 20)
     assert cost_in_words(dataclasses.replace(spent, steps=1, tries=1)).startswith("0:55 of training, 1 step, 1 job started, ")
+
+
+def test_the_time_of_a_failed_setting_is_that_of_its_jobs(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "some-1")
+    folder.write_facts({})
+    folder.add_points([dataclasses.replace(outcome(0, 0.5).point, folder=str(tmp_path / "0"))])
+    folder.note(0, began=1000.0, ended=1030.0, exit_code=1, said="the loss is not finite", tries=2, spent_s=5.0)
+    found = point_results(folder)
+    assert setting_rows(found, exact=True)[0]["training s"] == point_rows(found)[0]["training s"] == "35.0"
+    spent = cost(folder, found)
+    assert (spent.training_s, spent.lost_s) == (0.0, 35.0)
 
 
 def test_a_point_that_is_the_same_run_as_one_that_failed_has_failed_with_it(tmp_path: Path) -> None:
