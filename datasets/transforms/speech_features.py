@@ -99,7 +99,7 @@ class _Mel(FrontEnd):
         """float32[B, n_mels, N], not negative, and the valid frames."""
         extended = _pad_reflected(waveform, length, self.n_fft // 2)
         spectrum = torch.stft(extended, self.n_fft, self.hop_length, window=self.window, center=False, return_complex=True)
-        frames = (length - self.n_fft % 2) // self.hop_length + 1
+        frames = (length - 1 if self.n_fft % 2 else length) // self.hop_length + 1
         return self.banks @ (spectrum.real.square() + spectrum.imag.square()), frames
 
 
