@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, cast
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from samewise.runner.config import schema
@@ -87,7 +88,7 @@ _NEEDLESS = {
 }
 
 
-FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError, OSError)
+FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, AssertionError, OSError)
 """What Hydra and OmegaConf raise over a wrong override or file."""
 
 
@@ -254,6 +255,8 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
     except FAILURES as error:
         cause = error.__cause__ or error
         value = None if override.is_delete() else override.value()
+        if problem := _wrong_element(override, cfg):
+            return problem
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
             whole = f"write {key}={value:.0f}" if isinstance(value, float) and value.is_integer() else ""  # 1e4
             expected = expected_type(cfg, key) or _line(cause)
@@ -270,6 +273,22 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         if isinstance(value, dict) and is_mapping:
             return Problem(key, "has no such keys yet", value, hint=f"write '+{override.input_line}' to add them")
         return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
+
+
+def _wrong_element(override: Override, cfg: DictConfig) -> Problem | None:
+    """The problem if an override removes an element of a list, or names one that does not exist; Hydra can do neither."""
+    node, parts = cast(Any, cfg), override.key_or_group.split(".")
+    for depth, part in enumerate(parts):
+        if isinstance(node, ListConfig):
+            exists = part.isdecimal() and int(part) < len(node)
+            if not exists or (override.is_delete() and depth == len(parts) - 1):
+                words = "an element of a list cannot be removed" if exists else f"the list has no element {part}, and none can be added"
+                hint = f"set the whole list: '{'.'.join(parts[:depth])}=[...]'"
+                return Problem(override.key_or_group, words, ... if override.is_delete() else override.value(), hint=hint)
+        elif not isinstance(node, DictConfig):
+            return None
+        node = OmegaConf.select(node, part, throw_on_resolution_failure=False)
+    return None
 
 
 def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[str], groups: Groups) -> str:
