@@ -12,8 +12,10 @@ from typing import Any, cast, get_type_hints
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from samewise.runner.config import schema
+from samewise.runner.config.annotations import expected_type, is_typed
 from samewise.runner.errors import Problem, first_line
 from samewise.runner.secrets import redact_values
 
@@ -57,9 +59,28 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
             good.append(parser.parse_override(f"++{text}"))
         elif override.is_hydra_override() or override.key_or_group == "hydra":
             problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise only uses Hydra to compose configs"))
+        elif problem := removed(override):
+            problems.append(problem)
         else:
             good.append(override)
     return good, problems
+
+
+def removed(override: Override) -> Problem | None:
+    """The problem if an override removes a setting that the schema defines."""
+    if not override.is_delete():
+        return None
+    key = override.key_or_group
+    experiment, (above, _, name) = OmegaConf.structured(schema.Experiment), key.rpartition(".")
+    if (
+        key in (*LISTS, *ONE_CHOICE)
+        or (above and not is_typed(experiment, above))
+        or name not in (OmegaConf.select(experiment, above) if above else experiment)
+    ):
+        return None
+    expected = expected_type(experiment, key)
+    hint = f"write {key}=null" if expected.endswith(" or null") else f"set another value: {key}{'.KEY' if expected.startswith('a mapping') else ''}=VALUE"
+    return Problem(key, "cannot be removed: every experiment has this key", expected=expected, hint=hint)
 
 
 def repeated(overrides: Sequence[Override]) -> list[Problem]:

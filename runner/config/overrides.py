@@ -262,6 +262,8 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
             expected = expected_type(cfg, key) or _line(cause)
             words = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
             return Problem(key, words, value, expected, _meant(f"{key}={value}") or whole)
+        if override.is_delete() and (problem := _kept(override, cfg)):
+            return problem
         known = [path for path in paths(cfg) if path.partition(".")[0] != "hydra"]
         if key in known and override.is_add():
             return Problem(key, "already exists", value, hint="write it without the +")
@@ -273,6 +275,17 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         if isinstance(value, dict) and is_mapping:
             return Problem(key, "has no such keys yet", value, hint=f"write '+{override.input_line}' to add them")
         return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
+
+
+def _kept(override: Override, cfg: DictConfig) -> Problem | None:
+    """Why a key that exists is not removed; None if it does not exist. Hydra does not find keys that are null."""
+    key = override.key_or_group
+    if key not in paths(cfg):
+        return None
+    value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+    if override.value() is not None:
+        return Problem(key, "has another value than the one to remove", value, hint=f"write ~{key}, without a value")
+    return Problem(key, "cannot be removed while it is null", hint=f"give it any value first: {key}=0 ~{key}")
 
 
 def _wrong_element(override: Override, cfg: DictConfig) -> Problem | None:

@@ -20,6 +20,7 @@ from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, groups, remove_hydra, root_config
+from samewise.runner.config.override_text import removed
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.tree import flat, plain
@@ -45,6 +46,8 @@ class Composer:
         given = self._project.with_experiment(given)
         try:
             read = self._parser.parse_overrides(given)
+            if any(map(removed, read)):
+                return compose(given, project=self._project, strict=False)
             of_groups = [override for override in read if override.key_or_group in self._groups and not isinstance(override.value(), dict)]
             base, choices, changed = self._base(tuple(str(override.input_line) for override in of_groups))
             cfg = copy.deepcopy(base)

@@ -70,6 +70,11 @@ def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
     )
 
 
+def test_a_setting_that_every_experiment_has_is_removed_from_no_point() -> None:
+    made = Composer(BARE).compose(["experiment=resnet18_digits", "~loader"])
+    assert [problem.path for problem in made.problems] == ["loader"]
+
+
 def test_all_problems_of_all_points_are_reported_before_any_starts(tmp_path: Path) -> None:
     found = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=0.1,-1,fast", "batch_size=64,0", "+model.depth=1,2")
     with pytest.raises(ConfigError) as caught:

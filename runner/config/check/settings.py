@@ -86,9 +86,6 @@ def keys_are_known(cfg: Config) -> Iterator[Problem]:
             for part in cast(Config, value):
                 if part not in parts:  # +loader.x=1: Hydra adds it
                     yield Problem(f"{key}.{part}", "no such key", hint=nearest(part, parts))
-    for key in known:
-        if key not in cfg:
-            yield Problem(key, "was removed, but every experiment needs it", hint="to switch a part off, choose `none` if the group has it")
 
 
 @cache
