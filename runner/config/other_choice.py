@@ -19,7 +19,7 @@ from samewise.runner.config.fingerprint import is_outside, reached_code
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.loader import chosen_files
 from samewise.runner.config.origins import FileValue, values_in, values_of
-from samewise.runner.config.project import Project
+from samewise.runner.config.project import Project, override_of_experiment
 from samewise.runner.config.slots import within
 from samewise.runner.config.tree import at, plain
 from samewise.runner.errors import ConfigError, Problem
@@ -65,10 +65,10 @@ def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | No
     if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
         return []
     final = _Choices(loader, given)
-    whole = _Choices(loader, [f"experiment={experiment}"])
+    whole = _Choices(loader, [override_of_experiment(experiment)])
     found = list[Change]()
     for file in dict.fromkeys(value.config for value in final.last.values() if value.config.startswith(_FILES)):
-        alone = whole if file == f"{_FILES}{experiment}" else _Choices(loader, [f"experiment={file.removeprefix(_FILES)}"])
+        alone = whole if file == f"{_FILES}{experiment}" else _Choices(loader, [override_of_experiment(file.removeprefix(_FILES))])
         for key in sorted({*alone.chosen, *whole.chosen, *final.chosen}):
             group, path = key
             asked = chosen_by_user.get(f"{group}@{path}", chosen_by_user.get(group) if key not in whole.apart else None)

@@ -181,6 +181,12 @@ def unreadable(text: str, error: Exception) -> Problem:
         return Problem(key, "ends with a comma", text, "KEY=VALUE", f"{key}={value.rstrip(',')}")
     if value.startswith("(") and value.endswith(")"):
         return Problem(key, "is not a list", text, "KEY=[A,B]", f"write {key}=[{value[1:-1]}], with square brackets")
+    if not key.isascii():
+        return Problem(key, "has letters outside of ASCII, which a key may not have here", text, hint="set it in a config file")
+    if not value.isascii() and '"' not in value:
+        words = r"[^\s,:{}\[\]][^,:{}\[\]]*" if re.search(r"[{\[]", value) else ".+"
+        quoted = re.sub(words, lambda word: word[0] if word[0].isascii() else f'"{word[0]}"', value)
+        return Problem(key, "has letters outside of ASCII without quotes", text, "KEY=VALUE", f"quote them: '{key}={quoted}'")
     return Problem(key, f"cannot be read: {first_line(error).rstrip('.')}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
 
 

@@ -39,7 +39,12 @@ class Project:
     def with_experiment(self, overrides: Sequence[str]) -> list[str]:
         """The overrides, preceded by the project's default experiment if they choose none."""
         chosen = not self.experiment or any(re.match(r"[+~]*experiment($|[=@])", text) for text in overrides)
-        return [*([] if chosen else [f"experiment={self.experiment}"]), *overrides]
+        return [*([] if chosen else [override_of_experiment(self.experiment)]), *overrides]
+
+
+def override_of_experiment(name: str) -> str:
+    """The override that chooses an experiment, in quotes if Hydra's grammar needs them."""
+    return f"experiment={name}" if name.isascii() else f"experiment='{name}'"
 
 
 def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()) -> Project:

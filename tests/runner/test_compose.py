@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,13 @@ def test_a_projects_choices_are_found_and_win_over_samewises(mine: Project, tmp_
     assert composed.cfg.precision._target_ == "lab.Precision"
     assert catalogue.choices_of("dataset", project=mine)["ours"] == "Ours"
     assert "digits" in catalogue.choices_of("dataset", project=mine)
+
+
+def test_an_experiment_with_letters_outside_of_ascii_is_chosen_in_quotes(mine: Project, tmp_path: Path) -> None:
+    write(tmp_path, "experiment/ünï.yaml", "# @package _global_\n# Mine\ndefaults: [resnet18_digits]\nseed: 5\n")
+    for given, project in (['experiment="ünï"', "optimizer=adam"], mine), (["optimizer=adam"], replace(mine, experiment="ünï")):
+        composed = compose(given, project=project)
+        assert (composed.name, composed.cfg.seed) == ("ünï", 5)
 
 
 def test_debug_tiny_follows_the_chosen_recipe(mine: Project, tmp_path: Path) -> None:
