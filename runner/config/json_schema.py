@@ -18,9 +18,11 @@ from omegaconf import OmegaConf
 
 from samewise.runner.config import json_types, slots
 from samewise.runner.config.catalogue import choices_of, field_summaries
+from samewise.runner.config.file_faults import problem_in_file
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed_object
 from samewise.runner.config.loader import config_loader, groups
+from samewise.runner.config.overrides import FAILURES
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS, Experiment
 from samewise.runner.config.tree import flat
@@ -38,7 +40,7 @@ Members = dict[Any, list[str]]
 def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
     """The schemas by name: `experiment` (the root and every `@package _global_` file), each group that is a key of the root, and `definitions`.
 
-    And what is wrong with components that the project's own files name: nothing is known of their arguments.
+    And what is wrong with the project's own files, or with components that they name: nothing is known of their arguments.
     """
     writer = Writer(project)
     definitions = {_id(name): one for name, one in writer.definitions().items()}
@@ -82,7 +84,12 @@ class Writer:
 
     def _read(self, loader: ConfigLoaderImpl, group: str, name: str, short: dict[str, str]) -> None:
         """Collect from a choice's file the components and the keys that it uses."""
-        loaded = loader.repository.load_config(f"{group}/{name}")
+        try:
+            loaded = loader.repository.load_config(f"{group}/{name}")
+        except FAILURES as error:
+            problem = problem_in_file(error)
+            self.problems.append(dataclasses.replace(problem, path=problem.path or f"{group}/{name}.yaml"))
+            return
         assert loaded is not None
         raw: Any = OmegaConf.to_container(loaded.config, resolve=False)
         package = str(loaded.header["package"] or group)

@@ -127,6 +127,16 @@ def test_the_editor_settings_point_to_existing_schemas(lab: Path) -> None:
         assert (file.parent / line.partition("$schema=")[2]).is_file()
 
 
+def test_a_file_that_is_not_yaml_is_named_and_the_schemas_know_the_others(tmp_path: Path) -> None:
+    texts = {"half": "# Mine\nlr: [1\n", "odd": "# Mine\nlr: !!int x\n", "made": "# Mine\nlr: !mine x\n", "whole": "# Mine\nlr: 1\n"}
+    (tmp_path / "optimizer").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "optimizer" / f"{name}.yaml").write_text(text)
+    schemas, problems = json_schema.project_schemas(project.Project(tmp_path, configs=(tmp_path,)))
+    assert [problem.path.rpartition("optimizer/")[2] for problem in problems] == ["half.yaml:3", "made.yaml:2", "odd.yaml"]
+    assert set(texts) <= set(schemas["definitions"]["definitions"]["choice-of-optimizer"]["anyOf"][0]["enum"])
+
+
 @pytest.mark.slow
 def test_a_file_that_is_not_a_schema_is_not_overwritten(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
