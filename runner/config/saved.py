@@ -41,6 +41,10 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems: list[Problem] = []
     for override in overrides:
         key, separator, _ = override.partition("=")
+        if override.startswith("~"):
+            hint = f"write {key[1:]}=null if it may be null, or compose the experiment again: experiment={saved.choices.get('experiment', 'NAME')} {override}"
+            problems.append(Problem(key[1:], "a key of a run's config cannot be removed", override, hint=hint))
+            continue
         exists = OmegaConf.select(cfg, key.lstrip("+"), default=_ABSENT) is not _ABSENT
         if key.startswith("++"):  # sets a key or adds it
             override, key = (override[2:], key[2:]) if exists else (override[1:], key[1:])

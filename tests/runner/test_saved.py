@@ -57,6 +57,7 @@ def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
         ("++loader.nothing=1", "nothing"),
         ("optimizer={nothing: 1}", "'+optimizer.NAME=VALUE' adds a key"),
         ("+nothing.at_all=1", "nothing"),
+        ("~optimizer.lr", "cannot be removed; hint: write optimizer.lr=null if it may be null, or compose the experiment again: experiment=NAME ~optimizer.lr"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             config_in(saved(tmp_path), [override])
