@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import compose, header
@@ -45,6 +45,9 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
             hint = f"write {key[1:]}=null if it may be null, or compose the experiment again: experiment={saved.choices.get('experiment', 'NAME')} {override}"
             problems.append(Problem(key[1:], "a key of a run's config cannot be removed", override, hint=hint))
             continue
+        if whole := _list_above(cfg, key.lstrip("+")):
+            problems.append(Problem(key, "is an element of a list, which is only set as a whole in a run's config", override, hint=f"'{whole}=[...]'"))
+            continue
         exists = OmegaConf.select(cfg, key.lstrip("+"), default=_ABSENT) is not _ABSENT
         if key.startswith("++"):  # sets a key or adds it
             override, key = (override[2:], key[2:]) if exists else (override[1:], key[1:])
@@ -78,6 +81,12 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
             print(f"warning: {caution}", file=sys.stderr)
     label = _merge_labels(saved.label, compose.label_of(overrides))
     return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides), label=label)
+
+
+def _list_above(cfg: DictConfig, key: str) -> str:
+    """The path of the first list that a key leads into; empty if there is none."""
+    above = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
+    return next((path for path in above if isinstance(OmegaConf.select(cfg, path, throw_on_resolution_failure=False), ListConfig)), "")
 
 
 def _is_open(cfg: DictConfig, path: str) -> bool:

@@ -57,6 +57,8 @@ def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
         ("++loader.nothing=1", "nothing"),
         ("optimizer={nothing: 1}", "'+optimizer.NAME=VALUE' adds a key"),
         ("+nothing.at_all=1", "nothing"),
+        *((f"recipe.top_k.{element}=2", "hint: 'recipe.top_k=[...]'") for element in ("0", "7", "x")),
+        ("+transforms.train.sample.9.p=1", "hint: 'transforms.train.sample=[...]'"),
         ("~optimizer.lr", "cannot be removed; hint: write optimizer.lr=null if it may be null, or compose the experiment again: experiment=NAME ~optimizer.lr"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
