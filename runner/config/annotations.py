@@ -162,8 +162,8 @@ def expected_type(cfg: DictConfig, path: str) -> str:
     kind = node._metadata.ref_type  # pyright: ignore[reportPrivateUsage]
     if hasattr(kind, "__dataclass_fields__"):
         words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
-    elif inner := typing.get_args(kind)[-1:]:  # from dict[str, X], the only container type in the schema
-        words = f"a mapping of names to values, each {describe_type(inner[0]) or 'of any kind'}"
+    elif inner := typing.get_args(kind)[-1:]:  # from dict[str, X] or list[X], the only container types in the schema
+        words = f"a {'list' if typing.get_origin(kind) is list else 'mapping of names to values'}, each {describe_type(inner[0]) or 'of any kind'}"
     else:
         words = describe_type(kind) or "Any"
     return words + (" or null" if node._metadata.optional else "")  # pyright: ignore[reportPrivateUsage]

@@ -110,6 +110,7 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
         (["+fo=1"], "fo", "no such key"),
         (["~seed"], "seed", "set another value: seed=VALUE"),
         (["~loader"], "loader", "set another value: loader.KEY=VALUE"),
+        (["~activation_checkpointing"], "activation_checkpointing", "activation_checkpointing=VALUE\n    expected: a list, each a string"),
         (["~clip_norm"], "clip_norm", "write clip_norm=null"),
         (["callbacks=ema", "~callbacks.ema.decay"], "callbacks.ema.decay", "cannot be removed while it is null"),
         (["~optimizer.lr=7"], "optimizer.lr", "write ~optimizer.lr, without a value"),
