@@ -231,6 +231,7 @@ def test_trainings_in_threads_have_the_bits_of_trainings_alone(command: dict[str
     assert found["1"] == sw.train(*TINY, "seed=1", f"run_root={tmp_path}", fresh=True).weights_sha256
 
 
+@pytest.mark.slow
 def test_the_first_training_of_a_process_leaves_its_generators_as_they_were(tmp_path: Path) -> None:
     """Some libraries draw when they are imported."""
     arguments = ", ".join(map(repr, [*TINY, "max_steps=1", f"run_root={tmp_path}"]))
