@@ -115,6 +115,7 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
         (["callbacks=ema", "~callbacks.ema.decay"], "callbacks.ema.decay", "cannot be removed while it is null"),
         (["~optimizer.lr=7"], "optimizer.lr", "write ~optimizer.lr, without a value"),
         (["++dataset.num_classes=???"], "dataset.num_classes", "must be given"),
+        (["~strategy"], "strategy", "must be given; hint: strategy=CHOICE"),
         (["+reproducibility.variables.LD_PRELOAD=x.so"], "reproducibility.variables.LD_PRELOAD", "may not set"),
         (["+reproducibility.variables.PYTHONPATH=x"], "reproducibility.variables.PYTHONPATH", "may not set"),
         (["reproducibility.benchmark=true"], "reproducibility.benchmark", "reproducibility=fast"),

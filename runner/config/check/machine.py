@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.config.check.settings import HIGHEST
 from samewise.runner.errors import ConfigError, Problem
@@ -67,7 +67,7 @@ def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
 
 
 def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
-    strategy = cfg.strategy
+    strategy = OmegaConf.select(cfg, "strategy")  # None if it is missing
     if not isinstance(strategy, DictConfig) or str(strategy.get("backend")) != "nccl":
         return
     import torch

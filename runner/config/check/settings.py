@@ -98,7 +98,7 @@ def _sections() -> dict[str, list[str]]:
 def nothing_is_missing(cfg: Config) -> Iterator[Problem]:
     for path, value in flat(cfg):
         if value == "???":
-            group = path in ("recipe", "model", "dataset", "optimizer")
+            group = path in ("recipe", "model", "dataset", "transforms", "optimizer", "scheduler", "precision", "strategy")
             yield Problem(path, "must be given", hint=f"{path}=CHOICE; `samewise list {path}` shows them" if group else f"{path}=VALUE")
 
 
