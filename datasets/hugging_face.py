@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -212,7 +213,7 @@ def _number_classes(labels: Mapping[str, list[Any]], feature: Any, classes: Sequ
     if any(one is None for some in labels.values() for one in some):
         raise DataError(Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column"))
     if isinstance(names, list):
-        if twice := next((one for place, one in enumerate(names) if one in names[:place]), None):
+        if twice := next((one for one, times in Counter(names).items() if times > 1), None):
             raise DataError(Problem(root, "has two classes of the same name", twice, "a name for each class"))
         texts = {split: [str(names[one]) if isinstance(one, int) and 0 <= one < len(names) else str(one) for one in some] for split, some in labels.items()}
         known = list(map(str, classes or names))

@@ -79,9 +79,10 @@ def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Compose
     """The config that the experiment has to compose to, and a comment on where it comes from."""
     from samewise.runner.config import saved
     from samewise.runner.config.compose import compose
+    from samewise.runner.config.project import override_of_experiment
 
     if _is_experiment(args.source, project):
-        composed = compose([f"experiment={args.source}", *args.overrides], project=project)
+        composed = compose([override_of_experiment(args.source), *args.overrides], project=project)
         for caution in composed.cautions:
             print(f"warning: {caution}", file=sys.stderr)
         return composed, _describe_source(f"From the experiment {args.source}", composed.label)

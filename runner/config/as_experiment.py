@@ -14,7 +14,7 @@ from omegaconf._utils import get_omega_conf_dumper
 from samewise.runner.config import other_choice
 from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.fingerprint import identity
-from samewise.runner.config.project import Project
+from samewise.runner.config.project import Project, override_of_experiment
 from samewise.runner.config.tree import differences, plain, same
 from samewise.runner.errors import ConfigError, Problem
 
@@ -43,7 +43,7 @@ def render(wanted: Composed, name: str, *, project: Project, head: list[str]) ->
 
 def _base(wanted: Composed, builds_on: str | None, project: Project) -> tuple[dict[str, str | None], Composed]:
     """The choices that differ from an experiment, or from the root; and the config that they compose to."""
-    first = [f"experiment={builds_on}" if builds_on else "~experiment"]
+    first = [override_of_experiment(builds_on) if builds_on else "~experiment"]
     changed = dict(_changed_choices(wanted, compose(first, project=project).choices))
     chosen = [f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}" for group, choice in changed.items()]
     return changed, compose([*first, *chosen], project=project)

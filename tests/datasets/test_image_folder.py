@@ -165,6 +165,9 @@ def test_numbers_of_unknown_range_are_refused(tmp_path: Path, wanted: str):
         read_image(tmp_path / "float.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match=r"lab\.tiff: has colours in LAB"):
         read_image(tmp_path / "lab.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
+    Image.fromarray(np.arange(20, dtype=np.uint16).reshape(4, 5)).save(tmp_path / "signed.tiff", tiffinfo={339: 2})
+    with pytest.raises(DataError, match=r"signed\.tiff: has numbers of unknown range"):
+        read_image(tmp_path / "signed.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]
     Image.fromarray(np.arange(20, dtype=np.int32).reshape(4, 5)).save(tmp_path / "wide.tiff")
     with pytest.raises(DataError, match=r"wide\.tiff: has numbers of unknown range"):
         read_image(tmp_path / "wide.tiff", mode=wanted)  # pyright: ignore[reportArgumentType]

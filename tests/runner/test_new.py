@@ -83,6 +83,9 @@ def test_experiments_in_folders_are_found_and_names_that_cannot_be_chosen_are_re
     assert samewise("new", "sub/nested", "--from", "resnet18_digits", "seed=4").returncode == 0
     assert samewise("new", "next", "--from", "sub/nested", "max_steps=3").returncode == 0
     assert "already exists" in samewise("new", "sub/nested", "--from", "resnet18_digits").stderr
+    Path("configs/experiment/sub/nested.yaml").rename("configs/experiment/ünï.yaml")
+    assert samewise("new", "plain", "--from", "ünï", "max_steps=4").returncode == 0
+    Path("configs/experiment/ünï.yaml").rename("configs/experiment/sub/nested.yaml")
     for name in ("123", "1e3", "null", "True"):
         done = samewise("new", name, "--from", "resnet18_digits")
         assert (done.returncode, "NAME: is not a valid name for an experiment" in done.stderr) == (2, True)
