@@ -71,7 +71,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     stages = trace.STAGES if algorithms[0] == algorithms[1] else trace.ANYWHERE
     divergence = next(((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], stages=stages))), None)
     config = [[path, a, b] for path, a, b in differences(identity(saved.config_in(first.config).whole), identity(saved.config_in(second.config).whole))]
-    reason = "" if divergence is None else trace.describe_stage(divergence[1], [path for path, *_ in config])
+    reason = "" if divergence is None else trace.describe_stage(*divergence[1:], head["gradients"], [path for path, *_ in config])
     if divergence and divergence[0] == both[0] and divergence[1] in ("loss", "gradients"):
         reason += "; or the weights before that step differ, which a trace does not record"
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]

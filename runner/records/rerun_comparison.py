@@ -64,7 +64,8 @@ class Comparison(Callback):
             diverged = first_divergence(self._head, expected, found)
             self.compared += diverged is None or self._goes_on
         if diverged:
-            divergence = Divergence(outcome.step, diverged[0], diverged[1], trace.describe_stage(diverged[0], self._settings))
+            reason = trace.describe_stage(*diverged, self._head["gradients"], self._settings)
+            divergence = Divergence(outcome.step, *diverged, reason)
             if not self._goes_on:
                 raise Diverged(divergence)
             self.divergences.append(divergence)

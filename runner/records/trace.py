@@ -30,8 +30,10 @@ STAGES = {
 }
 
 
-def describe_stage(stage: str, settings: Collection[str] = ()) -> str:
-    """What it means that a stage is the first to differ, if these settings do."""
+def describe_stage(stage: str, layer: str, parameters: Collection[str], settings: Collection[str] = ()) -> str:
+    """What it means that a stage is the first to differ, first in this layer, if the model has these parameters and these settings differ."""
+    if stage == "weights" and layer and layer not in parameters:
+        return "the forward pass: it gave the same loss and gradients, but other values in a buffer"
     if stage == "batch" and not {"replicas", "accumulate"}.isdisjoint(settings):
         return "the data: the batch is divided into other micro-batches, each of which has a digest, or another batch was loaded"
     return STAGES[stage] + ("; or they were clipped otherwise" if stage == "gradients" and "clip_norm" in settings else "")

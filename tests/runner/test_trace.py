@@ -125,6 +125,9 @@ def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
             net[1].running_var[0] *= 1.0000001
 
     assert divergence(tmp_path, change) == (2, "weights", "1.running_var")
+    head, _ = trace.read_trace(tmp_path / "a")
+    assert trace.describe_stage("weights", "1.running_var", head["gradients"]).startswith("the forward pass")
+    assert trace.describe_stage("weights", "1.weight", head["gradients"]).startswith("the optimizer")
 
 
 def test_the_first_computed_of_several_changed_gradients_is_named(tmp_path):
