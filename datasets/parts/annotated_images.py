@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.contents import add_files
-from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.decode import orientation, read_image
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 Cache = Literal["none", "memory"]
@@ -147,8 +147,10 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         image = read_image(self.path(index))
         height, width = self._sizes[index].tolist()
         if image.shape[-2:] != (height, width):
-            found = f"{image.shape[-1]} x {image.shape[-2]}"
-            raise DataError(Problem(str(self.path(index)), f"is {found} pixels, but its annotation says {width} x {height}", hint="one of the two is wrong"))
+            path = self.path(index)
+            turned = image.shape[-2:] == (width, height) and orientation(path) != 1
+            hint = "it has an EXIF orientation, which is not applied: turn its pixels (exiftran, mogrify -auto-orient)" if turned else "one of the two is wrong"
+            raise DataError(Problem(str(path), f"is {image.shape[-1]} x {image.shape[-2]} pixels, but its annotation says {width} x {height}", hint=hint))
         return image if self._size is None else functional.resize(image, list(self._size), antialias=True)
 
     def _read_all(self) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torchvision.io  # registers the decoders
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind
@@ -58,12 +58,18 @@ _FRAME = re.compile(rb"\xff(?=[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf](..)[\x02-\x
 def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     """uint8[3, H, W] (or uint8[1, H, W] for "gray") of an image file, whatever it holds: grey, palette, transparency, CMYK, 16 bits.
 
-    An EXIF orientation is not applied, as torchvision's ImageFolder does not.
+    An EXIF orientation is applied to TIFF files alone, by Pillow: what torchvision's ImageFolder does.
 
     Raises:
         DataError: the file does not exist, or it is cut short, no image, or larger than what is decoded (`limits`); it names the file.
     """
     return decode_file(read_file(path), path, mode=mode)
+
+
+def orientation(path: str | os.PathLike[str]) -> int:
+    """How EXIF says to turn an image file's pixels: 1 (as they are) to 8; 1 if it says nothing."""
+    with Image.open(path) as image:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:

@@ -19,9 +19,9 @@ class Mixing(BatchTransform):
     """`image` float32[B, C, H, W] and `label` int64[B] or float32[B, K], each mixed with those of its `partner`; the label becomes float32[B, K].
 
     Clips, float32[B, T, C, H, W], are mixed frame by frame, all frames alike.
-    The partner is the sample before, and one draw serves the whole batch, as in torchvision's references: so an order that is
-    itself random is assumed. Choices, all [B]: `partner` int64; `pixel` and `label` float64, the own share of pixels and of the
-    label; `top`, `left`, `height`, `width` int64, the box that is the partner's alone.
+    The partner is the sample before, and one draw serves the whole micro-batch (each of `accumulate` x `replicas` has its own), as in
+    torchvision's references on several GPUs: so an order that is itself random is assumed. Choices, all [B]: `partner` int64; `pixel` and
+    `label` float64, the own share of pixels and of the label; `top`, `left`, `height`, `width` int64, the box that is the partner's alone.
 
     Args:
         num_classes: K.

@@ -9,7 +9,7 @@ from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.optim.frozen import bare_statistics, freeze
-from samewise.runner.optim.matching import Named, matching, named_parameters
+from samewise.runner.optim.matching import KINDS, Named, matching, named_parameters
 
 REST = "rest"
 """The name of the group of everything that no rule matches."""
@@ -23,7 +23,8 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     every parameter: then it freezes the rest. Or it is `{layer_decay: NUMBER}`, which takes no parameters but multiplies each learning rate by the number once
     for every block between it and the last one (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146). With `unfreeze_every: EPOCHS` beside it each block waits so
     long for the one behind it (`unfreezing`). The blocks are the model's direct children that have parameters, and in the place of a module that `blocks` names
-    each of its children; what comes before and after these is a block too.
+    each of its children. A norm, or parameters that no such child holds (a class token, a position embedding), belong to the block before them, or if there is
+    none to the one after: for ViTs and ResNets these are the levels of timm's `param_groups_layer_decay`.
 
     Returns one dict a group, in the order of each group's first parameter: `name`, `params` as (name, parameter) pairs in the model's order, the rule's
     options, and `lr_factor` if the learning rate is a multiple of the optimizer's. ConfigError if a rule is malformed or matches nothing, or nothing is left to
@@ -157,14 +158,29 @@ def _block_settings(rule: Mapping[str, Any], every: Sequence[Named], path: str) 
 
 def _blocks(every: Sequence[Named], opened: Sequence[str]) -> list[tuple[str, list[str]]]:
     """The blocks in the order of the model's parameters, each with its name and its parameters'."""
-    found = list[tuple[str, list[str]]]()
+    parts = list[tuple[str, list[Named]]]()
     for one in every:
         inside = max((f"{name}." for name in opened if one.name.startswith(f"{name}.")), key=len, default="")
         key = inside + one.name.removeprefix(inside).partition(".")[0]
-        if not found or found[-1][0] != key:
+        if not parts or parts[-1][0] != key:
+            parts.append((key, []))
+        parts[-1][1].append(one)
+    found, whole = list[tuple[str, list[str]]](), False  # whether the last one found is more than norms and the like
+    for key, those in parts:
+        slight = all(isinstance(one.module, KINDS["norm"]) or _is_bare(one.name, opened) for one in those)
+        if not found or (whole and not slight):
             found.append((key, []))
-        found[-1][1].append(one.name)
+        elif not slight:
+            found[-1] = key, found[-1][1]
+        found[-1][1].extend(one.name for one in those)
+        whole = whole or not slight
     return found
+
+
+def _is_bare(name: str, opened: Sequence[str]) -> bool:
+    """Whether a parameter is the model's own, or that of a module around one in `opened`, rather than a block's."""
+    around = name.rpartition(".")[0]
+    return not around or any(one.startswith(f"{around}.") for one in opened)
 
 
 def ranked_blocks(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:

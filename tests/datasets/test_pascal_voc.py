@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -145,7 +145,12 @@ def test_a_missing_or_damaged_file_is_named(root: Path):
 
 def test_an_image_whose_size_differs_from_its_annotation_is_reported(root: Path):
     Image.new("RGB", (30, 40)).save(root / "JPEGImages" / "b.jpg")
-    with pytest.raises(DataError, match=r"b\.jpg: is 30 x 40 pixels, but its annotation says 40 x 30"):
+    with pytest.raises(DataError, match=r"b\.jpg: is 30 x 40 pixels, but its annotation says 40 x 30; hint: one of the two is wrong"):
+        PascalVOC(root=str(root), split="train")[1]
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (30, 40)).save(root / "JPEGImages" / "b.jpg", exif=turned)
+    with pytest.raises(DataError, match=r"EXIF orientation, which is not applied"):
         PascalVOC(root=str(root), split="train")[1]
 
 

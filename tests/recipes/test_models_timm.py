@@ -81,6 +81,26 @@ def test_the_choices_for_fine_tuning_fit_models_from_timm() -> None:
     assert [name for name, _ in group["params"]] == ["classifier.weight", "classifier.bias"]
 
 
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("vit_tiny_patch16_224", ["blocks"]),
+        ("deit3_small_patch16_224", ["blocks"]),
+        ("test_vit", ["blocks"]),
+        ("resnet18", ["layer1", "layer2", "layer3", "layer4"]),
+    ],
+)
+def test_layer_decay_has_timms_levels(name: str, blocks: list[str]) -> None:
+    import timm
+    from timm.optim import param_groups_layer_decay
+
+    model = timm.create_model(name, num_classes=3)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    expected = {names[parameter]: group["lr_scale"] for group in param_groups_layer_decay(model, layer_decay=0.75) for parameter in group["params"]}
+    groups = parameter_groups(model, {"layers": {"layer_decay": 0.75, "blocks": blocks}})
+    assert {name: group["lr_factor"] for group in groups for name, _ in group["params"]} == pytest.approx(expected)
+
+
 def test_training_repeats_and_its_environment_names_timm(samewise, tmp_path: Path) -> None:
     given = [
         "model=timm",

@@ -143,7 +143,8 @@ def test_layerwise_rates_follow_the_order_in_which_layers_compute(encoder: Any, 
     groups = parameter_groups(model, {"layers": {"layer_decay": 0.5, "blocks": [prefix, f"{prefix}.layers"]}})
     factors = {name: group["lr_factor"] for group in groups for name, _ in group["params"]}
     mine = [next(factor for name, factor in factors.items() if name.startswith(f"{block}.")) for block in used]
-    assert mine == [mine[-1] * 0.5**place for place in (3, 2, 1, 0)]
+    places = (2, 1, 0, 0) if norm_last else (2, 2, 1, 0)  # the norm is its predecessor's
+    assert mine == [mine[-1] * 0.5**place for place in places]
 
 
 def test_unsuitable_inputs_are_reported() -> None:

@@ -102,7 +102,7 @@ def test_layer_decay_multiplies_the_learning_rate_of_each_block(resnet: nn.Modul
     assert factors["fc.weight"] == 10
     assert factors["layer4.0.conv1.weight"] == factors["layer4.1.bn2.bias"] == 0.5
     assert factors["layer1.0.conv1.weight"] == 0.5**4
-    assert factors["conv1.weight"] == 0.5**6
+    assert factors["conv1.weight"] == factors["bn1.weight"] == 0.5**5
     assert {group["name"].partition(" ")[0] for group in groups if "weight_decay" in group} == {"norms"}
     assert len({group["name"] for group in groups}) == len(groups)
 
@@ -118,32 +118,32 @@ def test_layer_decay_multiplies_the_rate_and_factor_of_a_rule_too() -> None:
     ]
 
 
-def test_blocks_may_be_nested_and_the_parts_around_them_count_as_blocks() -> None:
-    """In a ViT, each layer of the encoder is a block; so are the parts before and after the layers, in the model's order."""
+def test_blocks_may_be_nested_and_norms_and_embeddings_belong_to_the_blocks_beside_them() -> None:
+    """In a ViT, each layer of the encoder is a block; the embeddings are one together, and the last norm is the last layer's."""
     with torch.device("meta"):
         model = torchvision.models.VisionTransformer(image_size=8, patch_size=4, num_layers=3, num_heads=2, hidden_dim=8, mlp_dim=8, num_classes=3)
     groups = parameter_groups(model, {"layers": {"layer_decay": 0.5, "blocks": ["encoder.layers"]}})
     factors = {name: group["lr_factor"] for group in groups for name in names(group)}
     assert [factors[name] for name in ("heads.head.weight", "encoder.ln.weight")] == [1, 0.5]
     layers = [{factors[name] for name in factors if name.startswith(f"encoder.layers.encoder_layer_{number}.")} for number in range(3)]
-    assert layers == [{0.5**4}, {0.5**3}, {0.5**2}]
-    assert [factors[name] for name in ("encoder.pos_embedding", "conv_proj.weight", "class_token")] == [0.5**5, 0.5**6, 0.5**7]
+    assert layers == [{0.5**3}, {0.5**2}, {0.5}]
+    assert {factors[name] for name in ("encoder.pos_embedding", "conv_proj.weight", "class_token")} == {0.5**4}
 
 
 def test_blocks_that_unfreeze_in_turn_equal_rules_by_name(resnet: nn.Module) -> None:
     def summarise(rules: dict[str, Any]) -> list[Any]:
         return [(one.until, list(map(id, one.parameters)), list(map(id, one.layers))) for one in waiting(resnet, rules, steps_per_epoch=5)]
 
-    order = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
-    by_name = {name: {"match": f"{name}.*", "frozen_until": 2 * (6 - place)} for place, name in enumerate(order)}
+    order = [["conv1.*", "bn1.*"], "layer1.*", "layer2.*", "layer3.*", "layer4.*"]
+    by_name = {f"{place}": {"match": match, "frozen_until": 2 * (5 - place)} for place, match in enumerate(order)}
     assert summarise({"a": {"layer_decay": 1.0, "unfreeze_every": 2}}) == summarise(by_name)
-    assert [until for until, *_ in summarise(by_name)] == [10, 20, 30, 40, 50, 60]
+    assert [until for until, *_ in summarise(by_name)] == [10, 20, 30, 40, 50]
     first = {"stem": {"match": ["conv1.*", "bn1.*"], "frozen_until": 1}}
     mixed = summarise(first | {"a": {"layer_decay": 0.5, "unfreeze_every": 2}})
     assert [until for until, *_ in mixed] == [5, 10, 20, 30, 40]
     rules = {"a": {"layer_decay": 1.0, "unfreeze_every": 1}}
     later = waiting(resnet, rules, steps_per_epoch=5)
-    found = [cautions(rules, later, steps_per_epoch=5, total_steps=steps) for steps in (30, 31)]
+    found = [cautions(rules, later, steps_per_epoch=5, total_steps=steps) for steps in (25, 26)]
     assert [[problem.path for problem in some] for some in found] == [["param_groups.a.unfreeze_every"], []]
 
 
