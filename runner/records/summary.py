@@ -71,6 +71,6 @@ LEVELS = {
     "none": "none: this run may not give the same bits again",
     "R0": "R0: the same command on the same machine gives the same bits",
     "R1": "R1: the same bits when run again, killed and resumed, with any number of workers",
-    "R2": "R2: the same bits also on any number of ranks that divides replicas",
+    "R2": "R2: the same bits also on any number of ranks that can share the replicas",
     "R3": "R3: the same bits also on another x86-64-v3 CPU",
 }

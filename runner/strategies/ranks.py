@@ -78,8 +78,12 @@ class RankStrategy(Strategy, abc.ABC):
     def count_processes(self, device: str, *, otherwise: int) -> int:
         """How many processes `samewise train` starts on this machine; with `nproc=null`, `otherwise`.
 
-        ConfigError if there are not devices enough, or others were started than the config says.
+        ConfigError if there are not devices enough, others were started than the config says, or srun started several that do not know of each other.
         """
+        tasks = 1 if is_rank() or self.nproc else int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+        if tasks > 1:
+            hint = "launcher=slurm starts ranks; in a job of your own, let srun start `torchrun -m samewise train` once on each machine"
+            raise ConfigError(Problem("strategy.nproc", f"srun has started {tasks} tasks, and each would train alone", self.nproc, "a number", hint))
         wanted = self.nproc or otherwise
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
         if local and self.nproc and local != self.nproc:
