@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
 
-from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, check_labels, object_names
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_bytes
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few, nearest
@@ -36,6 +36,8 @@ class COCO(AnnotatedImages):
         category_ids: "keep": labels are COCO's category numbers, 1 to 90, with gaps (torchvision's; 91 with the background). "dense": the categories
             are numbered from 1 in the order of their numbers.
         classes_from: The file whose categories number the labels (the training split's), of which `annotations` may have some; None: `annotations`.
+        classes: The categories' names in the order of their labels from 1, or from 0 with `background` first: categories then have the labels of their names,
+            whatever their numbers, and some may be missing. None: by `category_ids` and `classes_from`.
         num_classes: How many labels there should be, with the background.
         training: Without crowds and without images that have no box.
         split: "train", "valid" or "test", where one file has the annotations of all; None: all images.
@@ -56,6 +58,7 @@ class COCO(AnnotatedImages):
         annotations: str,
         category_ids: Literal["keep", "dense"] = "keep",
         classes_from: str | None = None,
+        classes: Sequence[str] | None = None,
         num_classes: int | None = None,
         training: bool = False,
         split: Literal["train", "valid", "test"] | None = None,
@@ -69,26 +72,29 @@ class COCO(AnnotatedImages):
         base = Path(root).expanduser()
         path = base / annotations
         content = _read(path)
-        names = _categories(content["categories"], path, keep=category_ids == "keep")
-        if classes_from is not None:
+        given = None if classes is None else ["background", *object_names(classes)]
+        names = _categories(content["categories"], path, keep=category_ids == "keep" and given is None)
+        if classes_from is not None and given is None:
             names = _numbering(names, path, base / classes_from, keep=category_ids == "keep")
         labels = {number: number if category_ids == "keep" else place for place, number in enumerate(sorted(names), start=1)}
-        count = max(labels.values(), default=0) + 1
+        if given is not None:
+            labels = _labels_by_name(names, labels, given, path)
+        count = max(labels.values(), default=0) + 1 if given is None else len(given)
         if category_ids == "dense" or (num_classes is not None and count > num_classes):
             uses = Counter(number for one in content["annotations"] if isinstance(one, dict) and isinstance(number := one.get("category_id"), int))
             files = {name: [f"category {number}"] * uses[number] for number, name in names.items()}
-            check_labels(count, num_classes, where=str(path), names=[names[number] for number in sorted(names)], files=files)
-        classes = ["background", *(f"(unused {label})" for label in range(1, max(count, num_classes or 0)))]
+            check_labels(count, num_classes, where=str(path), names=[names[number] for number in sorted(names)] if given is None else given[1:], files=files)
+        known = given or ["background", *(f"(unused {label})" for label in range(1, max(count, num_classes or 0)))]
         for number, label in labels.items():
-            classes[label] = names[number]
+            known[label] = names[number]
         found = _images(content["images"], path)
         _add_all(content["annotations"], found, labels, path)
         chosen = [found[number] for number in sorted(found)]
         if split is not None:
             wanted = set(select_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
             chosen = [one for one in chosen if one.name in wanted]
-        self.category_ids = [0, *sorted(names)] if category_ids == "dense" else []
-        super().__init__(base / images, chosen, classes=classes, training=training, size=size, cache=cache)
+        self.category_ids = [0, *sorted(names)] if category_ids == "dense" and given is None else []
+        super().__init__(base / images, chosen, classes=known, training=training, size=size, cache=cache)
 
 
 def _add_all(found: list[Any], images: dict[int, Annotated], labels: dict[int, int], path: Path) -> None:
@@ -180,6 +186,13 @@ def _numbering(names: dict[int, str], path: Path, training: Path, *, keep: bool)
         expected = f"some of those in {training.name}, with the same ids: {first_few([f'{number}: {known[number]}' for number in sorted(known)], 20)}"
         raise DataError(Problem(str(path), "has categories that the training split does not have", unknown, expected))
     return names if keep else known
+
+
+def _labels_by_name(names: Mapping[int, str], labels: Mapping[int, int], classes: Sequence[str], path: Path) -> dict[int, int]:
+    """The label of each category by its name: its own label if that has this name. A DataError if there are categories of other names."""
+    if unknown := [f"{number}: {name}" for number, name in sorted(names.items()) if name not in classes[1:]]:
+        raise DataError(Problem(str(path), "has categories that are not among the classes", unknown, f"some of: {first_few(classes[1:], 20)}"))
+    return {number: label if [names[number]] == classes[label : label + 1] else classes.index(names[number], 1) for number, label in labels.items()}
 
 
 def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[int, str]:

@@ -66,12 +66,12 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
     ) -> None:
         columns = {content[0]: content[1], "label": label, **({"id": id} if id else {})}
         found, features = tables(root, columns)
-        if "train" not in found:
+        if "train" not in found and split not in found:
             raise DataError(Problem(root, "has no split for training", sorted(found), "train"))
         if "test" in found and {*found["test"].column(label).to_pylist()} in ({-1}, {None}):  # published without labels: there is nothing to measure
             found["test"] = found["test"].slice(0, 0)
         self.root, self._column = root, content[1]
-        self._table = found.get(split, found["train"])
+        self._table = found[split if split in found else "train"]
         places = list(range(self._table.num_rows))
         own = {one: share for one, share in shares.items() if one not in found}
         if split not in found or (split == "train" and any(own.values())):

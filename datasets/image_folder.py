@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -22,6 +22,7 @@ class ImageFolder(ImageFiles):
         folder: This split's folder in it; "" for the root itself.
         classes_from: The split's folder that names the classes (the training split's), so that one without some class does not number the
             others anew; None: this one.
+        classes: The folders' names in the order of the labels, some of which may be missing; None: by `classes_from`.
         num_classes: How many classes there should be; None: as many as there are.
         split, shares, key: With shares, this one's part of all images of `folder`, by a hash of each one's CLASS/NAME (`parts.keyed_split`); None: all of them.
         mode, channels: As in `ImageFiles`.
@@ -39,6 +40,7 @@ class ImageFolder(ImageFiles):
         root: str,
         folder: str,
         classes_from: str | None = None,
+        classes: Sequence[str] | None = None,
         num_classes: int | None = None,
         split: str = "train",
         shares: Mapping[str, float] | None = None,
@@ -51,13 +53,13 @@ class ImageFolder(ImageFiles):
     ) -> None:
         base = Path(root).expanduser().absolute()
         here = base / folder
-        classes = class_folders(here if classes_from is None else base / classes_from)
-        check_classes(here, classes, num_classes=num_classes)
+        known = list(map(str, classes)) if classes is not None else class_folders(here if classes_from is None else base / classes_from)
+        check_classes(here, known, num_classes=num_classes)
         extensions = (*EXTENSIONS, *channels_extensions) if mode == "channels" else EXTENSIONS
-        found = list_by_class(here, classes, extensions=extensions)
+        found = list_by_class(here, known, extensions=extensions)
         if not found:
             expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
             raise DataError(Problem(str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"))
         names = list(found) if shares is None else select_split(list(found), split, shares, key=key, where=str(here))
         labels = [found[name] for name in names]
-        super().__init__(here, names, labels, classes=classes, mode=mode, channels=channels, cache=cache, decode=decode, transform=transform)
+        super().__init__(here, names, labels, classes=known, mode=mode, channels=channels, cache=cache, decode=decode, transform=transform)

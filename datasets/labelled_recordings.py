@@ -59,7 +59,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
     ) -> None:
         folder = Path(root).expanduser()
         matched = match_audio(folder, pattern, marks={"label": "class"}, expected="a folder for each class, or a dataset.pattern of your own")
-        self.classes = list(classes) if classes is not None else sorted({found["label"] for found in matched.values()})
+        self.classes = list(map(str, classes)) if classes is not None else sorted({found["label"] for found in matched.values()})
         require_known(str(folder), {name: found["label"] for name, found in matched.items()}, self.classes)
         require_count(str(folder), self.classes, num_classes)
         chosen = _select_split(matched, split, shares, key, str(folder))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_box, check_labels
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_box, check_labels, object_names
 from samewise.datasets.parts.image_files import EXTENSIONS, list_images
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_text, require_regular
@@ -37,7 +37,7 @@ class PascalVOC(AnnotatedImages):
             XML file then have the same name but for the ending, also in folders below. None: by the lists.
         key: Of the hash: another key splits otherwise.
         unannotated: What to do, without lists, with images that have no XML file: "refuse", or "drop".
-        classes: The names that are objects, in the order of their labels from 1; None: all that occur in any annotation, sorted.
+        classes: The names that are objects, in the order of their labels from 1, perhaps after `background`; None: all that occur in any annotation, sorted.
         num_classes: How many there should be, with the background.
         training: Without images that have no box.
         first_pixel: The number of the first pixel: 1 in VOC's own files, whose boxes include their last pixel; 0: corners are taken as they are.
@@ -78,7 +78,7 @@ class PascalVOC(AnnotatedImages):
         files = _match_annotations(images_at, annotations_at, drop=unannotated == "drop") if shares is not None else {}
         ids = _read_list(base, split) if shares is None else select_split(list(files), split, shares, key=key, where=str(annotations_at))
         found_in = _classes(annotations_at, files) if classes is None else {}
-        names = list(classes) if classes is not None else list(found_in)
+        names = object_names(classes) if classes is not None else list(found_in)
         check_labels(len(names) + 1, num_classes, where=str(annotations_at), names=names, files=found_in)
         labels = {name: label for label, name in enumerate(names, start=1)}
         images: list[Annotated] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, final
@@ -32,6 +32,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         root: The folder with the splits' folders in it.
         folder: This split's folder in it; "" for the root itself.
         classes_from: The split's folder that names the classes, as in ImageFolder; None: this one.
+        classes: The folders' names in the order of the labels, as in ImageFolder; None: by `classes_from`.
         num_classes: How many classes there should be; None: as many as there are.
         frames: T.
         stride: Frames of the video from one of the clip to the next. A video that is too short for it repeats its last frame.
@@ -49,6 +50,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         root: str,
         folder: str,
         classes_from: str | None = None,
+        classes: Sequence[str] | None = None,
         num_classes: int | None = None,
         frames: int = 16,
         stride: int = 1,
@@ -61,7 +63,8 @@ class VideoClips(Dataset[dict[str, Any]]):
         require_torchcodec()  # now, not in the first worker
         base = Path(root).expanduser().absolute()
         self._folder = base / folder
-        self.classes = class_folders(self._folder if classes_from is None else base / classes_from, of="videos")
+        named = self._folder if classes_from is None else base / classes_from
+        self.classes = list(map(str, classes)) if classes is not None else class_folders(named, of="videos")
         check_classes(self._folder, self.classes, num_classes=num_classes)
         found = list_by_class(self._folder, self.classes, extensions=EXTENSIONS)
         if not found:

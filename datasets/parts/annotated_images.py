@@ -215,6 +215,11 @@ def check_box(box: list[float], *, where: str, width: int, height: int, empty: E
     return box
 
 
+def object_names(classes: Sequence[str]) -> list[str]:
+    """The classes without the background, which may be listed first."""
+    return list(map(str, classes))[classes[:1] == ["background"] :]
+
+
 def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequence[str], files: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
     """Raise a DataError unless there are `count` classes, including the background, as configured.
 

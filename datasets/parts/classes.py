@@ -19,10 +19,12 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def require_known(where: str, labels: Mapping[str, str], classes: Sequence[str]) -> None:
-    """Raise a DataError if a file (by name) has a label that is not one of the classes."""
+    """Raise a DataError if files (by name) have labels that are not among the classes."""
     known = set(classes)
-    if unknown := next((name for name, label in labels.items() if label not in known), None):
-        raise DataError(Problem(where, f"{unknown} belongs to an unknown class", labels[unknown], ", ".join(classes[:20]), nearest(labels[unknown], classes)))
+    if unknown := list(dict.fromkeys(label for label in labels.values() if label not in known)):
+        name = next(name for name, label in labels.items() if label == unknown[0])
+        words = f"{name} belongs to an unknown class" + (f", one of {len(unknown)}" if len(unknown) > 1 else "")
+        raise DataError(Problem(where, words, first_few(unknown, 10), ", ".join(classes[:20]), nearest(unknown[0], classes)))
 
 
 def require_count(where: str, classes: Sequence[str], num_classes: int | None, *, of: str = "classes") -> None:

@@ -195,7 +195,7 @@ def check_classes(here: Path, classes: list[str], *, num_classes: int | None) ->
 
     Args:
         here: The split's folder.
-        classes: Of the training split, by label.
+        classes: Of the training split, or those that are given, by label.
         num_classes: How many there should be; None: as many as there are.
 
     Raises:

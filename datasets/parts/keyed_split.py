@@ -24,13 +24,13 @@ def select_split(names: Sequence[str], split: str, shares: Mapping[str, float], 
         where: What errors are about.
 
     Raises:
-        ConfigError: no such split, or shares that are none.
+        ConfigError: no such split, or shares that are none, or leave none of 1 to the split train.
         DataError: none belongs to train or valid.
     """
     if split not in SPLITS:
         raise ConfigError(Problem("dataset.split", "is not a valid split", split, "train, valid or test"))
     valid, test = float(shares.get("valid", 0.0)), float(shares.get("test", 0.0))
-    if set(shares) - {"valid", "test"} or min(valid, test) < 0 or valid + test >= 1:
+    if set(shares) - {"valid", "test"} or min(valid, test) < 0 or valid + test > 1 or (split == "train" and valid + test == 1):
         words = "leave nothing to train on, or are not valid shares"
         raise ConfigError(Problem("dataset.shares", words, dict(shares), "{valid: 0.2, test: 0.1}: parts of 1; the rest is for training"))
     low, high = {"valid": (0.0, valid), "test": (valid, valid + test), "train": (valid + test, 1.0)}[split]

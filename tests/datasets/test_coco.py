@@ -267,3 +267,21 @@ def test_one_file_for_all_images_is_split_by_their_names(tmp_path: Path):
     assert [name for name in found["valid"] if int(name[:-4]) > 5] == [
         name for name in (valid.path(index).name for index in range(len(valid))) if name != "77.jpg"
     ]
+
+
+@pytest.mark.parametrize("category_ids", ["keep", "dense"])
+@pytest.mark.parametrize("background", [[], ["background"]])
+def test_given_classes_number_categories_by_name(tmp_path: Path, category_ids: str, background: list[str]):
+    write(tmp_path, content())
+    write_valid(tmp_path, {0: "dog", 4: "cat"})
+    given = load_valid(tmp_path, category_ids=category_ids, classes=[*background, "cat", "bird", "dog"], num_classes=4)
+    assert (given[2]["labels"].tolist(), given.classes, given.category_ids) == ([3, 1], ["background", "cat", "bird", "dog"], [])
+    with pytest.raises(DataError, match=r"(?s)categories that are not among the classes; expected: some of: cat, bird.*'0: dog'"):
+        load_valid(tmp_path, category_ids=category_ids, classes=["cat", "bird"])
+
+
+@pytest.mark.parametrize("category_ids", ["keep", "dense"])
+def test_its_own_classes_leave_a_file_as_it_was(tmp_path: Path, category_ids: str):
+    write(tmp_path, content() | {"categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "dog"}]})
+    alone = load(tmp_path, category_ids=category_ids)
+    assert load(tmp_path, category_ids=category_ids, classes=alone.classes).fingerprint() == alone.fingerprint()

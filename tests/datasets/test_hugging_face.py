@@ -74,6 +74,13 @@ def test_existing_splits_are_used_and_missing_ones_come_from_training(form: str)
     assert valid
 
 
+def test_a_split_that_is_there_needs_no_other(tmp_path: Path) -> None:
+    shutil.copy(next((HERE / "parquet").rglob("*test*.parquet")), tmp_path / "test.parquet")
+    assert numbers(images(tmp_path, "test")) == list(range(30, 40))
+    with pytest.raises(DataError, match="has no split for training"):
+        images(tmp_path, "valid")
+
+
 def test_a_folder_or_the_last_word_of_a_name_says_which_split_a_file_has(tmp_path: Path) -> None:
     """The layouts of Hugging Face's converted data sets, and of NAME-SPLIT where NAME has such a word too."""
     for name in ("default/{}/0000.parquet", "my_test_images-{}.parquet", "data/{}-00000-of-00001.parquet"):

@@ -247,3 +247,11 @@ def test_a_class_without_images_gives_a_warning(root: Path, tmp_path: Path, same
     given = (f"dataset.root={root}", "dataset.num_classes=4", "transforms=images", "model=resnet18_small", "model.width=4", "batch_size=2")
     done = samewise("train", "recipe=classification", "dataset=image_folder", *given, *reduced)
     assert "warning: dataset.train: has no images of wasp" in done.stderr, done.stderr
+
+
+def test_given_classes_number_the_labels_of_folders_that_lack_some(root: Path):
+    shutil.rmtree(root / "valid" / "ant")
+    given = ImageFolder(root=str(root), folder="valid", classes_from="gone", classes=["bee", "ant", "Cat"], num_classes=3)
+    assert (given.classes, {given.path(index).parts[-2]: given[index]["label"] for index in (0, 1, 3, 4)}) == (["bee", "ant", "Cat"], {"bee": 0, "Cat": 2})
+    with pytest.raises(DataError, match=r"(?s)valid: has classes that.*some of: bee, ant.*\['Cat'\]"):
+        ImageFolder(root=str(root), folder="valid", classes=["bee", "ant"])

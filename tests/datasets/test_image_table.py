@@ -119,3 +119,8 @@ def test_faults_in_a_table_are_reported(root: Path) -> None:
             load(root / name)
     with pytest.raises(DataError, match=r"the table cannot be read(.|\n)*dataset\.table_path"):
         load(root / "none.csv")
+
+
+def test_all_labels_that_are_not_among_the_classes_are_named(root: Path) -> None:
+    with pytest.raises(DataError, match=r"(?s)photos/0.png belongs to an unknown class, one of 2; .*'9, 11'\n.*expected: 10, 12"):
+        load(write(root, "csv"), classes=["10", "12"])

@@ -106,3 +106,10 @@ def test_a_batch_without_features_and_malformed_samples_are_refused(root: Path) 
         recipe.inputs(batch)
     with pytest.raises(DataError, match="a dict with `waveform` and `label`"):
         recipe.collate([(torch.zeros(4), 1)])
+
+
+def test_classes_may_be_numbers(root: Path) -> None:
+    (root / "dog").rename(root / "0")
+    (root / "cat").rename(root / "1")
+    data = load(root, classes=[1, 0])
+    assert (data.classes, {sample["name"][0]: sample["label"] for sample in map(data.__getitem__, range(len(data)))}) == (["1", "0"], {"1": 0, "0": 1})

@@ -291,3 +291,9 @@ def test_without_lists_mismatched_images_and_annotations_are_named(folder: Path)
         unlisted(folder)
     with pytest.raises(DataError, match=r"is not a folder of images; hint: set dataset.images_dir=images"):
         PascalVOC(root=str(folder), split="train", shares={"valid": 0.3})
+
+
+def test_given_classes_may_begin_with_the_background(root: Path):
+    for given in (["cat", "dog", "bird"], ["background", "cat", "dog", "bird"]):
+        data = PascalVOC(root=str(root), split="val", classes=given, num_classes=4)
+        assert (data.classes, data[0]["labels"].tolist()) == (["background", "cat", "dog", "bird"], [3])
