@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.config import project
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import number_of
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
 
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
   samewise eval 3f2a --split test --checkpoint last
   samewise eval 3f2a --weights ema                     only the moving average of the weights, with pictures
   samewise eval 3f2a --checkpoint 400 dataset.root=/data/other --json
+  samewise eval 3f2a --split test dataset.table_path=other.csv dataset.shares.valid=0 dataset.shares.test=1     the whole of another table
+
+Other data may lack classes of the run, but have no others; their labels are numbered by the names of the run's classes. Only the split that is evaluated has to
+be there.
 """
 
 
@@ -29,9 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--weights", metavar="NAME", help="evaluate only the weights kept by this callback, such as ema (default: all; pictures of the trained weights)"
     )
     parser.add_argument("--split", default="valid", choices=("train", "valid", "test"), help="which split to evaluate on (default: valid)")
-    parser.add_argument(
-        "--pictures", type=Path, metavar="FOLDER", help="where to write pictures (default: RUN/eval/SPLIT-STEP, with -NAME added for --weights)"
-    )
+    pictures = "where to write pictures (default: RUN/eval/SPLIT-STEP, with -NAME added for --weights, and eight digits for overrides that change the result)"
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=pictures)
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -43,11 +50,16 @@ def run(args: argparse.Namespace) -> int:
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
     prepare(composed.cfg.reproducibility)
-    step, metrics, pictures, of = _evaluate(args, folder, composed)
+    changed = _changed(saved.config_in(folder.config), composed) if args.overrides else []
+    step, metrics, pictures, samples, of = _evaluate(args, folder, composed, changed)
     if args.json:
-        print(to_json({"run": str(folder.path), "step": step, "split": args.split, "metrics": metrics, "evaluated": of, "pictures": str(pictures)}))
+        facts = {"run": str(folder.path), "step": step, "split": args.split, "samples": samples}
+        print(to_json({**facts, "metrics": metrics, "evaluated": of, "pictures": str(pictures)}))
         return 0
-    print(f"{folder.path}, step {step}, {of or f'{args.split} split'}")
+    measured = of or f"{args.split} split ({number_of(samples, 'sample')})"
+    print(f"{folder.path}, step {step}, {measured}")
+    for path, was, now in changed:
+        print("  {}: {} in the run, {} here".format(path, *("null" if one is None else one for one in (was, now))))
     for name, value in metrics.items():
         print(f"  {name:<24} {value:.6f}")
     if pictures.is_dir() and any(pictures.iterdir()):
@@ -55,15 +67,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
-    from samewise.runner.training.evaluation import draw, left_out, measure_split, metrics_of, models_to_evaluate, tell_doubts
+def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any]]:
+    """What overrides change of what decides the result, the data's places included: path, value in the run, value here."""
+    from samewise.runner.config.fingerprint import finds_data, is_outside
+    from samewise.runner.config.tree import at, same
+
+    keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
+    found = [(key, at(recorded.whole, key), at(composed.whole, key)) for key in keys if finds_data(key) or not is_outside(key)]
+    return [one for one in found if not same(one[1], one[2])]
+
+
+def _evaluate(args: argparse.Namespace, folder: Any, composed: Composed, changed: list[tuple[str, Any, Any]]) -> tuple[int, dict[str, float], Path, int, str]:
+    from samewise.runner.training.evaluation import draw, left_out, measure_split, metrics_of, models_to_evaluate, samples_taken, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 
-    run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
-    if args.split not in run.splits:
-        raise ConfigError(Problem(f"dataset.{args.split}", "this data set does not have that split", hint="one of: " + ", ".join(run.splits)))
+    run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint, args.split)
     models = models_to_evaluate(run, args.weights)
-    name = "-".join(filter(None, (args.split, f"{step:08d}", args.weights)))
+    differs = hashlib.sha256(to_json([[path, now] for path, _, now in changed]).encode()).hexdigest()[:8] if changed else ""
+    name = "-".join(filter(None, (args.split, f"{step:08d}", args.weights, differs)))
     pictures = args.pictures or folder.path / "eval" / name
     metrics: dict[str, float] = {}
     for prefix, model in models.items():
@@ -72,4 +93,4 @@ def _evaluate(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int
         tell_doubts(run, scores)
         if prefix == next(iter(models)):
             draw(scores, pictures, inside=None if args.pictures else folder.path)
-    return step, metrics, pictures, left_out(run, args.split)
+    return step, metrics, pictures, samples_taken(run, run.splits[args.split]), left_out(run, args.split)

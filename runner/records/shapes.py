@@ -31,7 +31,7 @@ SUMMARY = {
 ENVIRONMENT = {
     "decides?": dict,
     "device?": {"kind?": str},
-    "data?": {str: {"classes?": [str], "category_ids?": [int]}},
+    "data?": {str: {"classes?": [str], "category_ids?": [int], "size?": int}},
     "git?": dict,
     "code?": TEXTS,
     "code_state?": str,

@@ -20,6 +20,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
+from samewise.runner.data.order import InOrder
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Recipe, class_names, of_labels
@@ -56,10 +57,11 @@ from samewise.runner.training.run import Run, Split
 from samewise.runner.training.view import View
 
 
-def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False) -> Run:
+def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False, split: str | None = None, samples: int | None = None) -> Run:
     """Build every part of a config's run; ConfigError if a part cannot be made or the data are missing. Writes nothing: only the session that trains does.
 
     With `alone` this process carries all replicas, whatever the strategy: to try or to evaluate, not to train.
+    With `split` only this split is made, to evaluate on; `samples` is then how many the training split had.
     """
     cfg = composed.cfg
     make: Make = partial(make_part, cfg, project)
@@ -77,17 +79,21 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     precision = make("precision")
     precision.begin(strategy.device)
     recipe: Recipe = make("recipe")
-    splits = make_splits(cfg, make, recipe)
-    order = make_order(cfg, make, splits["train"].dataset)
+    splits = make_splits(cfg, make, recipe, only=split)
+    train = splits.get("train")
+    order = make_order(cfg, make, train.dataset) if train else InOrder(range(samples or len(splits[split or "valid"].dataset)), seed=cfg.seed)
     plan = Plan(len(order), cfg.batch_size, cfg.replicas * cfg.accumulate, cfg.loader.drop_last)
     total_steps = cfg.max_epochs * plan.steps_per_epoch
     total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
     channels_last = str(cfg.memory_format) == "channels_last"
     transforms = {stage: make_batch_transforms(make, stage) for stage in ("train", "eval")}
     require_decoded(splits, transforms)
-    splits["train"].keyed.says_places = getattr(transforms["train"], "need_places", False)
-    images = partial(training_images, cfg, make, recipe, splits["train"].dataset, transforms["eval"])
+    images = None  # without the training split, the weights come from a checkpoint
+    if train:
+        train.keyed.says_places = getattr(transforms["train"], "need_places", False)
+        images = partial(training_images, cfg, make, recipe, train.dataset, transforms["eval"])
     model = make_model(cfg, make, strategy.device, channels_last=channels_last, images=images)
+    sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
     require_possible(cfg, asked, device=strategy.device, phases=recipe.phases)
     strategy.compiled = compiler(cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic)
@@ -108,8 +114,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *unread.cautions(composed),
             *precision.cautions(),
             *continued.cautions(cfg, schedule),
-            *class_cautions(splits),
-            *decoding_cautions(cfg, splits, transforms),
+            *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
+            *(class_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
             *_max_steps_caution(composed, plan),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],

@@ -65,17 +65,18 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
     return model.to(device)
 
 
-def make_splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]:
-    """Make the data set's splits, by name; a ConfigError if one that training needs is missing."""
+def make_splits(cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None = None) -> dict[str, Split]:
+    """Make the data set's splits, by name, or `only` one; a ConfigError if that, or one that training needs, is missing."""
     splits: dict[str, Split] = {}
-    for name in SPLITS:
-        if cfg.dataset.get(name) is None:
-            continue
+    there = [name for name in SPLITS if cfg.dataset.get(name) is not None]
+    if only is not None and only not in there:
+        raise ConfigError(Problem(f"dataset.{only}", "this data set does not have that split", hint="one of: " + ", ".join(there)))
+    for name in there if only is None else [only]:
         stage = "train" if name == "train" else "eval"
         with streams.scope(cfg.seed, "dataset"):
             dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
         splits[name] = Split(name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage))
-    for name in ("train", "valid"):
+    for name in ("train", "valid") if only is None else [only]:
         if name not in splits:
             raise ConfigError(Problem(f"dataset.{name}", "is missing", expected="a data set"))
         if not len(splits[name].dataset):
@@ -170,17 +171,17 @@ def require_decoded(splits: Mapping[str, Split], transforms: Mapping[str, Callab
             raise ConfigError(Problem(f"transforms.{stage}.batch", words, expected="a transform that decodes, as the first", hint=_ENCODED))
 
 
-def class_cautions(splits: Mapping[str, Split]) -> list[Problem]:
+def class_cautions(train: Split) -> list[Problem]:
     """A warning if the training split of a samewise data set has no sample of some classes."""
-    unused = getattr(splits["train"].dataset, "unused_classes", None)
+    unused = getattr(train.dataset, "unused_classes", None)
     if not isinstance(unused, list) or not unused:
         return []
     return [Problem("dataset.train", f"has no images of {first_few(unused, 5)}", hint="add images, or remove the folders of classes that are not wanted")]
 
 
-def decoding_cautions(cfg: DictConfig, splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]) -> list[Problem]:
+def decoding_cautions(cfg: DictConfig, train: Split, transforms: Mapping[str, Callable[[Batch], Batch]]) -> list[Problem]:
     """A warning if the first batch transform of the training would decode images that the data set has decoded already."""
-    if getattr(splits["train"].dataset, "encoded", False) or not getattr(transforms["train"], "decodes", False):
+    if getattr(train.dataset, "encoded", False) or not getattr(transforms["train"], "decodes", False):
         return []
     given = cfg.dataset.get("decode", ...)
     instead = "transforms=imagenet or imagenet_v2, which crop in the loader's workers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,35 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
         was, now = (f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span))
         words = f"over {was}, as in that run, this schedule's rate in step {step} is {moved[0]:.3g}; over {now}, training continues with {moved[1]:.3g}"
         found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice"))
+    return found
+
+
+def class_cautions(config: Any, classes: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> list[Problem]:
+    """A warning if the outputs of another run's model are taken over, by resume_from or initialise.weights, though its classes had other names.
+
+    Args:
+        config: The experiment's.
+        classes: The names of the training split's.
+        sizes: Of the model's weights, by name: the last of as many rows as there are classes are taken for the outputs'.
+    """
+    start = config.initialise
+    outputs = next((name for name in reversed(list(sizes)) if list(sizes[name][:1]) == [len(classes)]), "")
+    excluded = [start.exclude] if start and isinstance(start.exclude, str) else list(start.exclude) if start else []
+    kept = {"resume_from": config.resume_from}
+    if start and not any(fnmatchcase(outputs, pattern) for pattern in excluded) and outputs.startswith(start.into or ""):
+        kept["initialise.weights"] = start.weights
+    found = list[Problem]()
+    for path, given in kept.items():
+        at_step = Path(given or "").expanduser().resolve()
+        if not given or not (at_step / "manifest.json").is_file():
+            continue
+        data = (read_json(at_step.parents[1] / "environment.json", shapes.ENVIRONMENT) or {}).get("data", {})
+        there: list[str] = data.get("train", {}).get("classes", [])
+        if len(there) == len(classes) and there != list(classes):
+            label, here, was = next((label, *pair) for label, pair in enumerate(zip(classes, there, strict=True)) if pair[0] != pair[1])
+            words = f"takes over outputs that were trained for other classes: {label} is {here!r} here, and was {was!r} in that run"
+            hint = f"initialise.weights={given} 'initialise.exclude=[{outputs.rpartition('.')[0] or outputs}.*]' starts with new ones" if outputs else ""
+            found.append(Problem(path, words, given, hint=hint))
     return found
 
 

@@ -186,10 +186,10 @@ def _measure(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
 
 def _share(run: Run, split: Split) -> Sequence[int]:
     """The numbers of the batches that this process computes."""
-    return run.strategy.peers.portion(-(-_samples(run, split) // run.evaluate.batch_size))
+    return run.strategy.peers.portion(-(-samples_taken(run, split) // run.evaluate.batch_size))
 
 
-def _samples(run: Run, split: Split) -> int:
+def samples_taken(run: Run, split: Split) -> int:
     """The number of samples that an evaluation takes, from the first."""
     limit, size = run.evaluate.limit if split.name == "valid" else None, len(split.dataset)
     return size if limit is None else min(limit * run.evaluate.batch_size, size)
@@ -198,7 +198,7 @@ def _samples(run: Run, split: Split) -> int:
 def left_out(run: Run, split: str) -> str:
     """What an evaluation takes, in words, if `evaluate.limit` leaves something out; otherwise empty."""
     part = run.splits[split]
-    taken, size = _samples(run, part), len(part.dataset)
+    taken, size = samples_taken(run, part), len(part.dataset)
     return f"the first {taken:,} of {size:,} samples of {split} (evaluate.limit={run.evaluate.limit})" if taken < size else ""
 
 

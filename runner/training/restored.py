@@ -2,29 +2,89 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import OURS
+from samewise.runner.config.instantiate import locate
 from samewise.runner.config.project import Project
+from samewise.runner.config.schema import SPLITS
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few
+from samewise.runner.interfaces import class_names
 from samewise.runner.records import checkpoint, shapes, sources
-from samewise.runner.records.files import read_mapping
+from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
 
 
-def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which: str) -> tuple[Run, int]:
+def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which: str, split: str | None = None) -> tuple[Run, int]:
     """A run restored at one of its checkpoints, in one process, and the checkpoint's step; warns if its code has changed.
 
-    The config is made to read no initial weights, whose file may be elsewhere. The checkpoint is best, last, a step, or a monitored metric. ConfigError if a
-    part cannot be made, CheckpointError if there is no such checkpoint.
+    The config is made to read no initial weights, whose file may be elsewhere, and to number classes as in training, whatever data it names now. With `split`
+    only that one is made. The checkpoint is best, last, a step, or a monitored metric. ConfigError if a part cannot be made or the data have other classes,
+    CheckpointError if there is no such checkpoint.
     """
     which = "best" if which == composed.cfg.evaluate.monitor else which
     kept = checkpoint.choose_checkpoint(folder.checkpoints, which)
     state = checkpoint.load(kept.path)
+    data: dict[str, dict[str, Any]] = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {})
+    classes: list[str] = data.get("train", {}).get("classes", [])
     if composed.cfg.initialise is not None:
         composed.cfg.initialise.weights = None
-    run = build(composed, project, folder, alone=True)
+    if classes:
+        _set_classes(composed.cfg, project, classes)
+    try:
+        run = build(composed, project, folder, alone=True, split=split, samples=data.get("train", {}).get("size"))
+    except DataError as error:
+        raise type(error)(*(_of_run(one, classes) for one in error.problems)) from error
+    _require_same_classes(run, data, classes)
     sources.warn_of_changes(folder.sources)
     checkpoint.note_if_not_best(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
     restore(run, state)
     return run, kept.step
+
+
+def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:
+    """Give samewise's data sets that take class names those of the run, unless the config has others: data that lack a class keep the other's numbers."""
+    for name in SPLITS:
+        node: Any = cfg.dataset.get(name)
+        if not isinstance(node, DictConfig) or not str(node.get("_target_")).startswith(OURS) or node.get("classes") is not None:
+            continue
+        taken = inspect.signature(locate(node["_target_"], f"dataset.{name}", project.packages)).parameters.get("classes")
+        if taken is not None and taken.default is None:
+            with open_dict(node):
+                node["classes"] = list(classes)
+
+
+def _of_run(problem: Problem, classes: Sequence[str]) -> Problem:
+    """Say of which run the expected classes are. Another number of them, which the data set asks for, would not fit the weights."""
+    if classes and "dataset.num_classes" in problem.hint:
+        return replace(problem, hint=f"the run was trained on {len(classes)} classes: {first_few(classes, 20)}")
+    is_of_classes = any(names and ", ".join(names) in problem.expected for names in (classes[:20], classes[1:20]))
+    return replace(problem, expected=f"{problem.expected}: the classes that the run was trained on") if is_of_classes else problem
+
+
+def _require_same_classes(run: Run, data: Mapping[str, Mapping[str, Any]], classes: Sequence[str]) -> None:
+    """Raise a ConfigError if a split numbers its classes otherwise than in training: the metrics would compare numbers of different classes."""
+    for name, split in run.splits.items():
+        found = class_names(split.dataset)
+        if not classes or found in (classes[: len(found)], data.get(name, {}).get("classes")):
+            continue
+        if unknown := [one for one in found if one not in classes]:
+            words = f"has classes that the run was not trained on: {first_few(unknown, 10)}"
+        else:
+            label, here, there = next((label, *pair) for label, pair in enumerate(zip_longest(found, classes)) if pair[0] != pair[1])
+            words = f"numbers classes otherwise than in the run's training: {label} is {here!r} here, and was {there!r}"
+        node: Any = run.config.dataset[name]
+        given = isinstance(node, DictConfig) and node.get("classes") is not None
+        hint = f"leave out the override of dataset.{'classes' if 'classes' in run.config.dataset else f'{name}.classes'}: the run's classes are then used"
+        hint = hint if given else "leave out what is of other classes, and number the others as the run's data did"
+        raise ConfigError(Problem(f"dataset.{name}", words, first_few(found, 20), first_few(classes, 20), hint))

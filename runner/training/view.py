@@ -54,7 +54,8 @@ class View:
 
     @property
     def samples(self) -> int:
-        return len(self.__run.splits["train"].dataset)
+        train = self.__run.splits.get("train")
+        return len(train.dataset) if train else self.__run.plan.samples
 
     @property
     def parameters(self) -> int:
@@ -71,7 +72,7 @@ class View:
 
     @property
     def left_out(self) -> str:
-        return left_out(self.__run, "valid")
+        return left_out(self.__run, "valid") if "valid" in self.__run.splits else ""
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import hydra
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from samewise import load
 from samewise.recipes.models.resnet import resnet18_small
@@ -174,3 +176,116 @@ def test_a_recipe_that_measures_needs_scores(samewise, lab) -> None:
     done = samewise("check", *lab, "recipe=half")
     assert done.returncode == 2
     assert done.stderr.startswith("error: recipe: Half has a `measure`, but no `scores`")
+
+
+COLOURS = {"airplane": (200, 30, 30), "cat": (30, 200, 30), "ship": (30, 30, 200), "truck": (200, 200, 30)}
+
+
+def draw(folder, classes, count=8):
+    """Write FOLDER/CLASS/N.png in each class's colour, and FOLDER.csv, which lists them."""
+    rows = ["image,label,part"]
+    for name in classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Image.new("RGB", (12, 12), tuple(value + number for value in COLOURS[name])).save(folder / name / f"{number}.png")
+            rows.append(f"{folder.name}/{name}/{number}.png,{name},{'test' if number % 2 else 'valid'}")
+    table = folder.with_suffix(".csv")
+    table.write_text("\n".join(rows))
+    return table
+
+
+def overrides(root, name):
+    data = [f"dataset.table_path={root}/same.csv", "dataset.shares.test=0.5"] if name == "table" else [f"dataset.root={root}/same"]
+    model = ["model=resnet18_small", "model.width=4", "transforms=cifar", "transforms.size=12", "transforms.padding=0", "max_steps=4", "evaluate.every_steps=4"]
+    quiet = ["tracking=none", "callbacks=none", "evaluate.pictures=false"]
+    return ["recipe=classification", f"dataset={name}", "dataset.num_classes=3", f"name={name}", "batch_size=4", *data, *model, *quiet]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Data with the classes of the run, a part of them, others of the same number, and one more; and its runs, on a table and on folders."""
+    from samewise.runner.cli import main
+
+    root = tmp_path_factory.mktemp("pictures")
+    draw(root / "same" / "train", ["airplane", "cat", "ship"])
+    for name, classes in {"same": ["airplane", "cat", "ship"], "fewer": ["cat", "ship"], "one": ["airplane"], "others": ["cat", "ship", "truck"]}.items():
+        draw(root / name / "valid", classes)
+        draw(root / name, classes).write_text((root / name / "valid.csv").read_text().replace("valid/", f"{name}/valid/"))
+    for name in ("table", "image_folder"):
+        assert main(["train", *overrides(root, name), f"run_root={root}/runs"]) == 0
+    return root
+
+
+def find(root, name):
+    (folder,) = root.glob(f"runs/{name}/*/")
+    return folder
+
+
+WHOLE = ("dataset.shares.valid=1", "dataset.shares.test=0")
+
+
+@pytest.mark.parametrize("name", ["table", "image_folder"])
+def test_other_data_are_evaluated_with_the_classes_of_the_run(samewise, pictures, name) -> None:
+    def evaluate(data):
+        given = [f"dataset.table_path={pictures}/{data}.csv", *WHOLE] if name == "table" else [f"dataset.root={pictures}/{data}"]
+        return samewise("eval", find(pictures, name), *given, "--json")
+
+    found = {data: json.loads(evaluate(data).stdout) for data in ("same", "fewer", "one")}
+    assert {data: one["samples"] for data, one in found.items()} == {"same": 24, "fewer": 16, "one": 8}
+    of_each = [one["samples"] * one["metrics"]["valid/loss"] for one in found.values()]
+    assert of_each[0] == pytest.approx(of_each[1] + of_each[2]), "each image has the label that it has among all"
+    wrong = evaluate("others")
+    assert (wrong.returncode, "truck" in wrong.stderr) == (2, True)
+    assert "airplane, cat, ship: the classes that the run was trained on" in wrong.stderr
+
+
+def test_other_classes_or_another_number_of_them_are_refused_with_those_of_the_run(samewise, pictures) -> None:
+    table = f"dataset.table_path={pictures}/others.csv"
+    other = samewise("eval", find(pictures, "table"), table, "dataset.classes=[cat,ship,truck]")
+    assert other.returncode == 2
+    assert "dataset.valid: has classes that the run was not trained on: truck; hint: leave out the override of dataset.classes" in other.stderr
+    moved = samewise("eval", find(pictures, "table"), "dataset.classes=[cat,airplane,ship]")
+    assert "dataset.valid: numbers classes otherwise than in the run's training: 0 is 'cat' here, and was 'airplane'" in moved.stderr
+    fewer = samewise("eval", find(pictures, "table"), f"dataset.table_path={pictures}/fewer.csv", "dataset.classes=[cat,ship]")
+    assert "valid.csv" not in fewer.stderr
+    assert "has 2 classes (cat, ship); hint: the run was trained on 3 classes: airplane, cat, ship" in fewer.stderr
+
+
+def test_only_the_split_that_is_evaluated_has_to_be_there(samewise, pictures) -> None:
+    given = [f"dataset.table_path={pictures}/same.csv", "dataset.split_column=part"]  # which names no row for training
+    found = samewise("eval", find(pictures, "table"), *given, "--split", "test")
+    assert found.stdout.startswith(f"{find(pictures, 'table')}, step 4, test split (12 samples)\n"), found.stderr
+    none = samewise("eval", find(pictures, "table"), *given, "--split", "train")
+    assert (none.returncode, "has no image for the split train" in none.stderr) == (2, True)
+    assert (
+        "dataset.test: this data set does not have that split; hint: one of: train, valid"
+        in samewise("eval", find(pictures, "image_folder"), "--split", "test").stderr
+    )
+
+
+def test_an_evaluation_of_other_data_has_its_own_folder_and_names_what_differs(samewise, pictures) -> None:
+    run = find(pictures, "table")
+    samewise("eval", run)
+    (files,) = ({path: path.read_bytes() for path in (run / "eval" / "valid-00000004").iterdir()},)
+    again = samewise("eval", run, f"dataset.table_path={pictures}/fewer.csv", *WHOLE)
+    assert again.stdout.splitlines()[1:4] == [
+        "  dataset.shares.test: 0.5 in the run, 0 here",
+        "  dataset.shares.valid: 0.2 in the run, 1 here",
+        f"  dataset.table_path: {pictures}/same.csv in the run, {pictures}/fewer.csv here",
+    ]
+    assert re.search(r"pictures in .*/eval/valid-00000004-[0-9a-f]{8}\n", again.stdout)
+    assert {path: path.read_bytes() for path in files} == files
+    same = samewise("eval", run, "device=cpu", "dataset.shares.valid=0.2")
+    assert "in the run" not in same.stdout
+    assert same.stdout.endswith("/eval/valid-00000004\n")
+
+
+def test_a_head_that_is_taken_over_for_classes_of_other_names_gives_a_warning(samewise, pictures) -> None:
+    run = find(pictures, "table")
+    common = overrides(pictures, "table")
+    said = "takes over outputs that were trained for other classes: 0 is 'cat' here, and was 'airplane' in that run"
+    weights = f"initialise.weights=run:{run}"
+    for given, warned in ((f"resume_from=run:{run}/last max_epochs=99 max_steps=null", True), (weights, True), (f"{weights} initialise.exclude=[fc.*]", False)):
+        done = samewise("check", *common, f"dataset.table_path={pictures}/others.csv", *given.split())
+        assert (done.returncode, said in done.stdout) == (0, warned), done.stdout + done.stderr
+    assert said not in samewise("check", *common, weights).stdout
