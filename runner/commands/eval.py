@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.config import project
-from samewise.runner.errors import number_of
+from samewise.runner.errors import first_few, number_of
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
@@ -51,17 +51,19 @@ def run(args: argparse.Namespace) -> int:
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
     prepare(composed.cfg.reproducibility)
     changed = _changed(saved.config_in(folder.config), composed) if args.overrides else []
-    step, metrics, pictures, samples, of = _evaluate(args, folder, composed, changed)
+    facts, classes = _evaluate(args, folder, composed, changed)
     if args.json:
-        facts = {"run": str(folder.path), "step": step, "split": args.split, "samples": samples}
-        print(to_json({**facts, "metrics": metrics, "evaluated": of, "pictures": str(pictures)}))
+        print(to_json(facts))
         return 0
-    measured = of or f"{args.split} split ({number_of(samples, 'sample')})"
-    print(f"{folder.path}, step {step}, {measured}")
+    measured = facts["evaluated"] or f"{args.split} split ({number_of(facts['samples'], 'sample')})"
+    print(f"{folder.path}, step {facts['step']}, {measured}")
     for path, was, now in changed:
         print("  {}: {} in the run, {} here".format(path, *("null" if one is None else one for one in (was, now))))
-    for name, value in metrics.items():
+    if classes and any(path.startswith("dataset.") for path, _, _ in changed):
+        print(f"  classes numbered as in the run: {first_few(classes, 10)}")
+    for name, value in facts["metrics"].items():
         print(f"  {name:<24} {value:.6f}")
+    pictures = Path(facts["pictures"])
     if pictures.is_dir() and any(pictures.iterdir()):
         print(f"  pictures in {pictures}")
     return 0
@@ -77,7 +79,9 @@ def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any
     return [one for one in found if not same(one[1], one[2])]
 
 
-def _evaluate(args: argparse.Namespace, folder: Any, composed: Composed, changed: list[tuple[str, Any, Any]]) -> tuple[int, dict[str, float], Path, int, str]:
+def _evaluate(args: argparse.Namespace, folder: Any, composed: Composed, changed: list[tuple[str, Any, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """The results as `--json` prints them, and the names of the classes."""
+    from samewise.runner.interfaces import class_names
     from samewise.runner.training.evaluation import draw, left_out, measure_split, metrics_of, models_to_evaluate, samples_taken, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 
@@ -93,4 +97,6 @@ def _evaluate(args: argparse.Namespace, folder: Any, composed: Composed, changed
         tell_doubts(run, scores)
         if prefix == next(iter(models)):
             draw(scores, pictures, inside=None if args.pictures else folder.path)
-    return step, metrics, pictures, samples_taken(run, run.splits[args.split]), left_out(run, args.split)
+    part = run.splits[args.split]
+    facts = {"run": str(folder.path), "step": step, "split": args.split, "samples": samples_taken(run, part), "metrics": metrics}
+    return {**facts, "evaluated": left_out(run, args.split), "pictures": str(pictures)}, class_names(part.dataset)

@@ -268,10 +268,11 @@ def test_an_evaluation_of_other_data_has_its_own_folder_and_names_what_differs(s
     samewise("eval", run)
     (files,) = ({path: path.read_bytes() for path in (run / "eval" / "valid-00000004").iterdir()},)
     again = samewise("eval", run, f"dataset.table_path={pictures}/fewer.csv", *WHOLE)
-    assert again.stdout.splitlines()[1:4] == [
+    assert again.stdout.splitlines()[1:5] == [
         "  dataset.shares.test: 0.5 in the run, 0 here",
         "  dataset.shares.valid: 0.2 in the run, 1 here",
         f"  dataset.table_path: {pictures}/same.csv in the run, {pictures}/fewer.csv here",
+        "  classes numbered as in the run: airplane, cat, ship",
     ]
     assert re.search(r"pictures in .*/eval/valid-00000004-[0-9a-f]{8}\n", again.stdout)
     assert {path: path.read_bytes() for path in files} == files
