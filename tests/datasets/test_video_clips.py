@@ -58,6 +58,8 @@ def test_files_are_found_by_class_and_labelled_in_sorted_order(root):
     names = [str(made.path(index).relative_to(root / "train")) for index in range(len(made))]
     assert names == ["jump/0.mp4", "jump/1.mp4", "run/0.mp4", "run/1.mp4", "run/short.mp4", "run/deeper/old.AVI"]
     assert [made[index]["label"] for index in range(len(made))] == [0, 0, 1, 1, 1, 1]
+    given = clips(root, folder="valid", classes=["run", "walk", "jump"], num_classes=3)
+    assert (given.classes, [given[index]["label"] for index in range(len(given))]) == (["run", "walk", "jump"], [0, 0, 2, 2])
 
 
 def test_a_centred_clip_has_the_middle_frames_with_their_stride(root):
