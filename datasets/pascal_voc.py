@@ -13,7 +13,7 @@ from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages,
 from samewise.datasets.parts.image_files import EXTENSIONS, list_images
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_text, require_regular
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few, nearest
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,10 @@ class PascalVOC(AnnotatedImages):
             image, objects = _parse_annotation(path, one, number, file=files.get(one))
             for found in objects:
                 if found.name not in labels:
-                    raise DataError(Problem(str(path), "has an object of an unknown class", found.name, ", ".join(names), nearest(found.name, names)))
+                    later = (_parse_annotation(annotations_at / f"{other}.xml", other, 0)[1] for other in ids[number:])
+                    unknown = list(dict.fromkeys([found.name, *(one.name for some in later for one in some if one.name not in labels)]))
+                    words = "has an object of an unknown class" + (f", one of {len(unknown)}" if len(unknown) > 1 else "")
+                    raise DataError(Problem(str(path), words, first_few(unknown, 10), ", ".join(names), nearest(found.name, names)))
                 hint = "correct the annotation" if min(found.box) < 0 else "these corners count from 0: set dataset.first_pixel=0"
                 shifted = [found.box[0] - first_pixel, found.box[1] - first_pixel, found.box[2], found.box[3]]
                 box = check_box(shifted, where=str(path), width=image.width, height=image.height, empty=empty_boxes, hint=hint)

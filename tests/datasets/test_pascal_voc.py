@@ -297,3 +297,9 @@ def test_given_classes_may_begin_with_the_background(root: Path):
     for given in (["cat", "dog", "bird"], ["background", "cat", "dog", "bird"]):
         data = PascalVOC(root=str(root), split="val", classes=given, num_classes=4)
         assert (data.classes, data[0]["labels"].tolist()) == (["background", "cat", "dog", "bird"], [3])
+
+
+def test_all_unknown_classes_are_named(root: Path):
+    annotate(root, "c", [("cow", (1, 2, 20, 22))])
+    with pytest.raises(DataError, match=r"(?s)a.xml: has an object of an unknown class, one of 2; .*'dog, cow'"):
+        PascalVOC(root=str(root), split="train", classes=["cat"])
