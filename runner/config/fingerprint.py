@@ -186,5 +186,6 @@ def _content(weights: Any) -> Any:
         return weights
     manifest = path / "manifest.json"
     if manifest.is_file():
-        return f"sha256:{read_json(manifest, {'sha256?': str}).get('sha256')}"
+        written = read_json(manifest, {"sha256?": str, "content?": str})
+        return f"sha256:{written.get('content', written.get('sha256'))}"  # the file itself also says how long training took
     return f"sha256:{hugging_face.digest_of(files)}" if files[0].is_file() else weights

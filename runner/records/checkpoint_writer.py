@@ -23,7 +23,7 @@ from torch import Tensor
 from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.records import shards
 from samewise.runner.records.checkpoint import FORMAT, CheckpointFolder, best_by, list_checkpoints
-from samewise.runner.records.digest import combine, tensor_digests
+from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
 
 
@@ -97,7 +97,8 @@ class Checkpoints:
             weights = None if "shards" in state else f"{combine(tensor_digests(state['model'])):016x}"
             if "shards" in state:
                 os.replace(self._shards(step), temporary / shards.FOLDER)
-            taken = {"step": step, **self._lengths, "sha256": sha256, "weights": weights, "metrics": dict(metrics)}
+            content = state_sha256({name: value for name, value in state.items() if name != "seconds"})  # the same for the same training
+            taken = {"step": step, **self._lengths, "sha256": sha256, "content": content, "weights": weights, "metrics": dict(metrics)}
             write_json(temporary / "manifest.json", {"format": FORMAT, **taken})
             before = set_aside(final, "replaced") if os.path.lexists(final) else None
             os.replace(temporary, final)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from struct import pack
 from typing import Any
 
@@ -119,10 +120,25 @@ def _shards(tensor: Tensor, shards: int) -> list[Tensor]:
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
     """SHA-256 of a state_dict: for each name, sorted, its name, dtype, shape and bytes (row-major)."""
+    return state_sha256(state)
+
+
+def state_sha256(state: Mapping[str, Any]) -> str:
+    """The same of tensors and plain values in mappings, lists and tuples: names are paths (`schedule/best`), values are as Python writes them."""
     total = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name]
-        total.update(f"{name}\0{str(tensor.dtype).removeprefix('torch.')}\0{','.join(map(str, tensor.shape))}\0".encode())
-        if tensor.numel():
-            total.update(tensor_bytes(tensor))
+    for name, value in sorted(_leaves(state), key=itemgetter(0)):
+        if isinstance(value, Tensor):
+            total.update(f"{name}\0{str(value.dtype).removeprefix('torch.')}\0{','.join(map(str, value.shape))}\0".encode())
+            if value.numel():
+                total.update(tensor_bytes(value))
+        else:
+            total.update(f"{name}\0{value!r}\0".encode())
     return total.hexdigest()
+
+
+def _leaves(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping | list | tuple) and value:
+        for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            yield from _leaves(item, f"{under}/{name}" if under else str(name))
+    else:
+        yield under, value

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
 from samewise.runner.records import checkpoint, shards
 from samewise.runner.records.checkpoint_writer import _disk_is_full, copy_to_cpu
-from samewise.runner.records.digest import combine, tensor_digests
+from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import sha256
 
 
@@ -87,6 +87,7 @@ def test_the_manifest_has_the_step_and_metrics_and_digests_of_file_and_weights(t
         "format": 1,
         "step": 7,
         "sha256": sha256(folder / "state.pt"),
+        "content": state_sha256(state(7)),
         "weights": f"{combine(tensor_digests(state(7)['model'])):016x}",
         "metrics": {"valid/loss": 0.5},
     }

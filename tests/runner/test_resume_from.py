@@ -19,6 +19,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import checkpoint
+from samewise.runner.records.digest import state_sha256
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
 
@@ -50,6 +51,19 @@ def test_a_run_resumes_with_step_optimizer_schedule_and_averages(samewise, tmp_p
     elsewhere = shutil.move(checkpoint, tmp_path / "elsewhere")
     again = train(samewise, tmp_path / "again", *overrides[:-1], f"resume_from={elsewhere}")
     assert again.name == rest.name, "what the checkpoint holds counts, not where it lies"
+
+
+def test_what_continues_a_run_has_one_fingerprint_however_often_and_wherever_that_run_was_trained(tmp_path):
+    """The checkpoint's file says how long training took, and its bytes depend on how it was written."""
+    ways = [(), ("checkpoint.background=false",)]
+    for number, way in enumerate(ways):
+        trained(composed(*SMALL, "callbacks=ema", "max_steps=2", *way), tmp_path / str(number))
+    starts = [tmp_path / str(number) / "checkpoints" / "latest" for number in range(len(ways))]
+    assert len({json.loads((one / "manifest.json").read_text())["sha256"] for one in starts}) > 1
+    assert len({composed(*SMALL, "callbacks=ema", f"resume_from={one}").fingerprint for one in starts}) == 1
+    state = checkpoint.load(starts[0])
+    state["schedule"] = {**state["schedule"], "other": 1}
+    assert state_sha256(state) != state_sha256(checkpoint.load(starts[0]))
 
 
 @pytest.mark.slow
