@@ -1,12 +1,14 @@
 """Finds out which generators samples draw from. Seeding all generators takes longer than making a small sample, so only these are seeded.
 
-Any other stands at a known place while a batch is made. If it has left that place afterwards, it was drawn from: the batch is made again, with it seeded.
+Any other stands at a known place while a batch is made. If it has left that place afterwards, it was drawn from; and whoever reads its seed or its state
+without drawing is noticed as they call the function that gives it. Either way the batch is made again, with the generator seeded.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -28,8 +30,6 @@ class GeneratorTracker:
 
     def __init__(self) -> None:
         self._seeded: tuple[str, ...] | None = None
-        self.unlike: tuple[Any, Any] | None = None
-        """What `first` made twice from the same seeds, if the two differ."""
 
     def __call__(self, make: Make, first: Make) -> Any:
         """The result of `make` as if every generator had been seeded.
@@ -37,41 +37,79 @@ class GeneratorTracker:
         `first` makes a part of it, to be looked at before anything is made: does it depend on a generator that it leaves as it was?
         """
         if self._seeded is None:
-            self._seeded, is_plain = _find_drawn(first)
-            if not is_plain:
-                one, two = first(self._seeded), first(self._seeded)
-                self.unlike = (one, two) if value_digest(one) != value_digest(two) else None
+            self._seeded = _find_drawn(first)
         while True:
             others = [name for name in SEEDERS if name not in self._seeded]
-            made, drawn = _make_and_probe(make, self._seeded, others)
+            made, drawn = make_and_probe(make, self._seeded, others)
             if not drawn:
                 return made
             self._seeded = (*self._seeded, *drawn)
 
 
-def _find_drawn(make: Make) -> tuple[tuple[str, ...], bool]:
-    """The generators that a result depends on: those drawn from; all of them if a generator is read without drawing, or restored.
+def next_draws() -> list[Any]:
+    """The next value of each generator: two that are equal in all of them have been drawn from equally."""
+    return [probe() for probe in _PROBES.values()]
 
-    Also whether it depends on nothing else than those drawn from.
-    """
-    one, drawn = _make_and_probe(make, (), list(SEEDERS))
+
+def _find_drawn(make: Make) -> tuple[str, ...]:
+    """The generators that a result depends on: those drawn from or read; all of them if it depends on another's state in a way that is not noticed."""
+    one, drawn = make_and_probe(make, (), list(SEEDERS))
     if len(drawn) < len(SEEDERS):
         for name in _PROBES:
             SEEDERS[name](_FIRST if name in drawn else _SECOND)
         if value_digest(make(())) != value_digest(one):
-            return tuple(SEEDERS), False
-    return tuple(drawn), True
+            return tuple(SEEDERS)
+    return tuple(drawn)
 
 
-def _make_and_probe(make: Make, seeded: Collection[str], others: Collection[str]) -> tuple[Any, list[str]]:
-    """The result of `make`, and which of the `others` it drew from."""
+def make_and_probe(make: Make, seeded: Collection[str], others: Collection[str]) -> tuple[Any, list[str]]:
+    """The result of `make`, and which of the `others` it drew from, or read."""
     for name in others:
         if name in _PROBES:
             SEEDERS[name](_FIRST)
     offsets = _offsets() if "cuda" in others else ()
-    made = make(seeded)
-    drawn = [name for name in others if name in _PROBES and _PROBES[name]() != _first_draw(name)]
-    return made, [*drawn, *(["cuda"] if "cuda" in others and _offsets() != offsets else ())]
+    with _notice_reads() as read:
+        made = make(seeded)
+    drawn = [name for name in others if name in read or (name in _PROBES and _PROBES[name]() != _first_draw(name))]
+    return made, [*drawn, *(["cuda"] if "cuda" in others and "cuda" not in drawn and _offsets() != offsets else ())]
+
+
+@contextmanager
+def _notice_reads() -> Generator[set[str]]:
+    """Yields the names of the generators whose seed or state is read meanwhile by the libraries' functions, such as `torch.initial_seed`."""
+    read, kept = set[str](), [(place, name, vars(place)[name], generator) for place, name, generator in _readers()]
+    for place, name, real, generator in kept:
+        setattr(place, name, _Noted(read, generator, real))
+    try:
+        yield read
+    finally:
+        for place, name, real, _ in kept:
+            setattr(place, name, real)
+
+
+class _Noted:
+    """A function, or torch's default generator as the functions of torch.random use it, that notes its use."""
+
+    def __init__(self, read: set[str], generator: str, real: Any) -> None:
+        self._read, self._generator, self._real = read, generator, real
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        self._read.add(self._generator)
+        return self._real(*args, **given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("initial_seed", "get_state"):
+            self._read.add(self._generator)
+        return getattr(self._real, name)
+
+
+_READERS: list[tuple[Any, str, str]] = [(random, "getstate", "random"), (np.random, "get_state", "numpy"), (torch.random, "default_generator", "torch")]
+_CUDA_READERS: list[tuple[Any, str, str]] = [(place, name, "cuda") for place in (torch.cuda, torch.cuda.random) for name in ("initial_seed", "get_rng_state")]
+
+
+def _readers() -> list[tuple[Any, str, str]]:
+    """What gives a generator's seed or state: module, name, generator."""
+    return [*_READERS, *_CUDA_READERS] if torch.cuda.is_initialized() else _READERS
 
 
 _DRAWN = torch.empty((), dtype=torch.int64)

@@ -6,8 +6,11 @@ So neither the number of workers, nor prefetching, nor the process that makes a 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 import multiprocessing
 import signal
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -24,10 +27,10 @@ from torch.utils.data._utils import signal_handling
 from samewise.runner.config import schema
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import differing_entry, sample_name, without_transforms
-from samewise.runner.data.generator_tracker import GeneratorTracker
+from samewise.runner.data.generator_tracker import GeneratorTracker, next_draws
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import DataError, Problem, SamewiseError, describe_exit, raised_at, summarise_error
+from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, describe_exit, raised_at, summarise_error
 from samewise.runner.interfaces import Batch
 from samewise.runner.processes.this_process import end_with_parent, reopen_files
 
@@ -37,6 +40,8 @@ _NOTICE_S = 60
 """How long a worker keeps running after SIGTERM."""
 _DEATH_S = 5
 """How long the end of a worker whose connection is closed may take."""
+_REPEATED, _REPEATING_S = 8, 0.5
+"""How many samples are made again at first, and how long they may take to be made once; one always is."""
 _STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The workers of this process."""
 
@@ -68,10 +73,10 @@ class Failure:
 
 
 class KeyedDataset(Dataset[Any]):
-    """Returns a collated batch for a `Key`. A data set with a `batch(indices)` method (in memory, nothing random) is called once per batch.
+    """Returns a collated batch for a `Key`. A data set with a method `batch(indices)` is called once per batch.
 
     With `says_places` a batch has an entry more, `place`, int64[B, 2]: each sample's epoch and its index in the data set.
-    With `must_repeat` it is a Failure that the first sample differs when it is made again from the same seeds.
+    With `must_repeat` the first batch is a Failure if one of its first samples differs when it is made again from the same seeds.
     """
 
     def __init__(
@@ -82,30 +87,30 @@ class KeyedDataset(Dataset[Any]):
         self._collate = collate
         self._seed = seed
         self._stream = stream
-        self._whole = getattr(dataset, "batch", None)
+        self._whole = _whole_batches(dataset, name)
+        self._draws = self._whole is None or not type(dataset).__module__.startswith("samewise.")  # samewise's own draw nothing where they make batches
         self._drawn = GeneratorTracker()
         self._require = require
         self.says_places = False
         self.must_repeat = False
 
     def __getitem__(self, key: Key) -> Batch | Failure:
-        batch = (
-            self._make(key, ())
-            if self._whole is not None
-            else self._drawn(partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1])))
-        )
-        if self.must_repeat and self._drawn.unlike and not isinstance(batch, Failure):
-            named = differing_entry(*self._drawn.unlike)
-            return Failure((_does_not_repeat(self._name, f"{sample_name(self.dataset, key.indices[0])}{named}"),))
+        if self.must_repeat:
+            self.must_repeat = False
+            if unlike := self.find_unlike(replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S):
+                return Failure((_does_not_repeat(self._name, unlike),))
+        batch = self._drawn(partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1]))) if self._draws else self._make(key, ())
         if not self.says_places or isinstance(batch, Failure):
             return batch
         return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
 
     def _make(self, key: Key, seeded: Collection[str]) -> Batch | Failure:
-        """Collate the samples; each enters its stream in the generators that are `seeded`."""
+        """Collate the samples; each enters its stream in the generators that are `seeded`, a batch that the data set makes itself that of its first sample."""
         samples = list[Any]()
         try:
             if self._whole is not None:
+                if seeded:
+                    streams.enter(self._seed, self._stream, key.epoch, key.start, key.indices[0], generators=seeded)
                 batch = self._whole(key.indices)
                 self._require(batch)
                 return batch
@@ -123,7 +128,9 @@ class KeyedDataset(Dataset[Any]):
             message, where = describe_exit(type(without_transforms(self.dataset)).__name__, error)
             return Failure((Problem(self._name, message, hint=where),))
         except Exception as error:  # a worker's traceback is not passed on, so say where the error was raised
-            if len(samples) < len(key.indices):
+            if self._whole is not None:
+                at, fault = f"in batch(indices), for samples {', '.join(map(str, key.indices))}", error
+            elif len(samples) < len(key.indices):
                 at, fault = f"at {sample_name(self.dataset, key.indices[len(samples)])}", error
             else:
                 odd = self._find_odd_sample(key.indices, samples, Exception)
@@ -131,13 +138,24 @@ class KeyedDataset(Dataset[Any]):
             who = type(without_transforms(self.dataset)).__name__
             return Failure((Problem(self._name, f"{who} fails {at}: {type(fault).__name__}: {summarise_error(fault)}", hint=raised_at(fault)),))
 
-    def find_unlike(self, key: Key) -> str | None:
-        """The first of the samples that differs when it is made twice from the same seeds, with the entry that differs; None if there is none."""
+    def find_unlike(self, key: Key, *, within_s: float = math.inf) -> str | None:
+        """The first of the samples that differs when it is made again from the same seeds, after others, with the entry that differs; None if there is none.
+
+        Of samples that take longer than `within_s` together, only the first are made.
+        """
+        made, end = list[tuple[Key, Any, list[Any]]](), time.monotonic() + within_s
         for offset, index in enumerate(key.indices):
             alone = Key(key.epoch, key.start + offset, (index,))
-            if (named := differing_entry(self._make(alone, tuple(streams.SEEDERS)), self._make(alone, tuple(streams.SEEDERS)))) is not None:
-                return f"{sample_name(self.dataset, index)}{named}"
-        return None
+            made.append((alone, self._make(alone, tuple(streams.SEEDERS)), next_draws()))
+            if time.monotonic() > end:
+                break
+        found = None
+        for number, (alone, one, draws) in reversed([*enumerate(made)]):
+            named = differing_entry(one, self._make(alone, tuple(streams.SEEDERS)))
+            if named is None and number and next_draws() != draws:  # as it keeps a first, random version; with the first sample a process may prepare something
+                named = ", in the random numbers that it draws,"
+            found = found if named is None else f"{sample_name(self.dataset, alone.indices[0])}{named}"
+        return found
 
     def _locate_fault(self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]) -> tuple[Problem | str, ...]:
         """Explain an error of a batch, with the sample."""
@@ -169,6 +187,20 @@ class KeyedDataset(Dataset[Any]):
         except Exception as error:
             return error
         return None
+
+
+def _whole_batches(dataset: Any, name: str) -> Callable[[Sequence[int]], Batch] | None:
+    """The data set's method `batch(indices)`; None if it has none. ConfigError if its `batch` takes something else."""
+    whole: Any = getattr(dataset, "batch", None)
+    if not callable(whole):
+        return None
+    try:
+        inspect.signature(whole).bind(())
+    except TypeError as error:
+        who, expected = type(dataset).__name__, "batch(indices), which returns the collated samples at these indices"
+        hint = "give it another name if it is meant for something else: samewise calls a data set's `batch` in place of __getitem__"
+        raise ConfigError(Problem(name, f"{who}.batch cannot be called with indices alone: {error}", expected=expected, hint=hint)) from error
+    return cast(Callable[[Sequence[int]], Batch], whole)
 
 
 def _does_not_repeat(path: str, what: str) -> Problem:

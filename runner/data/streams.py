@@ -60,7 +60,7 @@ def scope(seed: int, name: str, *numbers: int) -> Generator[None]:
 @contextmanager
 def preserve_generators() -> Generator[None]:
     """Restore Python's, NumPy's and torch's generators at the end, whatever happens inside."""
-    states = (random.getstate(), np.random.get_state(), torch.default_generator.get_state())
+    states = (random.getstate(), np.random.get_state(), torch.get_rng_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         yield

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import initial_seed
 
 from samewise.runner.data import streams
-from samewise.runner.data.loading import Key, KeyedDataset
+from samewise.runner.data.loading import Failure, Key, KeyedDataset
 from samewise.runner.records.digest import value_digest
 
 KEYS = [Key(epoch, start, tuple(range(start + 3, start + 7))) for epoch in range(2) for start in range(0, 20, 4)]
@@ -39,10 +40,19 @@ SAMPLES: dict[str, tuple[Callable[[int], float], int]] = {
     "random, then torch too": (lambda index: random.random() + (torch.rand(()).item() if index > 12 else 0.0), 2),
     "at last numpy": (lambda index: float(np.random.rand()) if index == 22 else 0.0, 1),
     "at last each": (lambda index: (random.random, np.random.rand, lambda: torch.rand(()).item())[index % 3]() if index > 18 else 0.0, 3),
-    "the seed alone is read": (lambda index: float(torch.initial_seed()), 4),
-    "a state alone is read": (lambda index: float(np.random.get_state()[1][0]), 4),  # pyright: ignore
-    "a draw in a fork": (lambda index: draw_in_fork(), 4),
-    "draws that are undone": (lambda index: draw_and_restore(), 4),
+    "the seed alone is read": (lambda index: float(torch.initial_seed()), 1),
+    "the seed is read of the generator itself": (lambda index: float(torch.default_generator.initial_seed()), 4),
+    "a state alone is read": (lambda index: float(np.random.get_state()[1][0]), 1),  # pyright: ignore
+    "a draw in a fork": (lambda index: draw_in_fork(), 1),
+    "draws that are undone": (lambda index: draw_and_restore(), 3),
+    "at last the seed alone is read": (lambda index: float(torch.initial_seed()) if index == 22 else 0.0, 1),
+    "at last a generator is seeded from it": (lambda index: float(np.random.default_rng(initial_seed() % 2**32).random()) if index % 5 == 1 else 0.0, 1),
+    "at last the seed is read in torch.random": (lambda index: float(torch.random.default_generator.initial_seed()) if index == 22 else 0.0, 1),
+    "at last a state of torch is read": (lambda index: float(torch.get_rng_state()[:8].view(torch.int64)) if index == 22 else 0.0, 1),
+    "at last a state of random is read": (lambda index: float(random.getstate()[1][3]) if index == 22 else 0.0, 1),
+    "at last a state of numpy is read": (lambda index: float(np.random.get_state()[1][0]) if index == 22 else 0.0, 1),  # pyright: ignore
+    "at last a draw in a fork": (lambda index: draw_in_fork() if index == 22 else 0.0, 1),
+    "at last draws that are undone": (lambda index: draw_and_restore() if index == 22 else 0.0, 3),
 }
 """What a sample draws, and how many generators are seeded for it in the end."""
 
@@ -106,3 +116,10 @@ def test_a_collate_function_may_draw_random_numbers():
         streams.enter(7, "sample", key.epoch, key.start + 3, key.indices[-1])
         found.append(value_digest(shuffled([torch.tensor([index, 0.0], dtype=torch.float64) for index in key.indices])))
     assert batch_digests(keyed) == found
+
+
+def test_what_gives_a_seed_is_as_it_was_once_a_batch_is_made():
+    before = random.getstate, np.random.get_state, torch.random.default_generator
+    keyed = KeyedDataset(Drawing(lambda index: 1 / (index - 12)), torch.stack, seed=7, stream="sample")
+    assert [type(keyed[key]) for key in KEYS[1:4]] == [torch.Tensor, Failure, torch.Tensor]
+    assert (random.getstate, np.random.get_state, torch.random.default_generator) == before

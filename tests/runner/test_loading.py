@@ -21,6 +21,7 @@ from torchvision.transforms import v2
 
 from samewise.recipes.classification import Classification
 from samewise.runner.config import schema
+from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -272,3 +273,98 @@ def test_creating_a_loader_draws_nothing_from_the_global_generator():
     iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), schema.Loader(num_workers=1)))
     assert torch.equal(torch.default_generator.get_state(), state)
     assert torch.rand(()) == expected
+
+
+class OwnGenerator:
+    """Samples that depend on more than their index and the seeded generators, each in its own way."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.rng, self.kept, self.last, self.made = kind, np.random.default_rng(0), dict[int, float](), 0.0, list[int]()
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        self.made.append(index)
+        return {"index": index, "value": getattr(self, self.kind)(index)}
+
+    def own(self, index: int) -> float:
+        return self.rng.random()
+
+    def unseeded(self, index: int) -> float:
+        return np.random.default_rng().random() if index == 13 else 0.0
+
+    def cached(self, index: int) -> float:
+        return self.kept[index] if index in self.kept else self.kept.setdefault(index, torch.rand(()).item())
+
+    def neighbour(self, index: int) -> float:
+        before, self.last = self.last, float(index)
+        return before if index == 13 else 0.0
+
+    def slow(self, index: int) -> float:
+        time.sleep(0.3)
+        return 0.0
+
+    def sound(self, index: int) -> float:
+        if not self.kept:
+            self.kept[-1] = random.random()  # prepared once, and without effect
+        return torch.rand(()).item() + index
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("own", "sample 10, value differs"),
+        ("unseeded", "sample 13, value differs"),
+        ("cached", "sample 11, in the random numbers that it draws, differs"),
+        ("neighbour", "sample 13, value differs"),
+        ("slow", None),
+        ("sound", None),
+    ],
+)
+def test_the_first_samples_are_made_again_and_must_be_the_same(kind, named):
+    dataset = OwnGenerator(kind)
+    keyed = KeyedDataset(dataset, default_collate, seed=0, stream="sample", name="dataset.train")
+    keyed.must_repeat = True
+    batch = keyed[Key(0, 0, tuple(range(10, 30)))]
+    assert [named in problem.message for problem in batch.problems] == [True] if named else isinstance(batch, dict), batch
+    assert dataset.made[: 4 if kind == "slow" else 16] == [*(those := range(10, 12 if kind == "slow" else 18)), *reversed(those)]
+    dataset.made.clear()
+    keyed[Key(0, 20, (40, 41))]
+    assert dataset.made == [40, 41] or named
+
+
+class Batches(Noisy):
+    """Makes whole batches, with noise."""
+
+    def batch(self, indices):
+        return {"value": torch.tensor(indices) + torch.rand(len(indices)) + random.random() + np.random.rand()}
+
+
+def test_a_batch_that_a_data_set_makes_itself_is_keyed_by_its_first_sample():
+    keyed = KeyedDataset(Batches(), default_collate, seed=3, stream="sample")
+    keyed.must_repeat = True
+    keys = [Key(1, start, (start + 2, start + 1)) for start in range(0, 20, 2)]
+    found = {}
+    for workers in (0, 1, 3):
+        found[workers] = [value_digest(batch) for batch in Loader(keyed, lambda: iter(keys), schema.Loader(num_workers=workers))]
+    assert found[0] == found[1] == found[3]
+    assert [value_digest(keyed[key]) for key in reversed(keys)] == found[0][::-1]
+    streams.enter(3, "sample", 1, 4, 6)
+    assert value_digest(Batches().batch(keys[2].indices)) == found[0][2]
+
+
+def test_only_a_method_batch_that_takes_indices_makes_batches():
+    class Attribute(Noisy):
+        batch = 16
+
+    class Other(Noisy):
+        def batch(self, size, shuffle):
+            return []
+
+    class Failing(Noisy):
+        def batch(self, indices):
+            return {"value": self.missing[list(indices)]}
+
+    assert len(KeyedDataset(Attribute(), default_collate, seed=0, stream="sample")[Key(0, 0, (1, 2))]["value"]) == 2
+    with pytest.raises(ConfigError, match=r"dataset\.train: Other\.batch cannot be called with indices alone: .*'shuffle'; hint: give it another name"):
+        KeyedDataset(Other(), default_collate, seed=0, stream="sample", name="dataset.train")
+    (problem,) = KeyedDataset(Failing(), default_collate, seed=0, stream="sample")[Key(0, 0, (1, 2))].problems
+    assert re.match(r"Failing fails in batch\(indices\), for samples 1, 2: AttributeError: .*'missing'", problem.message)
