@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sized
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from samewise.runner.data import streams
-from samewise.runner.errors import require_positive
+from samewise.runner.data.generator_tracker import make_and_probe
+from samewise.runner.errors import ConfigError, Problem, raised_at, require_positive, summarise_error
 
 
 class Order(abc.ABC):
@@ -22,6 +24,53 @@ class Order(abc.ABC):
     @abc.abstractmethod
     def indices(self, epoch: int) -> Tensor:
         """int64[len(self)]: the data set's indices in this epoch's order."""
+
+
+class Checked(Order):
+    """A user's order, whose indices are looked at: int64[len(order)] within the data set, the same whenever an epoch's are asked for.
+
+    Raises:
+        ConfigError: the first epoch's indices depend on something else than the epoch, or an epoch's are wrong.
+    """
+
+    def __init__(self, order: Order, *, samples: int) -> None:
+        self._order, self._samples, self._length = order, samples, len(order)
+        with streams.preserve_generators():
+            one, drawn = make_and_probe(lambda _: self.indices(0), (), list(streams.SEEDERS))
+            streams.enter(0, "order")
+            if torch.equal(one, self.indices(0)):
+                return
+            repeats = torch.equal(one, make_and_probe(lambda _: self.indices(0), (), list(streams.SEEDERS))[0])
+        names = {"random": "Python's", "numpy": "NumPy's", "torch": "torch's", "cuda": "CUDA's"}
+        why = f"draws from {' and '.join(names[name] for name in drawn)} global generator" if repeats and drawn else "depends on how often it is called"
+        hint = 'draw with samewise.runner.data.streams.generator(seed, "NAME", epoch)'
+        raise self._error(
+            0, f"{why}: twice for the same epoch, it returns other indices", expected="indices that depend only on the seed and the epoch", hint=hint
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def indices(self, epoch: int) -> Tensor:
+        try:
+            found: Any = self._order.indices(epoch)
+        except Exception as error:
+            raise self._error(epoch, f"fails: {type(error).__name__}: {summarise_error(error)}", hint=raised_at(error)) from error
+        if fault := self._fault(found):
+            raise self._error(epoch, f"returns {fault}", expected=f"a tensor int64[{self._length}] of indices from 0 to {self._samples - 1}")
+        return found
+
+    def _fault(self, found: Any) -> str:
+        """What is wrong with indices; empty if nothing is."""
+        if not isinstance(found, Tensor):
+            return f"a {type(found).__name__}"
+        if found.shape != (self._length,) or found.dtype.is_floating_point or found.dtype is torch.bool or not found.is_cpu:
+            return f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)} on {found.device}"
+        odd = found[(found < 0) | (found >= self._samples)]
+        return f"the index {odd[0]}" if len(odd) else ""
+
+    def _error(self, epoch: int, words: str, *, expected: str = "", hint: str = "") -> ConfigError:
+        return ConfigError(Problem("loader.order", f"{type(self._order).__name__}.indices({epoch}) {words}", expected=expected, hint=hint))
 
 
 class InOrder(Order):

@@ -19,7 +19,7 @@ from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
-from samewise.runner.data.order import InOrder, Order, Shuffled
+from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 from samewise.runner.interfaces import Batch, Recipe
 from samewise.runner.optim.groups import freeze_groups
@@ -127,7 +127,9 @@ def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split:
 def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     """The training split's order: `loader.order`, or else shuffled or not."""
     if cfg.loader.order is not None:
-        return make("loader.order")(dataset, seed=cfg.seed)
+        with streams.scope(cfg.seed, "order"):
+            order = make("loader.order")(dataset, seed=cfg.seed)
+        return order if type(order).__module__.startswith("samewise.") else Checked(order, samples=len(dataset))
     return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from samewise.runner.data.loading import training_keys
-from samewise.runner.data.order import InOrder, RepeatedAugmentation, Shuffled
+from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmentation, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError
 
@@ -96,3 +102,82 @@ def test_repeated_augmentation_shows_each_sample_to_different_replicas():
     batch = indices[:64].view(8, 8)  # replica, sample
     assert all(len(replica.unique()) == 8 for replica in batch)
     assert len(indices[:64].unique()) == 16
+
+
+GENERATOR = torch.Generator()
+
+
+class Own(Order):
+    """An order of a user's for 20 samples, 12 in each epoch."""
+
+    def __init__(self, indices: Callable[[int], Any]) -> None:
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return 12
+
+    def indices(self, epoch: int) -> Any: ...
+
+
+def reseeded(epoch: int) -> torch.Tensor:
+    torch.manual_seed(epoch)
+    return torch.randperm(20)[:12]
+
+
+FAULTS = {
+    "torch's generator": (
+        lambda epoch: torch.randperm(20)[:12],
+        r"indices\(0\) draws from torch's global generator: .*streams\.generator\(seed, \"NAME\", epoch\)",
+    ),
+    "numpy's generator": (lambda epoch: torch.from_numpy(np.random.permutation(20)[:12]), r"indices\(0\) draws from NumPy's global generator"),
+    "two generators": (lambda epoch: (torch.randperm(20)[:12] + random.randrange(1000)) % 20, "draws from Python's and torch's global generator"),
+    "torch's seed": (lambda epoch: reseeded(torch.initial_seed()), "indices\\(0\\) draws from torch's global generator"),
+    "one that it keeps": (lambda epoch: torch.randperm(20, generator=GENERATOR)[:12], r"indices\(0\) depends on how often it is called"),
+    "too few": (lambda epoch: torch.arange(12 - epoch), r"indices\(1\) returns int64\[11\] on cpu"),
+    "too many": (lambda epoch: torch.arange(13), r"indices\(0\) returns int64\[13\]"),
+    "negative": (lambda epoch: torch.arange(12) - 3, r"returns the index -3; expected: a tensor int64\[12\] of indices from 0 to 19"),
+    "beyond": (lambda epoch: torch.arange(12) + 9 * epoch, r"indices\(1\) returns the index 20"),
+    "a list": (lambda epoch: list(range(12)), "returns a list"),
+    "an array": (lambda epoch: np.arange(12), "returns a ndarray"),
+    "a matrix": (lambda epoch: torch.arange(12)[:, None], r"returns int64\[12, 1\]"),
+    "floats": (lambda epoch: torch.arange(12.0), r"returns float32\[12\]"),
+    "an error": (lambda epoch: torch.arange(12 // epoch), r"indices\(0\) fails: ZeroDivisionError: .*raised at .*test_plan_and_order"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_an_order_that_does_not_repeat_or_returns_wrong_indices_is_reported(case: str):
+    indices, told = FAULTS[case]
+    plan = Plan(samples=12, batch_size=6, micro_batches=1, drop_last=True)
+    with pytest.raises(ConfigError, match=rf"(?s)^loader\.order: Own\.{told}" if told.startswith("indices") else f"(?s)^loader\\.order: Own.*{told}"):
+        list(training_keys(Checked(Own(indices), samples=20), plan, first_step=0, steps=4, micro_batches=[0]))
+
+
+@pytest.mark.parametrize("indices", [reseeded, lambda epoch: torch.arange(12) % 3, lambda epoch: torch.arange(12, dtype=torch.int32) + epoch])
+def test_an_order_that_repeats_is_taken_as_it_is_and_leaves_the_generators(indices: Callable[[int], torch.Tensor]):
+    torch.manual_seed(5)
+    expected, _ = torch.rand(()), torch.manual_seed(5)
+    order = Checked(Own(indices), samples=20)
+    assert torch.rand(()) == expected
+    assert torch.equal(order.indices(3), indices(3))
+
+
+def test_a_check_refuses_an_order_that_draws_from_a_global_generator(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_order.py").write_text(
+        "import torch\nfrom samewise.runner.data.order import InOrder\n\n"
+        "class Any(InOrder):\n    def indices(self, epoch):\n        return torch.randperm(len(self))\n"
+    )
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own_order"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = samewise(
+        "check",
+        "dataset=digits",
+        "model=resnet18_small",
+        "model.width=4",
+        "transforms=images",
+        "loader.order={_target_: own_order.Any, _partial_: true}",
+        "debug=tiny",
+        "device=cpu",
+    )
+    assert (done.returncode, "loader.order: Any.indices(0) draws from torch's global generator" in done.stderr) == (2, True), done.stderr
