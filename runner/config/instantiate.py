@@ -24,7 +24,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig
 
 from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_within_root
-from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, return_class, takes, within
+from samewise.runner.config.slots import DATASET, MAP_STYLE, REFUSED, describe_kinds, kinds_at, packages_at, place_of, return_class, takes, within
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, describe_exit, is_below_one, nearest, raised_at, requested_memory, summarise_error
 from samewise.runner.processes.memory import refuse_too_much_memory
@@ -191,7 +191,8 @@ def _reachable(found: Any, allowed: Sequence[str]) -> bool:
 def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
     if refused := _refused_prefix(getattr(found, "__module__", None)):
         return Problem(where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target)
-    wanted, hint = describe_kinds(path), ""
+    made = found if isinstance(found, type) else return_class(found) if isinstance(found, types.FunctionType) else None
+    wanted, hint = describe_kinds(path), MAP_STYLE if made and DATASET in kinds_at(path) and not DATASET.includes(made) else ""
     if isinstance(found, types.FunctionType) and within(found.__module__, own) and return_class(found) is None:
         said = found.__annotations__.get("return")
         hint = f"annotate what it returns, so that its kind is known before it is called: `def {found.__name__}(...) -> CLASS:`"

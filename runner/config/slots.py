@@ -27,7 +27,7 @@ class Kind:
         words: For messages.
         packages: Where it is found, besides the user's own packages.
         base: The class that it inherits from; empty: `methods` decide.
-        methods: The methods that it must have, if there is no common base class.
+        methods: The methods that it must have, if there is no common base class; those of torch's `Dataset`, which only raise an error, do not count.
         functions: Whether functions that return one count as well.
     """
 
@@ -40,7 +40,8 @@ class Kind:
     def includes(self, found: type) -> bool:
         """Whether a class is of this kind."""
         if not self.base:
-            return all(any(name in vars(one) for one in found.__mro__) for name in self.methods)
+            own = [one for one in found.__mro__ if (one.__module__, one.__name__) != ("torch.utils.data.dataset", "Dataset")]
+            return all(any(name in vars(one) for one in own) for name in self.methods)
         module, _, name = self.base.rpartition(".")
         return issubclass(found, getattr(importlib.import_module(module), name))
 
@@ -51,6 +52,7 @@ MODULE = Kind(
 )
 METRIC = Kind("a metric", ("torchmetrics.classification",), "torchmetrics.Metric")
 DATASET = Kind("a data set", ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"), methods=("__getitem__", "__len__"))
+MAP_STYLE = "a data set must be map-style, with __len__ and __getitem__: any sample must be loadable by its index, so that a run can be resumed at any step"
 TRANSFORM = Kind("a transform", ("torchvision.transforms", "torchaudio.transforms", "samewise.datasets.transforms", "torch.nn"), methods=("__call__",))
 OPTIMIZER = Kind("an optimizer", ("torch.optim", "samewise.runner.optim.muon"), "torch.optim.Optimizer")
 SCHEDULE = Kind("a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule")

@@ -237,6 +237,7 @@ class Loader:
         self._keyed = keyed
         self._keys = keys
         self._workers: DataLoader[Any] | None = None
+        self._begun = weakref.WeakSet[Any]()  # the DataLoader's iterators, each with its workers
         if settings and settings.num_workers:
             # The user decides how many workers are too many; torch warns for each loader.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -254,7 +255,7 @@ class Loader:
             )
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = map(self._make_here, self._keys()) if self._workers is None else _track_workers(self._workers)
+        batches = map(self._make_here, self._keys()) if self._workers is None else _track_workers(self._workers, self._begun)
         try:
             for batch in batches:
                 if isinstance(batch, Failure):
@@ -262,6 +263,11 @@ class Loader:
                 yield batch
         finally:
             del batches  # ends workers now; where an error keeps this frame, it would be the garbage collector, in which torch waits five seconds for each
+
+    def close(self) -> None:
+        """End the workers now, whoever still holds what iterates: the traceback of an error does."""
+        for batches in [*self._begun]:
+            batches._shutdown_workers()
 
     def _make_here(self, key: Key) -> Batch | Failure:
         """Make a batch in this process as a worker would: with one thread, since the number of threads changes bits."""
@@ -294,8 +300,8 @@ def evaluation_keys(length: int, batch_size: int) -> Iterator[Key]:
         yield Key(0, start, tuple(range(start, min(start + batch_size, length))))
 
 
-def _track_workers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Iterate, and keep track of the workers that this starts.
+def _track_workers(loader: DataLoader[Any], begun: weakref.WeakSet[Any]) -> Iterator[Any]:
+    """Iterate, and keep track of the workers that this starts, and in `begun` of what has them.
 
     A worker that died is torch's RuntimeError, also if it was sending a batch, of which torch itself says only that a connection was closed.
     """
@@ -303,6 +309,7 @@ def _track_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         Finalize(None, _end_workers, exitpriority=10)  # by atexit, and at the end of processes forked by multiprocessing, which do not run atexit
     before = set(multiprocessing.active_children())
     batches = iter(loader)
+    begun.add(batches)
     children = multiprocessing.active_children()
     _STARTED.update(worker for worker in children if worker not in before)
     workers = [worker for worker in children if worker in _STARTED]

@@ -15,6 +15,7 @@ from samewise.runner.config.check import at_source
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS
+from samewise.runner.config.slots import DATASET, MAP_STYLE
 from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
@@ -75,6 +76,8 @@ def make_splits(cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None
         stage = "train" if name == "train" else "eval"
         with streams.scope(cfg.seed, "dataset"):
             dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
+        if not DATASET.includes(type(dataset)):
+            raise ConfigError(Problem(f"dataset.{name}", f"is not {DATASET.words}", type(dataset).__name__, hint=MAP_STYLE))
         splits[name] = Split(name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage))
     for name in ("train", "valid") if only is None else [only]:
         if name not in splits:

@@ -7,6 +7,7 @@ replicas in a fixed order, average, clip, check that all is finite, step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -34,8 +35,11 @@ def fit(run: Run) -> dict[str, Any]:
 
     TrainingError if the loss, a gradient or a weight is not finite, a disk is full, or an operator is not deterministic.
     """
-    with session(run) as summary:
-        batches = warn_of_hidden_state(run, training_batches(run))
+    with (
+        closing(training_batches(run)) as loaded,
+        session(run) as summary,
+    ):  # it begins with the session, and its workers end after the other processes know of an error
+        batches = warn_of_hidden_state(run, loaded)
         while True:
             if evaluation_due(run):
                 evaluate(run)

@@ -47,6 +47,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
     """
     status, summary, begun = "FAILED", dict[str, Any](), dict[str, Any]()
     with ExitStack() as held, streams.preserve_generators(), _signals(run):
+        held.callback(_end_workers, run)
         if run.strategy.peers.first(lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)):
             with run.strategy.evaluating(run.model):
                 run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: a run that cannot be evaluated or resumed leaves none
@@ -171,9 +172,15 @@ def _close(run: Run, status: str) -> None:
         except TrainingError as error:
             print(f"warning: {error}", file=sys.stderr)
     run.recorder.trace.close()
-    for split in run.splits.values():
-        split.loader = None  # ends its workers at once; found by the garbage collector, torch would wait five seconds for each loader's
     run.progress.stop_clock()
+
+
+def _end_workers(run: Run) -> None:
+    """End those that load for evaluations: if the garbage collector found them, torch would wait five seconds for each."""
+    for split in run.splits.values():
+        if split.loader is not None:
+            split.loader.close()
+        split.loader = None
 
 
 @contextmanager

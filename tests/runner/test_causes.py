@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import torch
 import yaml
 
-from samewise.runner.errors import ConfigError
+from samewise import train
+from samewise.runner.errors import ConfigError, SamewiseError
 from samewise.runner.optim.weights import load_weights
 
 
@@ -59,6 +61,44 @@ def test_a_mistake_in_a_users_model_is_named(target: str, here: Path, samewise: 
     assert hint in first.partition("hint: ")[2]
 
 
+ITERABLE = """
+from torch.utils.data import Dataset, IterableDataset
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from ({"image": 0, "label": 0} for _ in range(4))
+
+class Counted(Stream):
+    def __len__(self):
+        return 4
+
+class Sized(Dataset):
+    def __len__(self):
+        return 4
+
+class Listed(list):
+    pass
+
+def stream() -> Stream:
+    return Stream()
+
+def otherwise() -> Listed:
+    return Stream()
+"""
+
+
+@pytest.mark.parametrize("name", ["Stream", "Counted", "Sized", "stream", "otherwise"])
+def test_a_data_set_that_is_not_map_style_is_refused_with_the_reason(
+    name: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "streams_lab.py").write_text(ITERABLE)
+    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["streams_lab"]\n')
+    monkeypatch.syspath_prepend(str(here))
+    done = samewise("check", "dataset=digits", "model=resnet18_small", "~dataset.train", f"+dataset.train={{_target_:streams_lab.{name}}}", "device=cpu")
+    assert (done.returncode, "is not a data set; " in done.stderr) == (2, True), done.stderr
+    assert "must be map-style, with __len__ and __getitem__: any sample must be loadable by its index, so that a run can be resumed" in done.stderr
+
+
 STEPS = """
 import torch
 from samewise.runner.interfaces import Loss, Recipe, Scores
@@ -91,6 +131,8 @@ class Numbers(Recipe):
         return total if self.kind == "tensor" else Loss(total, count=8)
 
     def measure(self, model, batch):
+        if batch["image"][0, 0, 0, 0] >= {"measures": 0.5, "rehearses": 0.0}.get(self.kind, 1.0):
+            raise ValueError("not measured")
         return len(model(batch["image"]))
 
     def scores(self, dataset):
@@ -115,11 +157,15 @@ def steps(here: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., A
     given = ["dataset=digits", "~model", "+model={_target_:steps_lab.Net}", "tracking=none", "callbacks=none", "device=cpu", "evaluate.monitor=valid/accuracy"]
     given += ["transforms=none", "loader.shuffle=false", "batch_size=8", "max_epochs=1", "~dataset.valid", "+dataset.valid=" + data % "null"]
 
+    def of(kind: str, unknown: str = "null") -> list[str]:
+        return [*given, "~recipe", f"+recipe={{_target_:steps_lab.Numbers,kind:{kind}}}", "~dataset.train", "+dataset.train=" + data % unknown]
+
     def train(kind: str, unknown: str = "null", code: int = 1) -> str:
-        done = samewise("train", *given, "~recipe", f"+recipe={{_target_:steps_lab.Numbers,kind:{kind}}}", "~dataset.train", "+dataset.train=" + data % unknown)
+        done = samewise("train", *of(kind, unknown))
         assert done.returncode == code, done.stderr
         return done.stderr[done.stderr.index("error:") :] if code else done.stdout
 
+    train.given = of  # pyright: ignore
     return train
 
 
@@ -130,6 +176,15 @@ def test_a_label_without_a_class_is_named_with_its_step_sample_and_line(steps: C
     assert said.startswith(f"error: dataset.num_classes: {words}; hint: raised at ")
     assert "steps_lab.py:" in said
     assert "at least 13" in said
+
+
+@pytest.mark.parametrize(("kind", "fault"), [("fails", "hue"), ("measures", "not measured"), ("rehearses", "not measured")])
+def test_training_that_fails_leaves_no_workers(steps: Callable[..., str], kind: str, fault: str) -> None:
+    others = set(multiprocessing.active_children())
+    with pytest.raises(SamewiseError, match=fault) as caught:  # its traceback holds the loop's frames
+        train(*steps.given(kind), "loader.num_workers=2", "evaluate.batch_size=8")
+    assert caught.tb is not None
+    assert not set(multiprocessing.active_children()) - others
 
 
 def test_an_error_in_a_later_step_names_the_step_and_the_users_line(steps: Callable[..., str]) -> None:
