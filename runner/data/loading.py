@@ -98,7 +98,7 @@ class KeyedDataset(Dataset[Any]):
         if self.must_repeat:
             self.must_repeat = False
             if unlike := self.find_unlike(replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S):
-                return Failure((_does_not_repeat(self._name, unlike),))
+                return unlike if isinstance(unlike, Failure) else Failure((_does_not_repeat(self._name, unlike),))
         batch = self._drawn(partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1]))) if self._draws else self._make(key, ())
         if not self.says_places or isinstance(batch, Failure):
             return batch
@@ -138,10 +138,10 @@ class KeyedDataset(Dataset[Any]):
             who = type(without_transforms(self.dataset)).__name__
             return Failure((Problem(self._name, f"{who} fails {at}: {type(fault).__name__}: {summarise_error(fault)}", hint=raised_at(fault)),))
 
-    def find_unlike(self, key: Key, *, within_s: float = math.inf) -> str | None:
+    def find_unlike(self, key: Key, *, within_s: float = math.inf) -> str | Failure | None:
         """The first of the samples that differs when it is made again from the same seeds, after others, with the entry that differs; None if there is none.
 
-        Of samples that take longer than `within_s` together, only the first are made.
+        Of samples that take longer than `within_s` together, only the first are made. Where one can be made only once, the failure.
         """
         made, end = list[tuple[Key, Any, list[Any]]](), time.monotonic() + within_s
         for offset, index in enumerate(key.indices):
@@ -151,7 +151,11 @@ class KeyedDataset(Dataset[Any]):
                 break
         found = None
         for number, (alone, one, draws) in reversed([*enumerate(made)]):
-            named = differing_entry(one, self._make(alone, tuple(streams.SEEDERS)))
+            two = self._make(alone, tuple(streams.SEEDERS))
+            failures = [made_once for made_once in (one, two) if isinstance(made_once, Failure)]
+            if len(failures) == 1:
+                return failures[0]
+            named = differing_entry(one, two)
             if named is None and number and next_draws() != draws:  # as it keeps a first, random version; with the first sample a process may prepare something
                 named = ", in the random numbers that it draws,"
             found = found if named is None else f"{sample_name(self.dataset, alone.indices[0])}{named}"

@@ -124,7 +124,7 @@ def unlike_sample(run: Run, step: int) -> str | None:
     try:
         with streams.preserve_generators():
             keys = training_keys(run.order, run.plan, first_step=step - 1, steps=step, micro_batches=range(run.micro_batches))
-            return next((found for key in keys if (found := keyed.find_unlike(key))), None)
+            return next((found for key in keys if isinstance(found := keyed.find_unlike(key), str)), None)
     finally:
         torch.set_num_threads(threads)
 
@@ -138,6 +138,7 @@ def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | Non
     for run in (there, here):
         if run is not None:
             run.recorder.trace.algorithm = trace.algorithm_of(folder.trace, head)
+            run.splits["train"].keyed.must_repeat = False  # a sample that differs is what is looked for
     first = max((known for known in lines if known < step), default=0) + 1  # a sparse trace shows only that it is one of several steps
     one, two = _nearest(folder, first, there), None if here is None else copy_to_cpu(state_of(here))
     for at in range(first, step + 1):
