@@ -31,7 +31,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(change, item) for item in value)
+        items = (map_tensors(change, item) for item in value)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         return {name: map_tensors(change, item) for name, item in value.items()}
     return value

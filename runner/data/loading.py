@@ -14,6 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
@@ -62,7 +63,11 @@ class MicroBatch:
     number: int
     batch: Batch
     sent: Callable[[], Batch] | None = None
-    """Returns it on the device, if it is being sent there."""
+    """Returns it on the device, if it is sent there before its turn: the same object to each phase, as `batch` is on the CPU."""
+
+    def copied(self) -> MicroBatch:
+        """The same values in objects of their own, for a loss besides the step's: a recipe may change its batch in place, or take entries out of it."""
+        return MicroBatch(self.number, deepcopy(self.sent() if self.sent else self.batch))
 
 
 @dataclass(frozen=True)

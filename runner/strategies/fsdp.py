@@ -184,7 +184,7 @@ class FSDP(OneReplicaEach):
         """If others have more micro-batches, as in an epoch's last step: run another's as often as they do and discard the result, since they wait."""
         buffers = [buffer.clone() for buffer in self._model.buffers()]
         for _ in range(times):
-            loss, first, _ = forward(lent)
+            loss, first, _ = forward(lent.copied())
             loss.backward(first * 0.0)
         copy_all(list(self._model.buffers()), buffers)
 

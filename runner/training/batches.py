@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 
 from samewise.runner.data.device import Prefetcher, prefetch_one
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
@@ -28,4 +28,6 @@ def _load(run: Run, steps: range, batches: Iterator[Batch], send: Callable[[Batc
     mine = run.strategy.micro_batches
     for step in steps:
         numbers = mine if run.plan.fills_all else [number for number in mine if not run.plan.is_empty(step, number)]
-        yield [MicroBatch(number, batch, send(batch) if send else None) for number, batch in zip(numbers, batches, strict=False)]
+        yield [
+            MicroBatch(number, batch, cache(send(batch) if send else partial(run.to_device, batch))) for number, batch in zip(numbers, batches, strict=False)
+        ]

@@ -27,7 +27,7 @@ from samewise.runner.strategies.base import Strategy, Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import evaluating, rehearse
-from samewise.runner.training.hidden_state import attributes_of, find, lost_attributes
+from samewise.runner.training.hidden_state import attributes_of, find, find_in_schedule, lost_attributes, lost_by_optimizers, require_none_learned
 from samewise.runner.training.loop import forward, train_step
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
@@ -89,8 +89,9 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
         run = build(_disable_caches(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
+            require_none_learned(run)
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
-                untrained = _take_step(run)
+                untrained = [*_take_step(run), *find_in_schedule(run), *(lost_by_optimizers(run) if alone else ())]
                 before = attributes_of(run.recipe)
                 rehearse(run)
                 if alone:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from samewise.runner.config.fingerprint import targets
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.errors import Problem, first_few
+from samewise.runner.errors import ConfigError, Problem, first_few
+from samewise.runner.interfaces import Recipe
+from samewise.runner.optim.schedules.base import Schedule
 from samewise.runner.records import shapes
+from samewise.runner.records.digest import value_digest
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.training.evaluation import evaluating, tell
 from samewise.runner.training.run import Run
@@ -27,15 +35,55 @@ _HINT = "keep it in a persistent buffer of the model"
 
 
 def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
-    """The batches; with the first, a warning if something is found, and a lower level for the run, since it cannot be resumed to the same bits."""
+    """The batches; with the first and the third, a warning if something is found, and a lower level for the run: it cannot be resumed to the same bits."""
     for first in islice(batches, 1):
-        if found := find(run, first):
-            run.recorder.level = "none"
-            if run.strategy.peers.is_main and (record := read_json(run.folder.environment, shapes.ENVIRONMENT)):
-                write_json(run.folder.environment, {**record, "level": "none"})
-            tell(run, found)
+        _warn(run, [found for found in [find(run, first), *find_in_schedule(run)] if found])
         yield first
+    before = _of_optimizers(run)  # after a step, in which an optimizer may have created what it needs
+    yield from islice(batches, 1)
+    _warn(run, _changed_in_optimizers(run, before))
     yield from batches
+
+
+def _warn(run: Run, problems: Sequence[Problem]) -> None:
+    if problems:
+        run.recorder.level = "none"
+        if run.strategy.peers.is_main and (record := read_json(run.folder.environment, shapes.ENVIRONMENT)):
+            write_json(run.folder.environment, {**record, "level": "none"})
+    for problem in problems:
+        tell(run, problem)
+
+
+def require_none_learned(run: Run) -> None:
+    """Raise a ConfigError if the recipe has parameters that are not the model's and require gradients: no optimizer trains them, no checkpoint holds them."""
+    trained, packages = {id(one) for one in run.parameters}, {name.partition(".")[0] for name in run.composed.project.packages}
+    found = [name for name, one in _learned(run.recipe, packages, set()) if id(one) not in trained]
+    if found:
+        words = f"{first_few([f'{type(run.recipe).__name__}{name}' for name in found], 3)}: requires a gradient, but is not part of the model"
+        hint = "move it into the model, whose forward then computes with it; or freeze it, if it is constant: requires_grad_(False)"
+        raise ConfigError(Problem("recipe", f"{words}: no optimizer trains it, and no checkpoint holds it", expected="what is learned in the model", hint=hint))
+
+
+def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that require gradients in an object of the user's, in modules, and in what contains them, by name: `.loss.centres`."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            yield "", value
+    elif isinstance(value, Mapping):
+        inside = value.items()
+    elif isinstance(value, list | tuple | set):
+        inside = enumerate(value)
+    elif isinstance(value, nn.Module):
+        others = [(name, one) for name, one in vars(value).items() if name not in vars(nn.Module())]
+        inside = [*value.named_parameters(recurse=False), *value.named_children(), *others]
+    elif isinstance(value, Recipe) or (type(value).__module__.partition(".")[0] in packages and hasattr(value, "__dict__")):
+        inside = vars(value).items()
+    for name, one in inside:
+        yield from ((f".{name}{further}", found) for further, found in _learned(one, packages, seen))
 
 
 def find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
@@ -71,10 +119,11 @@ def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tenso
     """Of each phase, in training mode and then in evaluation mode, in which some models compute no loss. The model's own state is restored."""
 
     def losses() -> Iterator[Tensor]:
+        batch = micro.copied().batch
         for phase in run.phases:
             streams.enter(run.seed, "step", run.step, micro.number, phase.number)
             with phase.training(run.step), run.precision.autocast():
-                yield run.recipe.loss(run.model, run.transforms["train"](run.to_device(micro.batch)), phase.spec).total.detach().clone()
+                yield run.recipe.loss(run.model, run.transforms["train"](run.to_device(batch)), phase.spec).total.detach().clone()
 
     try:
         found = [*losses()]
@@ -90,12 +139,32 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def attributes_of(part: object) -> dict[str, bytes]:
-    """What a part of the user's keeps in its attributes, by `Class.name`, as far as it can be written down."""
+def _is_own(part: object) -> bool:
+    """Whether a part's class is not one of samewise's or of the other `LIBRARIES`."""
+    return type(part).__module__.partition(".")[0] not in LIBRARIES
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as digests, since their pickles contain addresses, and leaves out some objects."""
+
+    def __init__(self, file: io.BytesIO, without: Collection[int]) -> None:
+        super().__init__(file)
+        self._without = without
+
+    def persistent_id(self, obj: Any) -> Any:
+        if id(obj) in self._without:
+            return "elsewhere"
+        return value_digest(obj) if isinstance(obj, Tensor) else None
+
+
+def attributes_of(part: object, without: Collection[int] = ()) -> dict[str, bytes]:
+    """What a part of the user's keeps in its attributes, by `Class.name`, as far as it can be written down; without the objects of these ids."""
     found, prefix = dict[str, bytes](), type(part).__name__
-    for name, value in {} if type(part).__module__.partition(".")[0] in LIBRARIES else vars(part).items():
+    for name, value in vars(part).items() if _is_own(part) else ():
         with suppress(Exception):
-            found[f"{prefix}.{name}"] = pickle.dumps(value)
+            file = io.BytesIO()
+            _Pickler(file, without).dump(value)
+            found[f"{prefix}.{name}"] = file.getvalue()
     return found
 
 
@@ -115,3 +184,52 @@ def lost_attributes(part: object, before: Mapping[str, bytes]) -> list[Problem]:
     """A caution for each attribute of a recipe that losses and measurements have changed: it is in no checkpoint."""
     changed = [name for name, value in attributes_of(part).items() if before.get(name, value) != value]
     return [Problem(f"recipe ({name})", f"changes as the recipe is used, {_WORDS}", hint=_HINT) for name in changed]
+
+
+def _of_optimizers(run: Run) -> dict[str, bytes]:
+    """The attributes of the user's optimizers that are not in their `state_dict`; none of those of an optimizer with a `state_dict` of its own."""
+    if run.config.reproducibility.level == "fast":
+        return {}
+    found, known = dict[str, bytes](), {*vars(Optimizer([torch.zeros(())], {})), "step", "grad_scale", "found_inf", "_opt_called", "_step_count"}
+    for phase in run.phases:
+        one: Any = getattr(phase.optimizer, "optim", phase.optimizer) if not _is_own(phase.optimizer) else phase.optimizer  # within ZeroRedundancyOptimizer
+        if not _is_own(one) or type(one).state_dict is not Optimizer.state_dict:
+            continue
+        groups = [[group, group["params"]] for group in one.param_groups]
+        states = [[state, *state.values()] for state in one.state.values()]
+        held = [*run.model.parameters(), *run.model.buffers(), one, one.state, one.param_groups, *itertools.chain(*groups, *states)]
+        own = {f"{type(one).__name__}.{name}" for name in known}
+        found |= {name: value for name, value in attributes_of(one, {id(part) for part in held}).items() if name not in own}
+    return found
+
+
+def _changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem]:
+    changed = [name for name, value in (_of_optimizers(run) if before else {}).items() if before.get(name, value) != value]
+    hint = "keep it in `self.state[parameter]` or in `self.param_groups`, which are saved; or in a local variable, if the next step does not need it"
+    return [Problem(f"optimizer ({first_few(changed, 3)})", f"changes in a step, {_WORDS}", hint=hint)] if changed else []
+
+
+def lost_by_optimizers(run: Run) -> list[Problem]:
+    """A caution if another step with the same gradients changes attributes of an optimizer that are in no checkpoint."""
+    if before := _of_optimizers(run):
+        with suppress(Exception):
+            for phase in run.phases:
+                phase.optimizer.step()
+    return _changed_in_optimizers(run, before)
+
+
+def find_in_schedule(run: Run) -> list[Problem]:
+    """A caution for each schedule of the user's that is not a function of the step, or that hears of evaluations, if it saves no state."""
+    found, parts = list[Problem](), [run.schedule] if run.config.reproducibility.level != "fast" else []
+    for schedule in parts:  # which grows
+        parts += [part for part, _ in schedule.parts().values()]
+        if _is_own(schedule) and type(schedule).state_dict is Schedule.state_dict:
+            words = "keeps what evaluations gave" if type(schedule).after_evaluation is not Schedule.after_evaluation else ""
+            with suppress(Exception):
+                copied = deepcopy(schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases})
+                first, second = ([copied.at(step, dict(group.base), group) for step in range(3) for group in run.schedule.groups] for _ in range(2))
+                words = words or ("sets other options when it is asked again for the same step: something changes as it is used" if first != second else "")
+            if words:
+                hint = "compute the options from `step` alone, or save the state in `state_dict`, and restore it in `load_state_dict`"
+                found.append(Problem(f"scheduler ({type(schedule).__name__})", f"{words}, {_WORDS}", hint=hint))
+    return found

@@ -65,7 +65,7 @@ class _Watched:
         self._note = note
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        for name, value in batch.items():
+        for name, value in _entries(batch):
             self._note("input", name, value)
         found = self._recipe.loss(model, batch, phase)
         for name, value in (*found.parts.items(), ("total", found.total), ("count", found.count)):
@@ -74,6 +74,12 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recipe, name)
+
+
+def _entries(batch: Any) -> Iterator[tuple[str, Any]]:
+    """A batch's entries by name, or by place if it is a list or a tuple."""
+    found: Any = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else [("its one entry", batch)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    yield from ((str(name), value) for name, value in found)
 
 
 def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue], dict[str, Any]]:
@@ -88,7 +94,7 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
     with streams.preserve_generators(), _hooks(run, seen, note):
         micro_batches = next(training_batches(run))
         for micro in micro_batches:
-            for name, value in micro.batch.items():
+            for name, value in _entries(micro.batch):
                 note("batch", name, value)
         for name, value in run.model.state_dict().items():
             note("before", name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 MODELS = """
 import torch
 from torch import nn
+from samewise.recipes.classification import Classification
+from samewise.runner.interfaces import Phase
+from samewise.runner.optim.schedules import LearningRate
+from samewise.runner.optim.schedules.base import Schedule
 
 
 class Base(nn.Module):
@@ -82,6 +87,118 @@ class Extra(Base):
 
     def get_extra_state(self):
         return {"mean": 0.0}
+
+
+class Sound(Base):
+    def shift(self, x):
+        return x
+
+
+class Changing(Classification):
+    # changes its batch, or a copy of it
+
+    copies = False
+
+    def loss(self, model, batch, phase):
+        batch = {name: value.clone() for name, value in batch.items()} if self.copies else batch
+        batch["image"] //= 2
+        batch["image"] += torch.randint(0, 9, batch["image"].shape, dtype=torch.uint8)
+        return super().loss(model, {"image": batch.pop("image").float(), "label": batch.pop("label")}, phase)
+
+    def measure(self, model, batch):
+        return super().measure(model, {**batch, "image": batch["image"].float()})
+
+
+class Copying(Changing):
+    copies = True
+
+
+class InTurn(Changing):
+    phases = (Phase("one", ("head.weight",)), Phase("two", ("head.bias",)))
+
+    def loss(self, model, batch, phase):
+        if phase.name == "one":
+            batch["image"] = batch.pop("image") // 2
+        return Classification.loss(self, model, {**batch, "image": batch["image"].float()}, phase)
+
+
+class Centres(nn.Module):
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.zeros(10), requires_grad=not frozen)
+
+    def forward(self, logits, labels):
+        return nn.functional.cross_entropy(logits - self.centres, labels, reduction="none")
+
+
+class Weighted(Classification):
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.parts = {"heads": [nn.Linear(2, 2)], "weight": torch.ones(2, requires_grad=True)}
+
+
+class Counting(torch.optim.SGD):
+    def __init__(self, params, *, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self.steps, self.cache, self.slow = 0, None, [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] /= self.steps
+        return super().step(closure)
+
+
+class Saving(Counting):
+    def state_dict(self):
+        return {**super().state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.steps = state["steps"]
+
+
+class InState(torch.optim.SGD):
+    # what it keeps in attributes is a reference, or made once
+
+    def __init__(self, params, *, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self.mine, self.inner, self.made = self.param_groups[0]["params"], torch.optim.SGD(self.param_groups, lr=lr), None
+
+    def step(self, closure=None):
+        self.made = torch.ones(3) if self.made is None else self.made
+        for one in self.mine:
+            self.state[one]["step"] = self.state[one].get("step", 0) + 1
+        return self.inner.step(closure)
+
+
+class Shrinking(Schedule):
+    def __init__(self) -> None:
+        super().__init__(unit="step")
+        self.factor = 1.0
+
+    def at(self, step, options, group):
+        self.factor *= 0.9
+        return {**options, "lr": self.factor}
+
+
+class Heeding(LearningRate):
+    best = 1.0
+
+    def after_evaluation(self, metrics):
+        self.best = min(self.best, *metrics.values())
+
+    def rate(self, time, lr):
+        return lr * self.best
+
+
+class Cached(LearningRate):
+    def __init__(self) -> None:
+        super().__init__(unit="step")
+        self.known = {}
+
+    def rate(self, time, lr):
+        return self.known.setdefault(time, lr * 0.9**time)
 """
 
 
@@ -92,7 +209,7 @@ def train(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.Monk
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    given = ["recipe=classification", "dataset=digits", "transforms=images", "batch_size=64", "max_steps=2", "device=cpu", "tracking=none", "evaluate.limit=1"]
+    given = ["recipe=classification", "dataset=digits", "transforms=images", "batch_size=64", "max_steps=3", "device=cpu", "tracking=none", "evaluate.limit=1"]
 
     def run(name: str, *more: str) -> Any:
         (tmp_path / "configs" / "model").mkdir(parents=True)
@@ -133,3 +250,72 @@ def test_a_model_whose_state_is_no_tensor_is_refused(train: Callable[..., Any]) 
     assert done.returncode == 2
     assert "error: model: _extra_state is a dict" in done.stderr
     assert not Path("runs").exists()
+
+
+def _summary() -> dict[str, Any]:
+    (file,) = Path("runs").glob("*/*/summary.json")
+    found = json.loads(file.read_text())
+    shutil.rmtree("runs")
+    shutil.rmtree("configs")
+    return found
+
+
+@pytest.mark.parametrize("more", [(), ("accumulate=2", "replicas=2"), ("memory_format=channels_last",)])
+def test_a_batch_that_the_recipe_changes_is_as_loaded_in_the_first_step(train: Callable[..., Any], more: tuple[str, ...]) -> None:
+    weights = set[str]()
+    for name in ("Changing", "Copying"):
+        done = train("Sound", f"recipe._target_=own.{name}", "transforms=none", *more)
+        assert (done.returncode, "no checkpoint" in done.stderr) == (0, False), done.stderr
+        found = _summary()
+        assert found["level"] == "R2"
+        weights.add(found["weights_sha256"])
+    assert len(weights) == 1
+
+
+def test_what_one_phase_does_to_a_batch_reaches_the_next_in_every_memory_format(train: Callable[..., Any]) -> None:
+    weights = set[str]()
+    for memory_format in ("contiguous", "channels_last"):
+        done = train("Sound", "recipe._target_=own.InTurn", "transforms=none", f"memory_format={memory_format}")
+        assert done.returncode == 0, done.stderr
+        weights.add(_summary()["weights_sha256"])
+    assert len(weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [("+recipe.loss={_target_:own.Centres}", "Classification.criterion.centres"), ("recipe._target_=own.Weighted", "Weighted.parts.heads.0.weight, ")],
+)
+def test_what_would_be_learned_outside_of_the_model_is_an_error_that_names_it(train: Callable[..., Any], override: str, named: str) -> None:
+    done = train("Sound", override)
+    assert done.returncode == 2
+    assert f"error: recipe: {named}" in done.stderr
+    assert "requires a gradient, but is not part of the model: no optimizer trains it" in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_a_frozen_parameter_in_a_loss_is_allowed(train: Callable[..., Any]) -> None:
+    done = train("Sound", "+recipe.loss={_target_:own.Centres,frozen:true}")
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("optimizer=counting", "optimizer (Counting.steps): changes in a step, and no checkpoint holds it"),
+        ("scheduler=shrinking", "scheduler (Shrinking): sets other options when it is asked again for the same step"),
+        ("scheduler=heeding", "scheduler (Heeding): keeps what evaluations gave, and no checkpoint holds it"),
+        ("optimizer=saving", ""),
+        ("optimizer=instate", ""),
+        ("scheduler=cached", ""),
+    ],
+)
+def test_what_an_optimizer_or_a_schedule_does_not_save_is_warned_about(train: Callable[..., Any], override: str, named: str) -> None:
+    group, choice = override.split("=")
+    name = {"instate": "InState"}.get(choice, choice.capitalize())
+    folder = Path("configs", group)
+    folder.mkdir(parents=True)
+    (folder / f"{choice}.yaml").write_text(f"# A choice\n_target_: own.{name}\n" + ("_partial_: true\n" if group == "optimizer" else ""))
+    done = train("Sound", override)
+    assert done.returncode == 0, done.stderr
+    assert (f"warning: {named}" in done.stderr) if named else "warning" not in done.stderr, done.stderr
+    assert _summary()["level"] == ("none" if named else "R2")

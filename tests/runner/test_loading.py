@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from samewise.recipes.classification import Classification
 from samewise.runner.config import schema
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
+from samewise.runner.data.device import map_tensors
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.records.digest import value_digest
@@ -375,3 +376,16 @@ def test_only_a_method_batch_that_takes_indices_makes_batches():
         KeyedDataset(Other(), default_collate, seed=0, stream="sample", name="dataset.train")
     (problem,) = KeyedDataset(Failing(), default_collate, seed=0, stream="sample")[Key(0, 0, (1, 2))].problems
     assert re.match(r"Failing fails in batch\(indices\), for samples 1, 2: AttributeError: .*'missing'", problem.message)
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    y: list[torch.Tensor]
+
+
+def test_the_tensors_of_a_batch_are_found_in_lists_tuples_dicts_and_namedtuples() -> None:
+    one = torch.zeros(2)
+    found = map_tensors(lambda tensor: tensor + 1, {"a": Named(one, [one]), "b": (one, "text")})
+    assert isinstance(found["a"], Named)
+    assert [*found["a"].x, *found["a"].y[0], *found["b"][0]] == [1.0] * 6
+    assert found["b"][1] == "text"
