@@ -184,7 +184,7 @@ class Recipe(abc.ABC):
 
     def measure(self, model: nn.Module, batch: Batch) -> Any:
         """What one evaluation batch gives, small and on the CPU, for `Scores.add`; the model is in eval mode, without gradients. Default: its losses."""
-        found = {phase.name: self.loss(model, batch, phase) for phase in self.phases}
+        found = {phase.name: is_loss(self, self.loss(model, batch, phase)) for phase in self.phases}
         return {name: (loss.count, {"loss": float(loss.total), **{part: float(value) for part, value in loss.parts.items()}}) for name, loss in found.items()}
 
     def scores(self, dataset: Any) -> Scores:
@@ -215,6 +215,14 @@ class Recipe(abc.ABC):
             batch: `export_samples` samples, after the batch transforms.
         """
         return {}
+
+
+def is_loss(recipe: Recipe, loss: object) -> Loss:
+    """What a recipe's `loss` returns; ConfigError unless it is a `Loss`."""
+    if isinstance(loss, Loss):
+        return loss
+    message, expected = f"{type(recipe).__name__}.loss returns {type(loss).__name__}", "samewise's Loss(total, count): samewise.runner.interfaces.Loss"
+    raise ConfigError(Problem("recipe", message, expected=expected, hint="return Loss(total, count), total being the sum of the loss over count samples"))
 
 
 class BatchTransform(nn.Module, abc.ABC):

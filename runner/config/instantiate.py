@@ -210,6 +210,8 @@ def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own:
     if elsewhere := place_of(target):
         kind, place = elsewhere
         return Problem(where, message, target, expected, f"it is {kind.words}, which belongs in `{place}`")
+    if where.startswith("scheduler") and target.startswith("torch.optim.lr_scheduler."):
+        return Problem(where, message, target, expected, f"scheduler=torch scheduler.scheduler._target_={target}, and its settings below scheduler.scheduler")
     if target in _INSTEAD:
         return Problem(where, message, target, expected, _INSTEAD[target])
     parts = target.split(".")

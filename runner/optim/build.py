@@ -188,6 +188,14 @@ def _refuse_what_cannot_train(make: Callable[..., Any], groups: list[dict[str, A
     if issubclass(make, torch.optim.LBFGS):
         hint = "choose another optimizer; `samewise list optimizer` shows them"
         raise ConfigError(Problem(path, "LBFGS evaluates the loss several times per step, which samewise does not support", hint=hint))
+    needed = [
+        one.name
+        for one in list(inspect.signature(make.step).parameters.values())[1:]
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    if needed:
+        words = f"{make.__name__}.step needs {needed[0]}: samewise calls it with no argument, and supports no closure that evaluates the loss again"
+        raise ConfigError(Problem(path, words, hint="choose another optimizer; `samewise list optimizer` shows them"))
     if issubclass(make, torch.optim.Muon):
         wrong = [f"{name} {list(parameter.shape)}" for group in groups for name, parameter in group["params"] if parameter.ndim != 2]
         if wrong:

@@ -19,7 +19,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.dataset import sample_name
 from samewise.runner.data.loading import Failure, Key, training_keys
 from samewise.runner.errors import ConfigError, Problem, describe_exit, first_line, is_below_one, raised_at, summarise_error
-from samewise.runner.interfaces import Loss, Recipe
+from samewise.runner.interfaces import Recipe, is_loss
 from samewise.runner.records import trace
 from samewise.runner.records.folder import RunFolder
 
@@ -33,6 +33,7 @@ RESERVED = {"loss", "gradient_norm", "lr"}
 """What is logged as `train/NAME` beside the parts of a loss."""
 _SHARE = re.compile(r"(drop|prob)[^.]*$|[._]p$")
 """The names of settings that are often 0, such as dropout."""
+NO_CLOSURE = "it evaluates the loss several times per step, by a closure, which samewise does not support"
 NO_DETERMINISTIC = "does not have a deterministic implementation"
 
 
@@ -65,11 +66,9 @@ def name_override(problem: Problem, composed: Composed | None) -> Problem:
     return problem
 
 
-def require_loss(recipe: Recipe, loss: object) -> None:
+def require_loss(recipe: Recipe, given_loss: object) -> None:
     """Raise a ConfigError unless a recipe's loss is a `Loss` with the right parts."""
-    if not isinstance(loss, Loss):
-        message, expected = f"{type(recipe).__name__}.loss returns {type(loss).__name__}", "samewise's Loss(total, count): samewise.runner.interfaces.Loss"
-        raise ConfigError(Problem("recipe", message, expected=expected, hint="return Loss(total, count), total being the sum of the loss over count samples"))
+    loss = is_loss(recipe, given_loss)
     given: dict[str, Any] = {"total": loss.total, **loss.parts}  # whatever a user's code has put there
     if taken := RESERVED & loss.parts.keys():
         message = f"{type(recipe).__name__}.loss returns a part called '{min(taken)}', which samewise logs itself"
@@ -100,6 +99,12 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
     if problem := _unknown_label(error, run):
         return problem
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
+    if "closure" in str(error):
+        return Problem("optimizer", f"{reason}: {NO_CLOSURE}", hint="choose another optimizer; `samewise list optimizer` shows them")
+    if re.search(r"'(DistributedDataParallel|CallCapture|Driver)' object has no attribute|mixed torch.Tensor and DTensor", str(error)):
+        words = f"{reason}: under this strategy a recipe must call the model as a whole, `model(...)`, not its parts"
+        hint = "strategy=elastic, which has no such limit; or let the model's forward choose the part that computes"
+        return Problem("recipe", words, expected="only calls of model(...)", hint=f"{hint}; {raised_at(error, anywhere=False)}".rstrip("; "))
     expected, hint = "a model that accepts the transformed batch, and whose outputs the recipe accepts", _advice(error, composed.cfg.model if composed else {})
     return name_override(Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint), composed)
 

@@ -121,6 +121,11 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
         (["reproducibility.benchmark=true"], "reproducibility.benchmark", "reproducibility=fast"),
         (["reproducibility.level=loose"], "reproducibility.level", "strict"),
         (["model._target_=os.system"], "model._target_", "outside the packages"),
+        (
+            ["scheduler._target_=torch.optim.lr_scheduler.StepLR"],
+            "scheduler._target_",
+            "scheduler=torch scheduler.scheduler._target_=torch.optim.lr_scheduler.StepLR",
+        ),
         (["model._target_=torchvision.models.resnet19"], "model._target_", "did you mean 'resnet18'?"),
         (["callbacks.progress._target_=samewise.runner.callbacks.progres.Progress"], "callbacks.progress._target_", "does not exist"),
         (["+model.num_clases=3"], "model.num_clases", "did you mean 'num_classes'?"),

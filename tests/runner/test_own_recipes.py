@@ -20,7 +20,7 @@ from samewise.runner.training.step_errors import require_loss
 RECIPES = """
 import torch
 from samewise.recipes.classification import Classification
-from samewise.runner.interfaces import Loss, Phase, Scores
+from samewise.runner.interfaces import Loss, MeanLosses, Phase, Recipe, Scores
 
 
 class Mean(Classification):
@@ -94,6 +94,45 @@ class Unknown(Classification):
         return Undefined()
 
 
+class Tensor(Classification):
+    def loss(self, model, batch, phase):
+        return super().loss(model, batch, phase).total
+
+    def measure(self, model, batch):
+        return Recipe.measure(self, model, batch)
+
+    def scores(self, dataset):
+        return MeanLosses()
+
+
+class Parts(Classification):
+    def loss(self, model, batch, phase):
+        model.fc
+        return super().loss(model, batch, phase)
+
+
+class Noisy(Classification):
+    def loss(self, model, batch, phase):
+        loss = super().loss(model, batch, phase)
+        return Loss(loss.total * (2 + torch.randn(len(batch["label"]))).mean(), loss.count)
+
+
+class NoisyOfBatch(Noisy):
+    def loss(self, model, batch, phase):
+        loss = super().loss(model, batch, phase)
+        return Loss(loss.total * loss.count**2, loss.count)
+
+
+class Closure(torch.optim.SGD):
+    def step(self, closure):
+        return super().step(closure)
+
+
+class Asking(torch.optim.SGD):
+    def step(self, closure=None):
+        assert closure is not None, "SAM requires closure"
+
+
 class OfBatch(Classification):
     def loss(self, model, batch, phase):
         loss = super().loss(model, batch, phase)
@@ -112,8 +151,9 @@ def recipe(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.Mon
     return lambda name, *command: samewise(*(command or ("check", "--strict")), *given, f"recipe._target_=mine.{name}")
 
 
-def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any]) -> None:
-    done = recipe("Sound")
+@pytest.mark.parametrize("name", ["Sound", "Noisy"])
+def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any], name: str) -> None:
+    done = recipe(name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -123,6 +163,7 @@ def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any
         ("Mean", "warning: recipe (Mean.loss): the total for 2 is "),
         ("Counting", "warning: recipe (Counting.calls): changes as the recipe is used, and no checkpoint holds it"),
         ("OfBatch", "warning: recipe (OfBatch.loss): the total for four samples is "),
+        ("NoisyOfBatch", "warning: recipe (NoisyOfBatch.loss): the total for four samples is "),
         ("HeadOnly", "warning: model: nothing trains conv1.weight, "),
     ],
 )
@@ -144,6 +185,35 @@ def test_a_wrong_recipe_is_an_error_that_names_what_is_wrong(recipe: Callable[[s
     done = recipe(name)
     assert done.returncode == 2
     assert f"error: recipe: {said}" in done.stderr
+
+
+def test_a_loss_that_is_a_tensor_is_an_error_in_the_evaluation_before_training_too(recipe: Callable[..., Any]) -> None:
+    done = recipe("Tensor", "train", "tracking=none", "evaluate.monitor=valid/loss")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: recipe: Tensor.loss returns Tensor; hint: return Loss(total, count)")
+
+
+@pytest.mark.parametrize("optimizer", ["Closure", "Asking"])
+def test_an_optimizer_that_needs_a_closure_is_told_to_be_unsupported(recipe: Callable[..., Any], optimizer: str) -> None:
+    done = recipe("Sound", "check", "~optimizer", f"+optimizer={{_target_:mine.{optimizer},_partial_:true,lr:0.1}}")
+    assert done.returncode == 2
+    assert "error: optimizer: " in done.stderr
+    assert "closure" in done.stderr
+
+
+def test_under_ddp_a_recipe_that_uses_the_models_parts_is_told_to_call_the_model(recipe: Callable[..., Any]) -> None:
+    done = recipe("Parts", "check", "strategy=ddp", "replicas=2")
+    assert done.returncode == 2
+    assert "a recipe must call the model as a whole, `model(...)`, not its parts; hint: strategy=elastic" in done.stderr
+    done = recipe("Parts", "check", "strategy=elastic", "replicas=2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_torch_scheduler_that_ends_before_the_training_is_an_error_of_check(recipe: Callable[..., Any]) -> None:
+    one_cycle = "{_target_:torch.optim.lr_scheduler.OneCycleLR,_partial_:true,max_lr:0.1,total_steps:1}"
+    done = recipe("Sound", "check", "scheduler=torch", "~scheduler.scheduler", f"+scheduler.scheduler={one_cycle}", "scheduler.unit=step", "max_steps=8")
+    assert done.returncode == 2
+    assert "error: scheduler.scheduler: OneCycleLR cannot be stepped beyond step " in done.stderr
 
 
 def test_a_metric_of_several_numbers_is_an_error_before_training(recipe: Callable[[str], Any]) -> None:

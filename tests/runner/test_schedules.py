@@ -235,6 +235,7 @@ WRONG = [
     (lambda: ours(ByOptimizer(schedules={"trian": Constant()})), "scheduler.schedules.trian"),
     (lambda: ours(TorchSchedule(scheduler=p(reference.ReduceLROnPlateau))), "scheduler.scheduler"),
     (lambda: ours(TorchSchedule(scheduler=p(reference.StepLR, step=3))), "scheduler.scheduler"),
+    (lambda: ours(TorchSchedule(scheduler=p(reference.OneCycleLR, max_lr=0.1, total_steps=5))), "scheduler.scheduler"),
 ]
 
 

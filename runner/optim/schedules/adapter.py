@@ -49,8 +49,14 @@ class TorchSchedule(Schedule):
         if self._running[group.optimizer][2] > time:
             self._start(group.optimizer)
         stand_in, scheduler, now = self._running[group.optimizer]
-        for _ in range(time - now):
-            scheduler.step()
+        for taken in range(now, time):
+            try:
+                scheduler.step()
+            except Exception as error:
+                words = f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} {taken}: {error}"
+                raise ConfigError(
+                    Problem("scheduler.scheduler", words, expected=f"one for all {self.span.length(self.unit)} {self.unit}s of the training")
+                ) from error
         self._running[group.optimizer] = (stand_in, scheduler, time)
         # groups of a ByOptimizer keep their index within their optimizer
         held = stand_in.param_groups[group.index]
