@@ -221,13 +221,14 @@ def lost_by_optimizers(run: Run) -> list[Problem]:
 def find_in_schedule(run: Run) -> list[Problem]:
     """A caution for each schedule of the user's that is not a function of the step, or that hears of evaluations, if it saves no state."""
     found, parts = list[Problem](), [run.schedule] if run.config.reproducibility.level != "fast" else []
+    groups = run.schedule._groups  # pyright: ignore[reportPrivateUsage] (a schedule of the user's may have a `groups` of its own)
     for schedule in parts:  # which grows
         parts += [part for part, _ in schedule.parts().values()]
         if _is_own(schedule) and type(schedule).state_dict is Schedule.state_dict:
             words = "keeps what evaluations gave" if type(schedule).after_evaluation is not Schedule.after_evaluation else ""
             with suppress(Exception):
                 copied = deepcopy(schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases})
-                first, second = ([copied.at(step, dict(group.base), group) for step in range(3) for group in run.schedule.groups] for _ in range(2))
+                first, second = ([copied.at(step, dict(group.base), group) for step in range(3) for group in groups] for _ in range(2))
                 words = words or ("sets other options when it is asked again for the same step: something changes as it is used" if first != second else "")
             if words:
                 hint = "compute the options from `step` alone, or save the state in `state_dict`, and restore it in `load_state_dict`"

@@ -24,7 +24,7 @@ PLANTED = """
     class Sound(Classification):
         def __init__(self, **settings):
             super().__init__(**settings)
-            self.head = nn.Linear(10, 10)
+            self.head = nn.Linear(10, 10).requires_grad_(False)
             self.weights = torch.ones(10)
 
     class ReadsTheLoss(Sound):

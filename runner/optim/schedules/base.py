@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
@@ -106,11 +106,6 @@ class Schedule(abc.ABC):
             options = self.at(step, dict(group.base), group)
             # looked up each time: Optimizer.load_state_dict replaces the dicts
             _assign(self._optimizers[group.optimizer].param_groups[group.index], options)
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        """The optimizers' parameter groups, once it is attached to them by `begin`."""
-        return self._groups
 
     def rates(self, step: int, span: Span) -> list[float]:
         """The groups' learning rates at `step` if training lasted `span`; sets nothing."""
