@@ -240,6 +240,8 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     _require_alike(run, surroundings)
     before = read_json(run.folder.environment, shapes.ENVIRONMENT)
     differing = environment.differences(before, run.environment) if before else []
+    if before and before.get("level") == "none" and checkpoint.list_checkpoints(run.folder.checkpoints):
+        run.recorder.level = "none"  # found in an earlier session, whose steps this one continues
     if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
             if all(line.startswith("data.") for line in differing):

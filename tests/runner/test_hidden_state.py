@@ -319,3 +319,17 @@ def test_what_an_optimizer_or_a_schedule_does_not_save_is_warned_about(train: Ca
     assert done.returncode == 0, done.stderr
     assert (f"warning: {named}" in done.stderr) if named else "warning" not in done.stderr, done.stderr
     assert _summary()["level"] == ("none" if named else "R2")
+
+
+def test_a_run_that_promised_nothing_promises_nothing_when_it_is_resumed_for_a_last_step(train: Callable[..., Any]) -> None:
+    Path("configs", "optimizer").mkdir(parents=True)
+    Path("configs", "optimizer", "counting.yaml").write_text("# A choice\n_target_: own.Counting\n_partial_: true\n")
+    assert train("Sound", "optimizer=counting", "checkpoint.every_steps=1").returncode == 0
+    (summary,) = Path("runs").glob("*/*/summary.json")
+    summary.unlink()
+    shutil.rmtree(sorted((summary.parent / "checkpoints").glob("step*"))[-1])
+    shutil.rmtree(Path("configs", "model"))
+    done = train("Sound", "optimizer=counting", "checkpoint.every_steps=1")
+    assert "resumed at step 2 of 3" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert json.loads(summary.read_text())["level"] == "none"
