@@ -188,12 +188,10 @@ def lost_attributes(part: object, before: Mapping[str, bytes]) -> list[Problem]:
 
 def _of_optimizers(run: Run) -> dict[str, bytes]:
     """The attributes of the user's optimizers that are not in their `state_dict`; none of those of an optimizer with a `state_dict` of its own."""
-    if run.config.reproducibility.level == "fast":
-        return {}
     found, known = dict[str, bytes](), {*vars(Optimizer([torch.zeros(())], {})), "step", "grad_scale", "found_inf", "_opt_called", "_step_count"}
     for phase in run.phases:
         one: Any = getattr(phase.optimizer, "optim", phase.optimizer) if not _is_own(phase.optimizer) else phase.optimizer  # within ZeroRedundancyOptimizer
-        if not _is_own(one) or type(one).state_dict is not Optimizer.state_dict:
+        if not _is_own(one) or type(one).state_dict is not Optimizer.state_dict or run.config.reproducibility.level == "fast":
             continue
         groups = [[group, group["params"]] for group in one.param_groups]
         states = [[state, *state.values()] for state in one.state.values()]
@@ -220,11 +218,11 @@ def lost_by_optimizers(run: Run) -> list[Problem]:
 
 def find_in_schedule(run: Run) -> list[Problem]:
     """A caution for each schedule of the user's that is not a function of the step, or that hears of evaluations, if it saves no state."""
-    found, parts = list[Problem](), [run.schedule] if run.config.reproducibility.level != "fast" else []
+    found, parts = list[Problem](), [run.schedule]
     groups = run.schedule._groups  # pyright: ignore[reportPrivateUsage] (a schedule of the user's may have a `groups` of its own)
     for schedule in parts:  # which grows
         parts += [part for part, _ in schedule.parts().values()]
-        if _is_own(schedule) and type(schedule).state_dict is Schedule.state_dict:
+        if _is_own(schedule) and type(schedule).state_dict is Schedule.state_dict and run.config.reproducibility.level != "fast":
             words = "keeps what evaluations gave" if type(schedule).after_evaluation is not Schedule.after_evaluation else ""
             with suppress(Exception):
                 copied = deepcopy(schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases})
