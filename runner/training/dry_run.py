@@ -95,11 +95,17 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         try:
             require_none_learned(run)
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
-                untrained = [*_take_step(run), *find_in_schedule(run), *(lost_by_optimizers(run) if alone else ())]
+                untrained = [*_take_step(run), *find_in_schedule(run)]
                 before = attributes_of(run.recipe)
                 rehearse(run)
                 if alone:
-                    run.recorder.cautions += [*untrained, *_means_for_sums(run), *_wholes_for_sums(run), *lost_attributes(run.recipe, before)]
+                    run.recorder.cautions += [
+                        *untrained,
+                        *_means_for_sums(run),
+                        *_wholes_for_sums(run),
+                        *lost_attributes(run.recipe, before),
+                        *lost_by_optimizers(run),
+                    ]
         except DataError as error:
             raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
         except SamewiseError:
@@ -170,19 +176,23 @@ def _wholes_for_sums(run: Run) -> list[Problem]:
         return []
     wholes, splits = list[float](), list[float]()
     with suppress(Exception), evaluating(run.model):  # a model, or a loss, may need more samples, or others, or only train
-        for draw in range(8):  # once, if no random numbers are drawn
+        for draw in range(8):  # fewer, if both agree or no random numbers are drawn
             whole, *parts = (_total(run, replace(key, indices=some), draw) for some in (key.indices[:4], key.indices[:2], key.indices[2:4]))
             wholes, splits = [*wholes, whole], [*splits, sum(parts)]
-            if draw == 1 and wholes[0] == wholes[1]:
+            if (draw == 0 and _near(wholes[0], splits[0])) or (draw == 1 and wholes[0] == wholes[1]):
                 break
     if not splits:
         return []
     whole, split, differences = fmean(wholes), fmean(splits), [one - other for one, other in zip(wholes, splits, strict=True)]
     noise = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-    if abs(whole - split) <= max(0.01 * max(abs(whole), abs(split)), 6 * noise):
+    if _near(whole, split) or abs(whole - split) <= 6 * noise:
         return []
     words = f"the total for four samples is {whole:.4g}, and for two and two {split:.4g}: replicas, accumulate and evaluate.batch_size change it"
     return [Problem(f"recipe ({type(run.recipe).__name__}.loss)", words, hint="meant, as in contrastive learning? Then keep replicas=1 accumulate=1")]
+
+
+def _near(whole: float, split: float) -> bool:
+    return abs(whole - split) <= 0.01 * max(abs(whole), abs(split))
 
 
 def _total(run: Run, key: Key, draw: int) -> float:

@@ -99,7 +99,7 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
     if problem := _unknown_label(error, run):
         return problem
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
-    if "closure" in str(error):
+    if "closure" in str(error) and any(frame.f_code.co_name == "step" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return Problem("optimizer", f"{reason}: {NO_CLOSURE}", hint="choose another optimizer; `samewise list optimizer` shows them")
     if re.search(r"'(DistributedDataParallel|CallCapture|Driver)' object has no attribute|mixed torch.Tensor and DTensor", str(error)):
         words = f"{reason}: under this strategy a recipe must call the model as a whole, `model(...)`, not its parts"
