@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -45,6 +45,10 @@ class GeneratorTracker:
                 return made
             self._seeded = (*self._seeded, *drawn)
 
+    def seed_all(self) -> None:
+        """From now on all generators are seeded, and none of the libraries' functions is replaced."""
+        self._seeded = tuple(SEEDERS)
+
 
 def next_draws() -> list[Any]:
     """The next value of each generator: two that are equal in all of them have been drawn from equally."""
@@ -68,7 +72,7 @@ def make_and_probe(make: Make, seeded: Collection[str], others: Collection[str])
         if name in _PROBES:
             SEEDERS[name](_FIRST)
     offsets = _offsets() if "cuda" in others else ()
-    with _notice_reads() as read:
+    with _notice_reads() if others else nullcontext(set[str]()) as read:
         made = make(seeded)
     drawn = [name for name in others if name in read or (name in _PROBES and _PROBES[name]() != _first_draw(name))]
     return made, [*drawn, *(["cuda"] if "cuda" in others and "cuda" not in drawn and _offsets() != offsets else ())]
