@@ -27,13 +27,25 @@ _INSTEAD = {
 def entry() -> None:
     """The console script."""
     os.environ["PYTHONSAFEPATH"] = "1"  # so that no child process imports modules from the current folder
+    _open_closed_streams()
     if sys.argv[1:2] in (["train"], ["sweep"]) and "RANK" not in os.environ:
         _report_signals()
     sys.exit(main(sys.argv[1:]))
 
 
+def _open_closed_streams() -> None:
+    """Let standard streams that were closed (`>&-`) lead nowhere: otherwise the next file that is opened gets what is printed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin, sys.stdout, sys.stderr = (
+        stream or open(number, mode, closefd=False)  # noqa: SIM115
+        for number, (stream, mode) in enumerate(((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w")))
+    )
+
+
 def _report_signals() -> None:
-    """Before and after training, SIGTERM and SIGUSR1 end the command at once with a message and its exit code, since imports alone take seconds."""
+    """Before and after training, SIGTERM, SIGUSR1 and SIGHUP end the command at once with a message and its exit code, since imports alone take seconds."""
     process, leave = os.getpid(), os._exit
 
     def stop(number: int, frame: object) -> None:
@@ -44,7 +56,7 @@ def _report_signals() -> None:
         os.write(2, f"interrupted: stopped by {signal.Signals(number).name}; run the same command again\n".encode())
         leave(INTERRUPTED)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, stop)
 

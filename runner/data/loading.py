@@ -364,6 +364,6 @@ def _start_worker(worker: int) -> None:
     main, is_forked = multiprocessing.parent_process(), multiprocessing.get_start_method() == "fork"  # else another process is its parent
     end_with_parent(signal.SIGKILL, main.pid if main and is_forked else None)
     reopen_files()
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_NOTICE_S))  # it may be the main process's, which waits for a worker that hangs

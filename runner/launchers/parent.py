@@ -100,7 +100,7 @@ class JobParent:
 
 def main() -> int:
     """Run as the parent."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher signals each job
     end_with_parent(signal.SIGKILL)
     for name in _PRELOAD:

@@ -31,11 +31,15 @@ _TOP_PAD = 64 << 20
 
 @contextmanager
 def on_signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Within it, these signals call the handler; afterwards the previous handlers. Only the main thread can set handlers, so others set none."""
+    """Within it, these signals call the handler; afterwards the previous handlers. Only the main thread can set handlers, so others set none.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    before = {number: signal.signal(number, handler) for number in numbers if not (nohup and number == signal.SIGHUP)}
     try:
         yield
     finally:

@@ -108,7 +108,7 @@ class Sweep:
 
     def run(self) -> None:
         """Start and watch jobs until nothing is left to do; Interrupted if asked to stop, once the jobs that ran have saved."""
-        with on_signals((signal.SIGINT, signal.SIGTERM), self._ask_stop):
+        with on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._ask_stop):
             self._report_ended()
             while True:
                 self._fill()

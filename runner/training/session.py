@@ -37,7 +37,7 @@ from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
 from samewise.runner.training.step_errors import OF_STEPS, explain_later_error, explain_step_error, killed_worker, name_override, refused_operator
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def _end_workers(run: Run) -> None:
 
 @contextmanager
 def _signals(run: Run) -> Generator[None]:
-    """Handle SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save, stop. A second Ctrl-C stops at once."""
+    """Handle SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) and Ctrl-C: finish the step, save, stop. A second Ctrl-C stops at once."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if run.strategy.peers.stop_heard and number == signal.SIGINT:

@@ -92,7 +92,7 @@ def test_help_lists_the_exit_codes_of_errors(samewise: Run) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which signals a process catches")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_train_stopped_before_it_trains_says_so(here: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "samewise", "train", "experiment=resnet18_digits", "debug=tiny", "tracking=none"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -108,6 +108,12 @@ def test_train_stopped_before_it_trains_says_so(here: Path, number: signal.Signa
 def caught_signals(pid: int) -> int:
     """The signals that a process catches, one bit each."""
     return int(re.search(r"^SigCgt:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1], 16)
+
+
+@pytest.mark.parametrize(("closed", "arguments", "code"), [(">&-", "list", 0), ("<&- 2>&-", "list", 0), (">&- 2>&-", "nothing", 2)])
+def test_standard_streams_may_be_closed(here: Path, closed: str, arguments: str, code: int) -> None:
+    done = subprocess.run(f"{sys.executable} -m samewise {arguments} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_an_empty_run_argument_is_refused(samewise: Run, here: Path) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import random
+import select
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import samewise_runner_promise as promise
+
+from samewise.runner.processes.this_process import on_signals
 
 SMALL = ["experiment=resnet18_digits", "model.width=8", "max_epochs=2", "checkpoint.every_steps=3", "callbacks=none", "transforms=cifar", "transforms.size=8"]
 STEPS = 44
@@ -81,6 +89,32 @@ def test_sigterm_saves_and_the_same_command_resumes(experiment, reference, tmp_p
     folder = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null")
     assert promise.weights(folder) == promise.weights(reference)
     assert promise.trace(folder) == promise.trace(reference)
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="there is no setsid, which gives a process a terminal of its own")
+def test_a_run_whose_terminal_is_closed_saves(tmp_path):
+    """The kernel then sends SIGHUP to all of its processes, the loader's workers too, and no more output can be written."""
+    terminal, its_end = pty.openpty()
+    more = ["tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null", "loader.num_workers=1", f"run_root={tmp_path}"]
+    command = ["setsid", "--ctty", sys.executable, "-m", "samewise", "train", *SMALL, *more]
+    with subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=its_end) as process:
+        os.close(its_end)
+        while promise.trace_lines(tmp_path) < 10:
+            assert process.poll() is None
+            if select.select([terminal], [], [], 0.005)[0]:
+                os.read(terminal, 4096)
+        os.close(terminal)
+        assert process.wait(60) == 3
+    stopped = promise.trace_lines(tmp_path) - 1
+    assert [int(path.name.removeprefix("step-")) for path in tmp_path.glob("*/*/checkpoints/step-*")] == [stopped]
+
+
+def test_under_nohup_a_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with on_signals((signal.SIGHUP, signal.SIGUSR1), lambda number, frame: None):
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_finished_run_answers_without_training(samewise, reference):
