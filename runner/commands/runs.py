@@ -102,9 +102,12 @@ def _select_failed(found: Sequence[ListedRun]) -> list[ListedRun]:
 def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
     from samewise.runner.sweep import listing
 
+    children = listing.trained_from(found, args.run_root)
     if args.yes:
         listing.delete(found)
     done = "deleted" if args.yes else "would be deleted"
+    for child in children:
+        print(f"warning: {child} was trained from one of these: without its checkpoint, it cannot be trained again or verified", file=sys.stderr)
     for one in found if not args.json else ():
         size = "" if args.yes else f", {listing.size_of(one) / 1e6:.1f} MB"
         print(f"{done}: {one.folder}  ({one.state.value}, step {one.step}{size})")

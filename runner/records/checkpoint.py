@@ -127,7 +127,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _incomplete(path: Path) -> DamagedCheckpoint:
-    return DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json"))
+    words = "the checkpoint is incomplete" if path.is_dir() else "there is no checkpoint"
+    return DamagedCheckpoint(Problem(str(path), words, expected="state.pt and manifest.json"))
 
 
 def _require_format(path: Path, written: Mapping[str, Any]) -> None:

@@ -83,8 +83,11 @@ def below(run_root: Path) -> Iterator[RunFolder]:
 
 
 def checkpoint_of(name: str, *, run_root: Path) -> Path:
-    """The folder of the best checkpoint of `RUN`, its last if none is marked best, or for `RUN/last` its last; ConfigError if run or checkpoint is missing."""
-    folder = find(name.removesuffix("/last"), run_root=run_root).checkpoints
+    """The folder of the best checkpoint of `RUN` or `RUN/best`, its last if none is marked best, or for `RUN/last` its last.
+
+    ConfigError if run or checkpoint is missing.
+    """
+    folder = find(name.removesuffix("/last").removesuffix("/best"), run_root=run_root).checkpoints
     for link in ("latest",) if name.endswith("/last") else ("best", "latest"):
         if (folder / link).is_dir():
             return (folder / link).resolve()

@@ -23,6 +23,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder, require_root
+from samewise.runner.records.found import below
 from samewise.runner.sweep.results import State, latest
 
 
@@ -214,6 +215,14 @@ def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
     paths = dict.fromkeys(path for config in known.values() for path in config)
     kept = [path for path in paths if len({repr(config.get(path, "-")) for config in known.values()}) > 1]
     return {folder: {path: config.get(path, "-") for path in kept} for folder, config in known.items()}
+
+
+def trained_from(runs: Sequence[ListedRun], run_root: Path) -> list[str]:
+    """The folders of the run root's other runs whose config names a checkpoint of one of these."""
+    those = {Path(one.folder).resolve() for one in runs}
+    others = [folder for folder in below(run_root) if folder.path.resolve() not in those]
+    texts = {str(folder.path): " ".join((read_text(folder.config) or "").split()) for folder in others}  # a long path with spaces is folded
+    return [folder for folder, text in texts.items() if any(f"{one}/checkpoints/" in text for one in those)]
 
 
 def delete(runs: Sequence[ListedRun]) -> None:

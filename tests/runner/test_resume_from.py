@@ -161,7 +161,7 @@ def test_a_schedule_of_another_length_than_in_the_checkpoint_is_reported(first, 
     )
 
 
-@pytest.mark.parametrize(("given", "step"), [("0123", 1), ("0123/last", 2), ("first", 1), ("first/last", 2), ("first/0123456789ab/last", 2)])
+@pytest.mark.parametrize(("given", "step"), [("0123", 1), ("0123/last", 2), ("first", 1), ("first/best", 1), ("first/last", 2), ("first/0123456789ab/last", 2)])
 @pytest.mark.parametrize("key", ["resume_from", "initialise.weights"])
 def test_a_run_may_be_named_by_fingerprint_or_name(first, key, given, step):
     cfg = compose([*SMALL, f"run_root={first.parent.parent}", f"{key}=run:{given}"], project=Project(Path.cwd(), configs=(CONFIGS,))).cfg

@@ -172,8 +172,12 @@ def test_deletions_are_listed_first_and_delete_nothing_else(samewise, runs, root
     assert {run["folder"] for run in runs()} == before
     assert "deleted: " + failed in samewise("runs", "gc", "--yes", "--run-root", root).stdout
     assert {run["folder"] for run in runs()} == before - {failed}
-    some = min(before - {failed})
-    assert samewise("runs", "rm", Path(some).name, "--yes", "--run-root", root).returncode == 0
+    some, *_, other = sorted(before - {failed})
+    config = Path(other) / "config.yaml"
+    config.write_text(config.read_text().replace("resume_from: null", f"resume_from: {Path(some).resolve()}/checkpoints/step-00000001"))
+    done = samewise("runs", "rm", Path(some).name, "--yes", "--run-root", root)
+    assert done.returncode == 0
+    assert f"warning: {other} was trained from one of these" in done.stderr
     assert {run["folder"] for run in runs()} == before - {failed, some}
 
 

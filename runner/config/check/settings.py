@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -164,8 +165,8 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
 
 def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
     name = cfg.get("name")
-    if name is not None and "${" not in str(name) and not re.fullmatch(r"\w[\w.+-]{0,199}", str(name)):
-        yield Problem("name", "cannot be a folder's name", name, "letters, digits and _ . + -, beginning with a letter or digit")
+    if name is not None and "${" not in str(name) and not (re.fullmatch(r"\w[\w.+-]*", str(name)) and len(str(name).encode()) <= 200):
+        yield Problem("name", "cannot be a folder's name", name, "letters, digits and _ . + -, beginning with a letter or digit; at most 200 bytes")
 
 
 def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
@@ -186,6 +187,8 @@ def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
     root = cfg.get("run_root")
     if isinstance(root, str) and not root.strip():
         yield Problem("run_root", "is not a folder name", root, "a folder", "run_root=runs is the usual one; run_root=. the current one")
+    elif isinstance(root, str) and os.path.islink(root) and not os.path.exists(root):
+        yield Problem("run_root", f"is a link to {os.readlink(root)}, which does not exist", root, "a folder")
     elif isinstance(root, str) and root.startswith("~"):
         yield Problem("run_root", "begins with ~, which a shell replaces only outside quotes", root, "a folder", f"run_root={Path(root).expanduser()}")
 
