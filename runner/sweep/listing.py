@@ -24,7 +24,7 @@ from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.found import below
-from samewise.runner.sweep.results import State, latest
+from samewise.runner.sweep.results import State, best_so_far, latest
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ListedRun:
         monitor: The metric that determines the best step.
         value: The best so far; NaN if there is none.
         also: The best so far by each other monitored metric.
-        metrics: All metrics, at the best step, or the last ones if it has not ended.
+        metrics: All metrics, at the best step so far.
         seconds: The time spent training, if it has ended.
         changed: When its folder was last written to, in seconds since the epoch.
         reason: Why it failed.
@@ -80,7 +80,7 @@ def list_runs(run_root: Path) -> list[ListedRun]:
 
 def read_run(folder: RunFolder) -> ListedRun:
     """Read one run."""
-    monitor, also, label = _read_config(folder)
+    monitor, modes, label = _read_config(folder)
     summary = read_mapping(folder.summary, shapes.SUMMARY)
     steps = int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0)
     failure = read_mapping(folder.failure)
@@ -98,23 +98,26 @@ def read_run(folder: RunFolder) -> ListedRun:
         ended: dict[str, Any] = {"state": State.finished, "step": summary["steps"], "steps": steps, "seconds": summary["timings"]["training_s"], "reason": ""}
         others = {name: one[name] for name, one in (summary["metrics"].get("also") or {}).items()}
         return ListedRun(**common, **ended, monitor=monitor, also=others, metrics=metrics, value=metrics.get(monitor, math.nan))
-    step, metrics = latest(folder, monitor)
+    step, best = latest(folder, monitor)[0], best_so_far(folder, modes)
+    metrics = best.pop(monitor, {})
     state = State.running if locks.holder(folder.lock) is not None else State.failed if failure else State.interrupted
     reason = re.sub(r"^\w+Error: ", "", str(failure.get("error") or "")).partition("\n")[0] if state is State.failed else ""
-    others, value = {name: metrics[name] for name in also if name in metrics}, metrics.get(monitor, math.nan)
+    others, value = {name: one[name] for name, one in best.items()}, metrics.get(monitor, math.nan)
     going: dict[str, Any] = {"state": state, "step": step, "steps": steps, "seconds": math.nan, "reason": reason}
     return ListedRun(**common, **going, monitor=monitor, also=others, metrics=metrics, value=value)
 
 
-def _read_config(folder: RunFolder) -> tuple[str, list[str], str]:
-    """(monitored metric, the others, label), from the text: composing the config would take a hundred times as long."""
+def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
+    """(monitored metric, the mode of it and of the others, label), from the text: composing the config would take a hundred times as long."""
     try:
         text = read_text(folder.config) or ""
         found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
         evaluate = yaml.safe_load(found[0])["evaluate"] if found else {}
-        return str(evaluate.get("monitor") or ""), list(evaluate.get("also") or {}), header.read(text)[1]
+        monitor = str(evaluate.get("monitor") or "")
+        modes = {name: str(mode) for name, mode in {monitor: evaluate.get("mode"), **(evaluate.get("also") or {})}.items() if name}
+        return monitor, modes, header.read(text)[1]
     except (ConfigError, ValueError, yaml.YAMLError):
-        return "", [], ""
+        return "", {}, ""
 
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import json
 import math
 import re
 import statistics
@@ -16,10 +18,11 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import INTERRUPTED, ConfigError, strip_heading
 from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.records import shapes, trust
-from samewise.runner.records.files import open_to_read, read_mapping
+from samewise.runner.records.files import open_to_read, read_lines, read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.tracking import journal
+from samewise.runner.tracking.best import is_better
 
 
 class State(enum.StrEnum):
@@ -45,7 +48,7 @@ class PointResult:
         point: Which.
         state: Where it stands.
         reason: The reason, if it is not obvious: the error's first line, "killed by SIGKILL".
-        best: Metrics at the step that was best by `evaluate.monitor`.
+        best: Metrics at the step that was best by `evaluate.monitor`, so far if it has not finished.
         final: Metrics of the last evaluation.
         steps: Optimizer steps taken.
         seconds: Spent training; of an unfinished run, the time that its jobs took.
@@ -114,7 +117,8 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             folder.objectives,
         )
     steps, last = latest(point.run, point.monitor)
-    return PointResult(point, state, reason, last, last, steps, folder.spent_s(point), mlflow_run_id=tracked, tries=tries, objectives=folder.objectives)
+    best = best_so_far(point.run, {point.monitor: point.mode}).get(point.monitor, {})
+    return PointResult(point, state, reason, best, last, steps, folder.spent_s(point), mlflow_run_id=tracked, tries=tries, objectives=folder.objectives)
 
 
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
@@ -197,6 +201,9 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
     return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")
 
 
+_NOT_EVALUATED = ("train/", "system/")
+
+
 def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
     """The last logged step of a run and its last evaluation, from the last `window` bytes of its journal."""
     try:
@@ -216,10 +223,27 @@ def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int,
             continue
         step = max(step, entry.step)
         if not evaluated and monitor in entry.metrics:
-            evaluated = {name: value for name, value in entry.metrics.items() if not name.startswith(("train/", "system/"))}
+            evaluated = {name: value for name, value in entry.metrics.items() if not name.startswith(_NOT_EVALUATED)}
         if step and evaluated:
             break
     return step, evaluated
+
+
+def best_so_far(run: RunFolder, modes: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """A run's best evaluation by each monitored metric, from its journal; of lines without one only the bytes are searched.
+
+    Args:
+        run: Its folder.
+        modes: The metrics, each with min or max. Those without an evaluation are left out of the result.
+    """
+    found, marks = dict[str, dict[str, float]](), [json.dumps(name).encode() for name in modes]
+    with contextlib.suppress(ConfigError):
+        for _, line in read_lines(run.metrics):
+            if any(mark in line for mark in marks) and (entry := journal.parse_line(line)) is not None:
+                for name in modes.keys() & entry.metrics.keys():
+                    if name not in found or is_better(entry.metrics[name], found[name][name], modes[name]):
+                        found[name] = {other: value for other, value in entry.metrics.items() if other == name or not other.startswith(_NOT_EVALUATED)}
+    return {name: found[name] for name in modes if name in found}
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,18 @@ class Best:
     def __init__(self, monitor: str, *, mode: str) -> None:
         self.name = f"{PREFIX}{monitor}"
         self.value = math.nan
-        self._monitor, self._is_min = monitor, mode == "min"
+        self._monitor, self._mode = monitor, mode
 
     def take(self, metrics: Mapping[str, float]) -> bool:
         """Update with logged metrics, in order. Returns whether the monitored metric is among them."""
         value = metrics.get(self._monitor)
         if value is None:
             return False
-        if math.isnan(self.value) or (value < self.value if self._is_min else value > self.value):
+        if is_better(value, self.value, self._mode):
             self.value = value
         return True
+
+
+def is_better(value: float, best: float, mode: str) -> bool:
+    """Whether a value is better than the best before it; any number is better than NaN."""
+    return (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)

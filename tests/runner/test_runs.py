@@ -14,7 +14,10 @@ from samewise.runner.cli import main
 from samewise.runner.config.compose import label_of
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import locks
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import find
+from samewise.runner.sweep.listing import list_runs
+from samewise.runner.tracking.journal import Journal
 
 TINY = [*DIGITS, "model.width=4"]
 
@@ -53,6 +56,19 @@ def test_runs_are_listed_with_their_label_state_and_monitored_metric(runs, root)
     for run in (one, two):
         summary = json.loads((Path(run["folder"]) / "summary.json").read_text())
         assert run["value"] == summary["metrics"]["best"]["valid/accuracy"] == run["metrics"][run["monitor"]]
+
+
+def test_an_unfinished_run_is_listed_with_its_best_values_so_far(tmp_path) -> None:
+    folder = RunFolder(tmp_path / "some" / "0123456789ab")
+    folder.create()
+    folder.config.write_text("evaluate:\n  monitor: valid/accuracy\n  mode: max\n  also:\n    valid/loss: min\n")
+    journal = Journal(folder.metrics, resume_step=None)
+    for step, (accuracy, loss) in enumerate([(0.5, 0.7), (0.8, 0.9), (0.6, 0.4), (0.7, 0.6)], start=1):
+        journal.log({"valid/accuracy": accuracy, "valid/loss": loss}, step)
+    journal.close()
+    (one,) = list_runs(tmp_path)
+    assert (one.state.value, one.step, one.value, one.also) == ("interrupted", 4, 0.8, {"valid/loss": 0.4})
+    assert one.metrics == {"valid/accuracy": 0.8, "valid/loss": 0.9}
 
 
 def test_the_reason_for_a_failure_is_the_one_that_train_printed(tmp_path, monkeypatch, capsys) -> None:

@@ -21,6 +21,7 @@ from samewise.runner.sweep.engine import _together  # pyright: ignore[reportPriv
 from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
 from samewise.runner.sweep.rows import cost_in_words, effect_rows, point_rows, setting_rows
 from samewise.runner.sweep.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
+from samewise.runner.tracking.journal import Journal
 
 
 def outcome(number: int, value: float, mode: str = "max", state: State = State.finished, metrics: dict[str, float] | None = None, **values: str) -> PointResult:
@@ -180,6 +181,25 @@ def test_the_time_of_a_failed_setting_is_that_of_its_jobs(tmp_path: Path) -> Non
     assert setting_rows(found, exact=True)[0]["training s"] == point_rows(found)[0]["training s"] == "35.0"
     spent = cost(folder, found)
     assert (spent.training_s, spent.lost_s) == (0.0, 35.0)
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", 0.9), ("min", 0.1)])
+def test_the_best_of_an_unfinished_point_is_its_best_so_far_and_not_its_last(tmp_path: Path, mode: str, best: float) -> None:
+    folder = SweepFolder(tmp_path / "some-1")
+    folder.write_facts({})
+    point = dataclasses.replace(outcome(0, 0.5, mode).point, folder=str(tmp_path / "0"))
+    folder.add_points([point])
+    folder.note(0, began=1.0, ended=2.0, exit_code=3, pruned="at evaluation 4", tries=1)
+    point.run.create()
+    made = Journal(point.run.metrics, resume_step=None)
+    for step, score in enumerate((math.nan, 0.5, 0.9, 0.1, 0.4), start=1):
+        made.log({"train/loss": 1.0, "valid/score": score, "valid/loss": float(step)}, step)
+        made.log({"train/loss": 2.0}, 10 + step)
+    made.close()
+    (one,) = point_results(folder)
+    assert (one.state, one.value, one.final["valid/score"], one.steps) == (State.pruned, best, 0.4, 15)
+    assert one.best == {"valid/score": best, "valid/loss": 3.0 if mode == "max" else 4.0}
+    assert setting_rows([one])[0]["valid/score"] == str(best)
 
 
 def test_a_point_that_is_the_same_run_as_one_that_failed_has_failed_with_it(tmp_path: Path) -> None:
