@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 500
+_OWN_TAG_LENGTH = 8000
 _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
@@ -63,8 +64,14 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
     facts["code"] = own_code.digest(environment["code"]) if isinstance(environment.get("code"), Mapping) else None  # one tag; environment.json has each file
     found |= {key(f"env.{name}"): _fit(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
-    found |= {key(str(name)): value for name, value in own.items()}
-    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+    found = {name: str(value) for name, value in found.items() if value not in (None, "")}
+    return found | {key(str(name)): _fit(str(value), _OWN_TAG_LENGTH) for name, value in own.items() if value is not None}
+
+
+def shortened_tags(own: Mapping[str, Any]) -> list[str]:
+    """Which of the user's tags are longer than MLflow accepts, in words."""
+    names = [f"the name {str(name)[:40]}... is cut to {_KEY_LENGTH} characters" for name in own if len(str(name)) > _KEY_LENGTH]
+    return names + [f"{name} is cut to {_OWN_TAG_LENGTH} of {len(str(value))} characters" for name, value in own.items() if len(str(value)) > _OWN_TAG_LENGTH]
 
 
 def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[DatasetInput]:

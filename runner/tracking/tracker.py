@@ -14,7 +14,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import link
+from samewise.runner.tracking import describing, link
 from samewise.runner.tracking.address import REFUSED, check_uri, remove_password, sqlite_file
 from samewise.runner.tracking.backends import TITLES, backends_of, problems
 from samewise.runner.tracking.journal import Journal
@@ -50,6 +50,10 @@ class Tracker:
     def run_id(self) -> str | None:
         """The MLflow run's id, or None until there is one."""
         return None
+
+    def last_step(self) -> int:
+        """The last step in the journal, or -1."""
+        return self._journal.last_step
 
 
 class Silent(Tracker):
@@ -129,6 +133,8 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     file = sqlite_file(plain["uri"])
     if file is not None:
         _require_file(file, plain["uri"])
+    for words in describing.shortened_tags(plain["tags"]):
+        _LOG.warning("tracking.tags: %s, the most that MLflow accepts; the run's config.yaml has all of it", words)
     return WithSender(folder, plain, resume_step=resume_step)
 
 

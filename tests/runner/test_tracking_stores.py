@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from samewise_runner_tracking_store import Store, expected, finish, start
 
+from samewise.runner.config.schema import Tracking
 from samewise.runner.records import own_code
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import sender
 from samewise.runner.tracking.progress import is_behind
+from samewise.runner.tracking.tracker import open_tracker
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +173,20 @@ def test_tags_added_at_the_end_of_a_run_are_sent(written: RunFolder, store: Stor
     after = sending(written, store)
     after.synchronise(alive=False)
     assert ("at evaluation 2",) in store.rows("select value from tags where run_uuid = ? and key = 'sweep.pruned'", after.progress.run_id)
+
+
+def test_an_empty_tag_is_sent_and_a_long_one_is_cut_with_a_warning(written: RunFolder, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    tags = {"empty": "", "long": "x" * 9000, "n" * 300: "named"}
+    open_tracker(written, OmegaConf.structured(Tracking(uri=store.uri, tags=tags)), resume_step=None)
+    name, value = [record.getMessage() for record in caplog.records]
+    assert name.startswith(f"tracking.tags: the name {'n' * 40}... is cut to 250 characters")
+    assert value.startswith("tracking.tags: long is cut to 8000 of 9000 characters")
+    done = sending(written, store)
+    done.settings["tags"] = tags
+    assert done.synchronise(alive=False).refused == 0
+    sent = dict(store.rows("select key, value from tags where run_uuid = ?", done.progress.run_id))
+    assert (sent["empty"], sent["long"][:7000], len(sent["long"])) == ("", "x" * 7000, 8000)
+    assert "named" in sent.values()
 
 
 def test_a_run_deleted_in_mlflow_is_created_again_and_gets_everything(written: RunFolder, store: Store) -> None:
