@@ -60,7 +60,7 @@ class Journal:
             there.close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         cut_torn_line(self._file)
-        self._known, self._last = _points(path, from_step=-1 if resume_step is None else resume_step)
+        self._known, self.last_step = _points(path, from_step=-1 if resume_step is None else resume_step)
         self._held = list[bytes]()
         self._held_bytes = 0
         self._write_at = 0.0
@@ -75,8 +75,8 @@ class Journal:
         if not metrics:
             return
         keys = tuple(metrics)
-        if step > self._last:  # beyond all known steps, only the current step needs to be remembered
-            self._known, self._last = {step: keys}, step
+        if step > self.last_step:  # beyond all known steps, only the current step needs to be remembered
+            self._known, self.last_step = {step: keys}, step
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)
         values = tuple(map(float, metrics.values()))
@@ -180,9 +180,11 @@ def _line(keys: tuple[str, ...]) -> str:
 
 
 def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], int]:
-    """The keys in the journal by step, from `from_step` on, and the last such step (-1 if there is none)."""
+    """The keys in the journal by step, from `from_step` on, and its last step (-1 if there is none)."""
     known: dict[int, tuple[str, ...]] = {}
+    last = -1
     for entry, _ in read_entries(path):
+        last = max(last, entry.step)
         if entry.status is None and entry.step >= from_step:
             known[entry.step] = (*known.get(entry.step, ()), *entry.metrics)
-    return known, max(known, default=-1)
+    return known, last

@@ -13,6 +13,7 @@ import pytest
 from samewise_tiny import DIGITS
 from torch import nn
 
+from samewise.runner.cli import main
 from samewise.runner.records.trace import Trace
 
 TINY = (*DIGITS, "model.width=4", "max_steps=6", "checkpoint.every_steps=2", "checkpoint.keep_last=9")
@@ -158,6 +159,19 @@ def test_a_trace_deleted_before_a_run_resumes_is_noticed(samewise, original, tmp
     assert "trace.jsonl: is missing; a new trace begins after step 4" in resumed.stderr
     for given in (("diff", original, run), ("verify", run)):
         assert "its trace begins at step 5: the steps before were not compared" in samewise(*given).stdout
+
+
+@pytest.mark.parametrize(("kept", "words"), [(0, "steps 1 to 4 are missing"), (3, "steps 4 to 4 are missing"), (6, "")])
+def test_metrics_deleted_before_a_run_resumes_are_noticed(original, tmp_path, capsys, kept, words) -> None:
+    run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
+    for one in ("summary.json", "checkpoints/latest", "checkpoints/best"):
+        (run / one).unlink()
+    shutil.rmtree(run / "checkpoints/step-00000006")
+    lines = [line for line in (run / "metrics.jsonl").read_text().splitlines(keepends=True) if json.loads(line).get("step", 99) <= kept]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    assert main(["train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "missing" in line]
+    assert [line.partition("metrics.jsonl: ")[2].partition(",")[0] for line in told] == [words] * bool(words)
 
 
 def test_a_trace_deleted_while_it_is_written_is_noticed(tmp_path, capfd) -> None:
