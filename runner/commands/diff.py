@@ -114,11 +114,14 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
         if not run_id:
             raise ConfigError(Problem("--log", "the run is not in MLflow", str(folder.path), hint=f"samewise sync {folder.path}"))
         signatures.require(folder.config, trust=trust, uses="sends a page, with your tokens, to the MLflow store that its config.yaml names")
-        uri = address(folder, plain(saved.config_in(folder.config).cfg.tracking), None)
-        from samewise.runner.tracking.store import open_client
+        settings = plain(saved.config_in(folder.config).cfg.tracking)
+        uri = address(folder, settings, None)
+        from samewise.runner.tracking.store import open_client, require_place
 
         try:
-            open_client(uri).log_text(run_id, _page(first, second, found), f"diff/{other.path.name}.html")
+            client = open_client(uri)
+            require_place(client, run_id, chosen=settings["artifact_location"])
+            client.log_text(run_id, _page(first, second, found), f"diff/{other.path.name}.html")
         except Exception as error:  # any error of the store or the network
             raise ConfigError(Problem("--log", f"MLflow refused the page: {first_line(error)}", remove_password(uri))) from None
         print(f"logged to the MLflow run {run_id} as diff/{other.path.name}.html", file=sys.stderr)

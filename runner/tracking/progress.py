@@ -10,6 +10,7 @@ from samewise.runner.errors import DamagedFile, TrainingError
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, read_mapping, set_aside, write_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.moved import was_moved
 
 _LOG = logging.getLogger("samewise.tracking")
 
@@ -49,11 +50,13 @@ class TrackingState:
     others: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def at(self, store: str) -> TrackingState:
-        """The progress in `store`: this one, an earlier one, or none."""
+        """The progress in `store`: this one, an earlier one, that in an SQLite file that was moved here, or none."""
         if store == self.store:
             return self
-        others = {**self.others, **({self.store: {**asdict(self), "others": {}}} if self.run_id else {})}
-        return _make_state({**others.pop(store, {}), "store": store, "others": others})
+        others: dict[str, dict[str, Any]] = {**self.others, **({self.store: {**asdict(self), "others": {}}} if self.run_id else {})}
+        moved = (name for name, one in others.items() if was_moved(name, store, one.get("run_id"), one.get("intent")))
+        known = others.pop(store if store in others else next(moved, store), {})
+        return _make_state({**known, "store": store, "others": others})
 
     def empty_copy(self) -> TrackingState:
         """An empty progress in this store."""

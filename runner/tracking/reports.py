@@ -9,7 +9,7 @@ from typing import Any
 from mlflow import MlflowClient
 
 from samewise.runner.tracking.address import check_uri
-from samewise.runner.tracking.store import experiment_id, open_client
+from samewise.runner.tracking.store import experiment_id, open_client, require_place
 
 _TAG = "samewise.report_of"
 
@@ -21,7 +21,7 @@ def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -
     experiment = experiment_id(client, f"{settings['experiment']} reports", settings)
     found = client.search_runs([experiment], f"tags.`{_TAG}` = '{sweep}'", max_results=1)
     run = found[0] if found else client.create_run(experiment, tags={_TAG: sweep, "sweep": sweep}, run_name=sweep)
-    return _log_files(client, run.info.run_id, files)
+    return _log_files(client, run.info.run_id, files, settings)
 
 
 def log_profile(name: str, fingerprint: str, files: Sequence[Path], metrics: Mapping[str, float], settings: Mapping[str, Any]) -> str:
@@ -31,10 +31,11 @@ def log_profile(name: str, fingerprint: str, files: Sequence[Path], metrics: Map
     run = client.create_run(experiment, tags={"samewise.profile_of": fingerprint}, run_name=f"{name} {fingerprint[:12]}")
     for key, value in metrics.items():
         client.log_metric(run.info.run_id, key, value)
-    return _log_files(client, run.info.run_id, files)
+    return _log_files(client, run.info.run_id, files, settings)
 
 
-def _log_files(client: MlflowClient, run_id: str, files: Sequence[Path]) -> str:
+def _log_files(client: MlflowClient, run_id: str, files: Sequence[Path], settings: Mapping[str, Any]) -> str:
+    require_place(client, run_id, chosen=settings.get("artifact_location"))
     for file in files:
         client.log_artifact(run_id, str(file))
     client.set_terminated(run_id, "FINISHED")

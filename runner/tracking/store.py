@@ -14,20 +14,24 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.tracking._tracking_service import utils
 
 from samewise.runner.records.locks import hold
 from samewise.runner.tracking.address import sqlite_file
 from samewise.runner.tracking.answers import connect
+from samewise.runner.tracking.moved import ARTIFACTS, correct_places, describe_lost, lost_place
 
 _LOG = logging.getLogger("samewise.tracking")
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of the store; an SQLite file is created, or migrated to this MLflow's schema, if needed."""
+    """A client of the store; an SQLite file is created, migrated to this MLflow's schema, or told where it has been moved, if needed."""
     file = sqlite_file(uri)
     if file is None:
         return connect(uri)
     _create(file)
+    correct_places(file)
+    getattr(utils, "_artifact_repos_cache", {}).clear()  # by run, across stores: where artifacts were before
     try:
         return connect(uri)
     except MlflowException as error:
@@ -59,7 +63,21 @@ def artifact_location(uri: str, chosen: str | None) -> str | None:
     file = sqlite_file(uri)
     if chosen is not None or file is None:
         return chosen
-    return str(file.absolute().parent / "mlartifacts")
+    return str(file.absolute().parent / ARTIFACTS)
+
+
+def require_place(client: MlflowClient, run_id: str, *, chosen: str | None) -> None:
+    """Raise a FileNotFoundError if a run's artifacts were in a folder that no longer exists, since MLflow would create it again.
+
+    Args:
+        client: Of the store that has the run.
+        run_id: The MLflow run's.
+        chosen: `tracking.artifact_location`, which may be created.
+    """
+    file = sqlite_file(client.tracking_uri)
+    place = str(client.get_run(run_id).info.artifact_uri).removesuffix(f"/{run_id}/artifacts")
+    if lost := lost_place(place, file, chosen=chosen, is_used=False):
+        raise FileNotFoundError(describe_lost(lost, file))
 
 
 def _create(file: Path) -> None:

@@ -18,9 +18,9 @@ from samewise.runner.tracking.address import remove_password, sqlite_file
 LONGEST_S = 300.0
 """How long a store is waited for."""
 HEAP = 512 << 20
-_RUNS = (("runs", "artifact_uri", ""), ("logged_models", "artifact_location", ""))
+RUNS = (("runs", "artifact_uri", ""), ("logged_models", "artifact_location", ""))
 """Where a run's and a logged model's files are: table, column, condition. They lie in their experiment's place as a rule."""
-_OTHERS = (
+OTHERS = (
     ("experiments", "artifact_location", ""),
     ("model_versions", "source", ""),
     ("model_versions", "storage_location", ""),
@@ -93,8 +93,8 @@ def _outside(file: Path) -> list[str]:
     with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as store:
         limit_queries(store, until=time.monotonic() + LONGEST_S)
         store.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")  # a value that is not text would stop the reading
-        runs = {place for one in _RUNS for place in _places(store, one, home)}
-        others = {place for one in _OTHERS for place in _places(store, one, home)}
+        runs = {place for one in RUNS for place in _places(store, one, home)}
+        others = {place for one in OTHERS for place in _places(store, one, home)}
         made = store.execute("SELECT type || ' ' || name, sql FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchall()
     below = {place for place in runs if ".." not in place and any(place.startswith(f"{root}/") for root in others)}
     foreign = {str(name) for name, sql in made if " ".join(str(sql).split()) not in _OF_MLFLOW}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,10 @@ def sending(folder: RunFolder, store: Store) -> Any:
 
 @pytest.fixture
 def written(folder: RunFolder) -> RunFolder:
+    return write(folder)
+
+
+def write(folder: RunFolder) -> RunFolder:
     from samewise.runner.tracking.journal import Journal
 
     folder.create()
@@ -178,7 +184,7 @@ def test_tags_added_at_the_end_of_a_run_are_sent(written: RunFolder, store: Stor
 def test_an_empty_tag_is_sent_and_a_long_one_is_cut_with_a_warning(written: RunFolder, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     tags = {"empty": "", "long": "x" * 9000, "n" * 300: "named"}
     open_tracker(written, OmegaConf.structured(Tracking(uri=store.uri, tags=tags)), resume_step=None)
-    name, value = [record.getMessage() for record in caplog.records]
+    name, value = [record.getMessage() for record in caplog.records if record.name == "samewise.tracking"]
     assert name.startswith(f"tracking.tags: the name {'n' * 40}... is cut to 250 characters")
     assert value.startswith("tracking.tags: long is cut to 8000 of 9000 characters")
     done = sending(written, store)
@@ -294,6 +300,83 @@ def test_the_folder_of_a_run_may_be_moved_and_nothing_is_sent_again(written: Run
     again = sending(moved, store)
     assert again.synchronise(alive=False).metrics == 0
     assert again.progress.run_id == first.progress.run_id
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> Callable[[], tuple[RunFolder, Store]]:
+    """A function that trains in `old`, sends a file and moves all to `new`."""
+
+    def move() -> tuple[RunFolder, Store]:
+        before = RunFolder(tmp_path / "old" / "runs" / "tried" / "0123456789ab")
+        write(before)
+        (before.artifacts / "first.txt").write_text("first")
+        os.utime(before.artifacts / "first.txt", (0, 0))  # a file that may still be being written waits
+        sending(before, Store.made_in(tmp_path / "old" / "runs")).synchronise(alive=True)
+        (tmp_path / "old").rename(tmp_path / "new")
+        after = RunFolder(tmp_path / "new" / "runs" / "tried" / "0123456789ab")
+        (after.artifacts / "second.txt").write_text("second")
+        return after, Store(tmp_path / "new" / "runs" / "mlflow.db")
+
+    return move
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_run_that_is_moved_with_its_store_continues_there_with_its_artifacts(moved: Any, tmp_path: Path, is_taken: bool) -> None:
+    after, store = moved()
+    if is_taken:  # by another project, of which nothing is touched
+        (tmp_path / "old" / "runs" / "mlartifacts").mkdir(parents=True)
+        Store.made_in(tmp_path / "old" / "runs")
+    one = sending(after, store)
+    assert one.synchronise(alive=False).metrics == 0
+    assert store.rows("select run_uuid from runs") == [(one.progress.run_id,)]
+    assert one.progress.others == {}
+    assert sorted(file.path for file in one.client.list_artifacts(one.progress.run_id)) == ["first.txt", "second.txt"]
+    assert one.client.get_run(one.progress.run_id).data.tags["samewise.folder"] == str(after.path)
+    assert list((tmp_path / "old").rglob("mlartifacts/*")) == []
+    new = one.client.create_run(one.progress.experiment_id)
+    assert new.info.artifact_uri == f"{store.path.parent}/mlartifacts/{new.info.run_id}/artifacts"
+    assert not any(str(tmp_path / "old") in str(row) for row in store.rows("select artifact_location from experiments"))
+
+
+def test_a_store_whose_artifacts_are_still_where_they_were_is_left_alone(moved: Any, tmp_path: Path) -> None:
+    after, store = moved()
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    (tmp_path / "old" / "runs" / "mlflow.db").unlink()
+    one = sending(after, store)
+    one.synchronise(alive=False)
+    assert (tmp_path / "old" / "runs" / "mlartifacts" / one.progress.run_id / "artifacts" / "second.txt").exists()
+
+
+def test_artifacts_are_not_written_where_their_folder_has_vanished(moved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    after, store = moved()
+    artifacts = (tmp_path / "new" / "runs" / "mlartifacts").rename(tmp_path / "artifacts")
+    settings = Tracking(uri=store.uri, experiment="tried")
+    open_tracker(after, OmegaConf.structured(settings), resume_step=10)
+    one = sending(after, store)
+    assert one.synchronise(alive=True).files == 0
+    one.synchronise(alive=False)
+    assert not (tmp_path / "old").exists()
+    trainers, senders = [record.getMessage() for record in caplog.records if record.name == "samewise.tracking"]
+    assert trainers == senders
+    assert f"folder of artifacts {tmp_path}/old/runs/mlartifacts no longer exists" in trainers
+    from samewise.runner.tracking.store import require_place
+
+    with pytest.raises(FileNotFoundError, match="no longer exists"):
+        require_place(one.client, one.progress.run_id, chosen=None)
+    artifacts.rename(tmp_path / "new" / "runs" / "mlartifacts")
+    again = sending(after, store)
+    assert again.synchronise(alive=False).files == 1
+    assert sorted(file.path for file in again.client.list_artifacts(one.progress.run_id)) == ["first.txt", "second.txt"]
+
+
+def test_a_chosen_place_of_artifacts_is_created_once(written: RunFolder, store: Store, tmp_path: Path) -> None:
+    (written.artifacts / "first.txt").write_text("first")
+    for number, files in ((1, 1), (2, 0)):
+        one = sending(written, store)
+        one.settings |= {"experiment": "chosen", "artifact_location": str(tmp_path / "chosen")}
+        (written.artifacts / "first.txt").write_text("first" * number)
+        assert one.synchronise(alive=False).files == files
+        shutil.rmtree(tmp_path / "chosen", ignore_errors=True)
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
