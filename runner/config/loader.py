@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import yaml
 from hydra import version
@@ -15,8 +15,7 @@ from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
-from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source, structured_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
@@ -43,7 +42,14 @@ PROJECT, GIVEN = "project", "given"
 """Whose folder of configs: the project's own, or one that --config-dir names, which may be a stranger's."""
 
 
-class _Inside(ConfigSource):
+class _Shared(ConfigSource):
+    """Not copied for each composition, as Hydra would: nothing changes a source, and a copy of the schema takes longer than composing an experiment from it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class _Inside(_Shared):
     """Finds configs only in its own folder; `..` or an absolute path would load a file of one folder as if it were in another."""
 
     def is_config(self, config_path: str) -> bool:
@@ -84,10 +90,20 @@ class ImportlibResourcesConfigSource(_Inside, importlib_resources_config_source.
         return _remember(_IS_GROUP, (self.path, config_path), super().is_group)
 
     def load_config(self, config_path: str) -> ConfigResult:
-        key = self.provider, self.path, config_path
-        if key not in _PARSED:
-            _PARSED[key] = pickle.dumps(super().load_config(config_path), pickle.HIGHEST_PROTOCOL)
-        return pickle.loads(_PARSED[key])
+        return _parsed((self.provider, self.path, config_path), super().load_config)
+
+
+class StructuredConfigSource(_Shared, structured_config_source.StructuredConfigSource):
+    """Hydra's class under the same name, which copies a node of the schema in a third of the time."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        return _parsed(("", "", config_path), super().load_config)
+
+
+def _parsed(key: tuple[str, str, str], load: Callable[[str], ConfigResult]) -> ConfigResult:
+    if key not in _PARSED:
+        _PARSED[key] = pickle.dumps(load(key[2]), pickle.HIGHEST_PROTOCOL)
+    return pickle.loads(_PARSED[key])
 
 
 def _remember(known: dict[tuple[str, str], bool], key: tuple[str, str], ask: Callable[[str], bool]) -> bool:

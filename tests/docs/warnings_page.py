@@ -71,6 +71,8 @@ def warnings_of(overrides: str) -> list[str]:
 def page() -> str:
     """The whole page, for which every command is run."""
     table = "".join(f"| {what} | {why} |\n" for what, (why, _) in WARNINGS.items())
+    why = "the outputs were trained for other classes; `initialise.exclude=[fc.*]`, or what they are called, starts with new ones"
+    table += f"| `resume_from`, or `initialise.weights` of a run, with as many classes of other names | {why} |\n"
     table += "| `resume_from` with epochs of another length | the position in training is a number of steps, so training continues in a different epoch |\n"
     table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"
     table += "| `train callbacks=a,b` | this is a sweep, with a run for each; `callbacks=[a,b]` is one run with both |\n"
