@@ -91,6 +91,7 @@ def test_sigterm_saves_and_the_same_command_resumes(experiment, reference, tmp_p
     assert promise.trace(folder) == promise.trace(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("setsid") is None, reason="there is no setsid, which gives a process a terminal of its own")
 def test_a_run_whose_terminal_is_closed_saves(tmp_path):
     """The kernel then sends SIGHUP to all of its processes, the loader's workers too, and no more output can be written."""
