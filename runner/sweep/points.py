@@ -24,7 +24,7 @@ from samewise.runner.config.override_text import removed
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.tree import flat, plain
-from samewise.runner.errors import ConfigError
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.secrets import redact
 from samewise.runner.sweepers.base import Setting
@@ -40,6 +40,10 @@ class Composer:
         self._groups = groups(self._loader)
         self._parser = OverridesParser.create()
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str], list[other_choice.Change]]] = {}
+
+    def is_group(self, key: str) -> bool:
+        """Whether a key chooses from a group."""
+        return key in self._groups
 
     def compose(self, given: Sequence[str]) -> Composed:
         """As `compose.compose`, with errors in its `problems`; interpolations are not checked."""
@@ -84,9 +88,11 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
         with_code: Whether other code of the user's makes it another sweep.
     """
     shared = composer.compose(space.fixed)
-    problems = shared.problems or tuple(faults.unresolvable(shared.cfg))
-    if problems:
-        raise ConfigError(*problems)
+    if problems := _problems(shared):
+        firsts = {part.key: part.values[0] for part in space.dimensions if composer.is_group(part.name) and part.values}
+        shared = composer.compose(space.at(firsts))  # a value may belong to a choice that varies: strategy=elastic,ddp strategy.nproc=2
+        if _problems(shared):
+            raise ConfigError(*problems)
     asked: Mapping[str, Any] = plain(shared.cfg.sweeper) if sweeper is None else sweeper
     told = {
         "shared": shared.fingerprint if with_code else fingerprint_of(shared.whole),
@@ -97,6 +103,10 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     varied = next((part for part in space.parts if not isinstance(part, str) and part.name == "experiment"), None)
     return f"{'experiments' if varied else shared.name}-{digest}", shared
+
+
+def _problems(composed: Composed) -> tuple[Problem, ...]:
+    return composed.problems or tuple(faults.unresolvable(composed.cfg))
 
 
 @dataclass(frozen=True)

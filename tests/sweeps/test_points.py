@@ -70,6 +70,16 @@ def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
     )
 
 
+def test_a_value_may_belong_to_a_choice_that_varies(tmp_path: Path) -> None:
+    given = ("experiment=resnet18_digits", "replicas=2", "strategy=elastic,ddp", "strategy.nproc=2")
+    assert [made.composed.cfg.strategy.nproc for made in points(tmp_path, *given)] == [2, 2]
+    one, other = (identity(read_space((*given, more), project=BARE), Composer(BARE))[0] for more in ("seed=0,1", "clip_norm=1"))
+    assert one.startswith("resnet18_digits-")
+    assert one != other
+    with pytest.raises(ConfigError, match=r"strategy\.nprok: no such key"):
+        identity(read_space((*given[:3], "strategy.nprok=2"), project=BARE), Composer(BARE))
+
+
 def test_a_setting_that_every_experiment_has_is_removed_from_no_point() -> None:
     made = Composer(BARE).compose(["experiment=resnet18_digits", "~loader"])
     assert [problem.path for problem in made.problems] == ["loader"]
