@@ -28,6 +28,10 @@ def _load(run: Run, steps: range, batches: Iterator[Batch], send: Callable[[Batc
     mine = run.strategy.micro_batches
     for step in steps:
         numbers = mine if run.plan.fills_all else [number for number in mine if not run.plan.is_empty(step, number)]
-        yield [
-            MicroBatch(number, batch, cache(send(batch) if send else partial(run.to_device, batch))) for number, batch in zip(numbers, batches, strict=False)
-        ]
+        yield [MicroBatch(number, batch, _sent(run, batch, send)) for number, batch in zip(numbers, batches, strict=False)]
+
+
+def _sent(run: Run, batch: Batch, send: Callable[[Batch], Callable[[], Batch]] | None) -> Callable[[], Batch] | None:
+    """What returns a batch on the device: the same object to each of several phases, since one may change it in place."""
+    sent = send(batch) if send else None
+    return sent if len(run.phases) == 1 else cache(sent or partial(run.to_device, batch))
