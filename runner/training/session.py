@@ -129,7 +129,8 @@ def _restore(run: Run, begun: dict[str, Any]) -> None:
             print(f"warning: {path}: the damaged checkpoint was moved here", file=sys.stderr)
         run.recorder.trace.open(run.step, state.get("trace", 0))
         run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
-        last, every = max(run.recorder.tracker.last_step(), 0), run.recorder.log_every_steps
+        first = read_json(Path(run.config.resume_from, "manifest.json"), {"step?": int}) if run.config.resume_from else None
+        last, every = max(run.recorder.tracker.last_step(), (first or {}).get("step", 0)), run.recorder.log_every_steps
         if kept and last // every < run.step // every:
             words = f"steps {last + 1} to {run.step} are missing, since it was deleted or cut short; they cannot be restored"
             print(f"warning: {run.folder.metrics}: {words}, but the tracking store may have them", file=sys.stderr)

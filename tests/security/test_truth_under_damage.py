@@ -174,6 +174,17 @@ def test_metrics_deleted_before_a_run_resumes_are_noticed(original, tmp_path, ca
     assert [line.partition("metrics.jsonl: ")[2].partition(",")[0] for line in told] == [words] * bool(words)
 
 
+def test_a_run_that_continues_another_lacks_no_metrics_of_the_steps_before_it(original, tmp_path, capsys) -> None:
+    child = ["train", *TINY, "name=child", f"run_root={tmp_path}", f"resume_from={original}/checkpoints/step-00000004", "tracking.log_every_steps=4"]
+    assert main(child) == 0
+    (run,) = tmp_path.glob("child/*/")
+    for one in ("summary.json", "metrics.jsonl"):  # as if it had been killed in step 7, before anything was due to be logged
+        (run / one).unlink()
+    capsys.readouterr()
+    assert main(child) == 0
+    assert "missing" not in capsys.readouterr().err
+
+
 def test_a_trace_deleted_while_it_is_written_is_noticed(tmp_path, capfd) -> None:
     trace = Trace(tmp_path / "trace.jsonl", nn.Linear(1, 1))
     trace.open(0, 0)
