@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from samewise.runner.data.loading import Loader, evaluation_keys
+from samewise.runner.data.keyed import evaluation_keys
+from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.exports.call import Call, observe
 from samewise.runner.exports.format import Run as Runtime

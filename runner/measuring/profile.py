@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.data import streams
-from samewise.runner.data.loading import training_keys
+from samewise.runner.data.keyed import training_keys
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
 from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise

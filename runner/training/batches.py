@@ -7,7 +7,8 @@ from contextlib import closing
 from functools import cache, partial
 
 from samewise.runner.data.device import Prefetcher, prefetch_one
-from samewise.runner.data.loading import Loader, MicroBatch, training_keys
+from samewise.runner.data.keyed import training_keys
+from samewise.runner.data.loading import Loader, MicroBatch
 from samewise.runner.interfaces import Batch
 from samewise.runner.training.run import Run
 

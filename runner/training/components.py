@@ -19,7 +19,8 @@ from samewise.runner.config.slots import DATASET, MAP_STYLE
 from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
-from samewise.runner.data.loading import Key, KeyedDataset, Loader
+from samewise.runner.data.keyed import Key, KeyedDataset
+from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 from samewise.runner.interfaces import Batch, Recipe

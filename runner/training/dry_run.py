@@ -18,7 +18,8 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.data.loading import Key, Loader, MicroBatch, training_keys
+from samewise.runner.data.keyed import Key, training_keys
+from samewise.runner.data.loading import Loader, MicroBatch
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few
 from samewise.runner.optim.groups import ranked_blocks
 from samewise.runner.processes.memory import refuse_too_much_memory

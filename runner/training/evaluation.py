@@ -17,7 +17,8 @@ from torch import nn
 
 from samewise.runner.data import streams
 from samewise.runner.data.device import Prefetcher, prefetch_one
-from samewise.runner.data.loading import Loader, evaluation_keys
+from samewise.runner.data.keyed import evaluation_keys
+from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link

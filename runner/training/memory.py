@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from samewise.runner.data import streams
-from samewise.runner.data.loading import Key
+from samewise.runner.data.keyed import Key
 from samewise.runner.errors import Problem, requested_memory
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.training.run import Run

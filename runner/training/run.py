@@ -11,7 +11,8 @@ from torch import nn
 
 from samewise.runner.config import schema
 from samewise.runner.config.compose import Composed
-from samewise.runner.data.loading import KeyedDataset, Loader
+from samewise.runner.data.keyed import KeyedDataset
+from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem

@@ -17,7 +17,7 @@ from torch import Tensor
 from samewise.runner.config.tree import at
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import sample_name
-from samewise.runner.data.loading import Failure, Key, training_keys
+from samewise.runner.data.keyed import Failure, Key, training_keys
 from samewise.runner.errors import ConfigError, Problem, describe_exit, first_line, is_below_one, raised_at, summarise_error
 from samewise.runner.interfaces import Recipe, is_loss
 from samewise.runner.records import trace

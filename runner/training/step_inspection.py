@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner.data import streams
-from samewise.runner.data.loading import training_keys
+from samewise.runner.data.keyed import training_keys
 from samewise.runner.errors import CheckpointError
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe
 from samewise.runner.records import checkpoint, trace

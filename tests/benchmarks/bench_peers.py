@@ -34,7 +34,7 @@ from bench_step import MLP, Plain, hand_written, samewise
 from torch.utils.data import DataLoader
 from turns import Turns, advance, built, in_turns, leave, share_memory, show
 
-from samewise.runner.data.loading import KeyedDataset
+from samewise.runner.data.keyed import KeyedDataset
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
 

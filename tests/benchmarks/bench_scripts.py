@@ -50,7 +50,7 @@ from torch.utils.data import DataLoader
 from turns import Turns, advance, built, in_turns, leave, share_memory, show
 
 from samewise.recipes.parts.si_sdr import si_sdr
-from samewise.runner.data.loading import KeyedDataset
+from samewise.runner.data.keyed import KeyedDataset
 from samewise.runner.interfaces import Batch
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session

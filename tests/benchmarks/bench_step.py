@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 from turns import built, leave
 
-from samewise.runner.data.loading import KeyedDataset
+from samewise.runner.data.keyed import KeyedDataset
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.loop import train_step

@@ -25,7 +25,8 @@ from samewise.datasets.transforms.numeric import Normalize, ToFloat
 from samewise.datasets.transforms.policies import RandAugment, TrivialAugmentWide
 from samewise.runner.config import schema
 from samewise.runner.data import streams
-from samewise.runner.data.loading import Key, KeyedDataset, Loader
+from samewise.runner.data.keyed import Key, KeyedDataset
+from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samewise.runner.data import streams
-from samewise.runner.data.loading import Key, KeyedDataset
+from samewise.runner.data.keyed import Key, KeyedDataset
 
 
 def ours(*shape: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import initial_seed
 
 from samewise.runner.data import streams
-from samewise.runner.data.loading import Failure, Key, KeyedDataset
+from samewise.runner.data.keyed import Failure, Key, KeyedDataset
 from samewise.runner.records.digest import value_digest
 
 KEYS = [Key(epoch, start, tuple(range(start + 3, start + 7))) for epoch in range(2) for start in range(0, 20, 4)]

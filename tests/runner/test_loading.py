@@ -21,10 +21,11 @@ from torchvision.transforms import v2
 
 from samewise.recipes.classification import Classification
 from samewise.runner.config import schema
-from samewise.runner.data import loading, streams
+from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.device import map_tensors
-from samewise.runner.data.loading import Key, KeyedDataset, Loader
+from samewise.runner.data.keyed import Key, KeyedDataset
+from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.records.digest import value_digest
 from samewise.runner.training.step_errors import killed_worker
@@ -330,7 +331,7 @@ class OwnGenerator:
     ],
 )
 def test_the_first_samples_are_made_again_and_must_be_the_same(kind, named, monkeypatch):
-    monkeypatch.setattr(loading, "_REPEATING_S", 0.0 if kind == "slow" else 1000.0)
+    monkeypatch.setattr("samewise.runner.data.keyed._REPEATING_S", 0.0 if kind == "slow" else 1000.0)
     dataset = OwnGenerator(kind)
     keyed = KeyedDataset(dataset, default_collate, seed=0, stream="sample", name="dataset.train")
     keyed.must_repeat = True

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from samewise.runner.data.loading import training_keys
+from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmentation, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError

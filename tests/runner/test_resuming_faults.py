@@ -12,7 +12,7 @@ from samewise_runner_resuming import Seen, at_once, composed, cut, first_differe
 from samewise_runner_resuming_space import TINY
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.data.loading import training_keys
+from samewise.runner.data.keyed import training_keys
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.training import batches, session
 from samewise.runner.training.run import Run
