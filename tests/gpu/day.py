@@ -55,15 +55,16 @@ class Trainings:
     Args:
         place: Made for this day alone.
         device: cuda, or cpu to try the script.
+        logs: Where the output of what fails is kept.
     """
 
-    def __init__(self, place: Path, device: str) -> None:
-        self.place, self.device = place, device
+    def __init__(self, place: Path, device: str, logs: Path | None = None) -> None:
+        self.place, self.device, self.logs = place, device, logs
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT / ".package"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
     def command(self, name: str, recipe: str, *overrides: str, samewise: tuple[str, ...] = ("-m", "samewise")) -> list[str]:
         given = [f"experiment={RECIPES[recipe]}", *TINY, f"device={self.device}", f"run_root={self.place / name}", *overrides]
-        return [sys.executable, *samewise, "train", *given]
+        return [sys.executable, *samewise, "train", *(["--debug"] if self.logs else []), *given]
 
     def train(self, name: str, recipe: str, *overrides: str, **how: tuple[str, ...]) -> Path:
         """The run's folder. `samewise=(FILE,)` starts that in the place of samewise.
@@ -71,10 +72,19 @@ class Trainings:
         Raises:
             RuntimeError: it failed; with the last lines that it said.
         """
-        done = subprocess.run(self.command(name, recipe, *overrides, **how), env=self.environment, capture_output=True, text=True)
+        done = self.run(self.command(name, recipe, *overrides, **how))
         if done.returncode:
             raise RuntimeError(" / ".join(done.stderr.strip().splitlines()[-2:]))
         return self.folder(name)
+
+    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """The command's result; the output of one that fails is kept in `logs`."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        if done.returncode and self.logs:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.logs, suffix=".txt", delete=False) as file:
+                file.write("\n".join([" ".join(command), done.stdout, done.stderr]))
+        return done
 
     def train_killed(self, name: str, recipe: str, *overrides: str) -> Path:
         """As `train`, but killed by SIGKILL in mid-run, and started again."""
@@ -89,6 +99,24 @@ class Trainings:
     def folder(self, name: str) -> Path:
         (found,) = {file.parent for file in self.place.glob(f"{name}/*/*/config.yaml")}
         return found
+
+    def losses(self, folder: Path) -> list[float]:
+        """The total loss of each step, over its phases."""
+        found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        steps = [{name: value for name, value in one["metrics"].items() if name.startswith("train/")} for one in found if "metrics" in one]
+        return [sum(value for name, value in one.items() if name == "train/loss" or name.endswith("/loss")) for one in steps if one]
+
+    def refused(self, arguments: list[str], *words: str, samewise: tuple[str, ...] = ("-m", "samewise")) -> tuple[str, bool]:
+        """Whether a command ends with an error that contains the words, and without a traceback."""
+        done = self.run([sys.executable, *samewise, *arguments])
+        good = done.returncode in (1, 2) and "Traceback" not in done.stderr and all(word in done.stderr for word in words)
+        return f"exit code {done.returncode}: {' / '.join(done.stderr.strip().splitlines()[-3:])}", good
+
+    def works(self, *arguments: str, words: str) -> tuple[str, bool]:
+        """Whether a command succeeds, and the first line of its output that contains the words."""
+        done = self.run([sys.executable, "-m", "samewise", *arguments])
+        line = next((line.strip() for line in (done.stdout + done.stderr).splitlines() if words in line), None)
+        return line or " / ".join(done.stderr.strip().splitlines()[-3:]), done.returncode == 0 and line is not None
 
     def compared(self, first: Path, second: Path) -> tuple[str, bool]:
         """ "same bits", or the first line of `samewise diff`."""
@@ -109,6 +137,8 @@ def checks(trainings: Trainings, devices: int) -> Iterator[tuple[str, Callable[[
     for recipe, precision in product(RECIPES, ("fp32", "bf16")):
         given = [f"precision={precision}"]
         yield f"{recipe}, {precision}: again in a fresh process", partial(pair, f"again_{recipe}_{precision}", recipe, given, given)
+    for recipe in RECIPES:
+        yield f"{recipe}: the losses of the CPU", partial(as_on_cpu, trainings, recipe)
     for recipe in RECIPES:
         yield f"{recipe}: killed at step {KILLED_AT} and resumed", partial(pair, f"killed_{recipe}", recipe, [], [], way=trainings.train_killed)
     elastic = ["strategy=elastic", "replicas=4"]
@@ -131,8 +161,33 @@ def checks(trainings: Trainings, devices: int) -> Iterator[tuple[str, Callable[[
     given = [[*decoded, f"loader.num_workers={workers}"] for workers in (0, 2)]
     yield "classification: JPEG decoded on the device, without and with workers", partial(pair, "jpeg_workers", "classification", *given)
     yield "classification: JPEG decoded on the device, killed", partial(pair, "jpeg_killed", "classification", decoded, decoded, way=trainings.train_killed)
+    for recipe, precision in product(("classification", "separation"), ("tf32", "fp16")):
+        given = [f"precision={precision}"]
+        yield f"{recipe}, {precision}: again in a fresh process", partial(pair, f"again_{recipe}_{precision}", recipe, given, given)
+    for recipe, mode in (("classification", "default"), ("classification", "max"), ("separation", "default")):
+        given = [f"compile={mode}"]
+        yield f"{recipe}, compile={mode}: again in a fresh process", partial(pair, f"compiled_{recipe}_{mode}", recipe, given, given)
+    place = [f"run_root={trainings.place / 'commands'}", f"device={trainings.device}", "tracking=none"]
+    profiled = ["profile", f"experiment={RECIPES['classification']}", "debug=tiny", "dataset.samples=640", *place, "--out", str(trainings.place / "profile")]
+    yield "profile", partial(trainings.works, *profiled, words="forward")
     if trainings.device == "cuda":
+        graphs = ["compile=default", "compile.cuda_graphs=true"]
+        yield "classification, CUDA graphs: with and without", partial(pair, "graphs", "classification", graphs, graphs[:1])
+        yield "classification, CUDA graphs: killed", partial(pair, "graphs_killed", "classification", graphs, graphs, way=trainings.train_killed)
         yield "classification: a device nearly full of memory", partial(nearly_full, trainings)
+        large = ["model=resnet50", "dataset=generated_classification", "dataset.image_size=224", "dataset.samples=64", "transforms=images", "batch_size=64"]
+        small = ["train", *large, "max_steps=2", *place]
+        yield "a batch that does not fit", partial(trainings.refused, small, "memory", "accumulate", samewise=(str(FILL),))
+        tuned = ["tune", "batch_size", *large[:4], "dataset.samples=8", "transforms=images", "max_steps=2", *place, "--memory", "8"]
+        yield "tune batch_size, with 8 GB", partial(trainings.works, *tuned, words="batch_size")
+
+
+def as_on_cpu(trainings: Trainings, recipe: str) -> tuple[str, bool]:
+    """How far the losses of the device are from those of the CPU: in the first step only rounding, which later steps amplify."""
+    folders = [trainings.train(f"on_{device}_{recipe}", recipe, "max_steps=3", f"device={device}") for device in ("cpu", trainings.device)]
+    here, there = map(trainings.losses, folders)
+    apart = [abs(one - other) / abs(one) for one, other in zip(here, there, strict=True)]
+    return f"relative differences of {', '.join(f'{one:.1e}' for one in apart)}", apart[0] < 1e-4 and max(apart) < 1e-2
 
 
 def nearly_full(trainings: Trainings) -> tuple[str, bool]:
@@ -145,12 +200,13 @@ def nearly_full(trainings: Trainings) -> tuple[str, bool]:
     return trainings.compared(free, full)
 
 
-def gpu_tests() -> tuple[str, bool]:
-    """pytest's own last line on the tests marked `gpu`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-n", "4", "tests"]
+def gpu_tests(jobs: int) -> tuple[str, bool]:
+    """pytest's own last line on the tests that use a CUDA device."""
+    files = [str(file) for file in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.(gpu|any_cuda)\b", file.read_text())]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu or any_cuda", "-n", str(jobs), *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
-    return "; ".join([done.stdout.strip().splitlines()[-1].strip("= "), *failed[:5]]), done.returncode == 0
+    return "; ".join([done.stdout.strip().splitlines()[-1].strip("= "), *failed[:9]]), done.returncode == 0
 
 
 def carried_out(check: str, carry_out: Callable[[], tuple[str, bool]]) -> Row:
@@ -170,6 +226,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("tests", "bits", "speed"), help="one part alone")
     parser.add_argument("--match", default="", help="of the bits, those checks whose name contains this")
     parser.add_argument("--jobs", type=int, default=6, help="how many trainings at a time; speed is measured alone")
+    parser.add_argument("--logs", type=Path, help="keep the output of what fails, with tracebacks, in this folder")
     args = parser.parse_args()
     import torch
 
@@ -181,10 +238,10 @@ def main() -> int:
     rows: list[Row] = []
     if args.only in (None, "bits"):
         with tempfile.TemporaryDirectory(prefix="samewise-gpu-") as place, ThreadPoolExecutor(args.jobs) as pool:
-            wanted = [one for one in checks(Trainings(Path(place), args.device), devices) if args.match in one[0]]
+            wanted = [one for one in checks(Trainings(Path(place), args.device, args.logs), devices) if args.match in one[0]]
             rows += pool.map(lambda one: carried_out(*one), wanted)
     if args.only in (None, "tests"):
-        rows.append(carried_out("the tests marked gpu", gpu_tests))
+        rows.append(carried_out("the tests that use a CUDA device", partial(gpu_tests, args.jobs)))
     if args.only in (None, "speed"):
         speed = subprocess.run([sys.executable, str(SPEED), "--device", args.device], env={**os.environ, "PYTHONPATH": str(ROOT / ".package")}, check=False)
         rows.append(Row("speed", "", speed.returncode == 0, 0.0))

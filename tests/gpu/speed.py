@@ -34,7 +34,7 @@ from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
 
-TURNS = 5
+TURNS = 3
 NOTHING = ["tracking=none", "callbacks=none", "checkpoint.every_epochs=null", "max_epochs=1000000"]
 
 
@@ -145,11 +145,37 @@ def photographs_decoded(device: str, place: Path, stack: ExitStack, wait: Callab
     compared(loops, "images/s", wait)
 
 
-def speech(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
-    run = built(["experiment=wav2letter_spoken_digits", "debug=tiny", f"device={device}", "max_steps=1000000"], place / "speech")
-    stack.enter_context(session(run))
-    print("  Wav2Letter at reduced size: utterances a second", flush=True)
-    compared({"samewise": (steps(run), 5, run.batch_size)}, "utterances/s", wait)
+PUBLISHED = {
+    "RetinaNet, 800 x 1056 pixels": (["experiment=retinanet_coco", "dataset=generated_detection"], ["dataset.height=800", "dataset.width=1056"], "images/s"),
+    "Wav2Letter, 15 s": (
+        ["experiment=wav2letter_librispeech", "dataset=generated_speech_recognition"],
+        ["dataset.characters=[180,200]", "dataset.samples=512"],
+        "utterances/s",
+    ),
+    "ConvTasNet, 3 s": (["experiment=conv_tasnet_libri2mix", "dataset=generated_separation"], ["dataset.seconds=3"], "mixtures/s"),
+    "WaveRNN, 1375 samples": (["experiment=wavernn_ljspeech", "dataset=generated_vocoder"], [], "clips/s"),
+}
+"""The published recipes on generated data of the sizes of theirs: the experiment, its sizes, and what is counted."""
+
+
+def published(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> bool:
+    """The published recipes in fp32, strict and fast; whether two strict trainings have the same weights."""
+    small, good = device == "cpu", True
+    for name, (experiment, sizes, unit) in PUBLISHED.items():
+        given = [*experiment, *(["debug=tiny", "max_steps=null"] if small else sizes), f"device={device}", f"loader.num_workers={0 if small else 8}"]
+        settings = {"fast, no trace": ["reproducibility=fast", "trace.every_steps=0"], "strict, a trace each step": [], "strict, once more": []}
+        loops: dict[str, tuple[Iterator[None], int, int]] = {}
+        runs: list[Run] = []
+        for number, (setting, own) in enumerate(settings.items()):
+            runs.append(built([*given, *own], place / f"published_{len(name)}_{number}"))
+            stack.enter_context(session(runs[-1]))
+            loops[setting] = steps(runs[-1]), 2, runs[-1].batch_size
+        print(f"  {name}, batch {runs[-1].batch_size}, fp32: {unit}, and as a ratio to the first row", flush=True)
+        compared(loops, unit, wait)
+        one, other = (on_device.begin(list(run.model.state_dict().values()))() for run in runs[1:])
+        print(f"    weights {'of the same bits' if one == other else 'DIFFER'} after {runs[-1].step} steps", flush=True)
+        good = good and one == other
+    return good
 
 
 def losses(device: str, wait: Callable[[], None]) -> None:
@@ -203,7 +229,7 @@ def main() -> int:
     try:
         images(device, place, stack, wait)
         photographs_decoded(device, place, stack, wait)
-        speech(device, place, stack, wait)
+        good = published(device, place, stack, wait) and good
     finally:
         shutil.rmtree(place, ignore_errors=True)
         sys.stdout.flush()

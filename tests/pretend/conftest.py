@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason="this torch is built without CUDA"))
+
+
+@pytest.fixture
+def cuda() -> Iterator[None]:
+    """A CUDA device: the machine's own, or the pretended one."""
+    from pretended_cuda import pretended
+
+    with nullcontext() if torch.cuda.is_available() else pretended():
+        yield
 
 
 @pytest.fixture

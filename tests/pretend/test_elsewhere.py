@@ -14,6 +14,7 @@ import pytest
 RANKS = "tests/runner/test_any_number_of_ranks_of_recipes.py::test_processes_that_share_a_gpu_give_the_bits_of_one_process"
 """Has its own test here, as it takes minutes. In bf16 it needs a real device: autocast does not reach the pretended one, which would compute in fp32."""
 NEEDS_HARDWARE: Mapping[str, str] = {
+    "tests/pretend/test_one_wait.py::test_the_host_waits_for_a_real_device_at_most_once_per_step": "it is what CUDA's own profiler sees that is tested",
     "tests/runner/test_determinism.py::test_cudnn_repeats_forward_and_backward_passes_with_dropout": "it is cuDNN that is tested",
     "tests/runner/test_precision.py::test_products_and_convolutions_on_cuda_round_as_the_format_requires": "it is how CUDA's kernels round that is tested",
     "tests/runner/test_sync_batch_norm.py::test_two_processes_normalise_over_the_whole_batch": "SyncBatchNorm's operators are CUDA's alone",

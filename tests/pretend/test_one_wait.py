@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from pretended_cuda import PretendedDevice, written
+from pretended_cuda import PretendedDevice, steps, written
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.errors import DataError, TrainingError
+from samewise.runner.errors import DataError, Interrupted, TrainingError
 from samewise.runner.interfaces import Phase
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
+from samewise.runner.training.session import session
 
 STEP = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "dataset.samples=16")
 
@@ -28,6 +32,27 @@ def test_every_recipe_waits_at_most_once_per_step_and_no_copy_blocks():
         assert sum(step["waits"].values()) <= 1, recipe
         assert not step["blocking_copies_in"], recipe
         assert not step["blocking_copies_out"], recipe
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", written.RECIPES)
+def test_the_host_waits_for_a_real_device_at_most_once_per_step(recipe: str, tmp_path: Path):
+    project = Project(Path.cwd())
+    run = build(compose([*written.RECIPES[recipe], *steps.ALONE], project=project), project, RunFolder(tmp_path))
+    with suppress(Interrupted), session(run):
+        batches = training_batches(run)
+        for _ in range(steps.STEADY):
+            run.recorder.record(train_step(run, next(batches)))
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled, record_function("the whole step"):
+            run.recorder.record(train_step(run, next(batches)))
+        raise Interrupted("counted")
+    events = profiled.events()
+    assert events
+    (step,) = (one.time_range for one in events if one.name == "the whole step" and one.device_type == DeviceType.CPU)
+    calls = [one.name for one in events if step.start <= one.time_range.start <= step.end]
+    assert "cudaLaunchKernel" in calls
+    assert len(waits := [name for name in calls if "Synchronize" in name]) <= 1, waits
+    assert not [name for name in calls if "Pageable" in name]
 
 
 @pytest.mark.usefixtures("device")

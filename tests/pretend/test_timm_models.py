@@ -1,4 +1,4 @@
-"""timm's models, and the speech encoders, on a CUDA device in strict mode: each takes a step, or is refused by the name of its operator."""
+"""timm's models, and the speech encoders, on a CUDA device in strict mode: each gives the same gradients twice, or is refused by the name of its operator."""
 
 from __future__ import annotations
 
@@ -6,50 +6,40 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_cuda import PretendedDevice
-from torch import nn
+from pretended_cuda.repeated import require_repeatable
 
 from samewise.recipes.models.timm_models import timm_model
 from samewise.recipes.models.transformers_ctc import TransformersCTC
 from samewise.recipes.models.wav2vec2 import Wav2Vec2
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.any_cuda, pytest.mark.usefixtures("cuda")]
 STRICT = ("test_vit", "test_convnext", "test_resnet", "test_efficientnet", "test_byobnet", "test_mambaout", "mobilenetv3_small_050", "deit_tiny_patch16_224")
 REFUSED = {"csatv2": "_adaptive_avg_pool2d_backward_cuda", "sam2_hiera_tiny": "upsample_bicubic2d_backward_cuda"}
 CONVOLUTIONS: dict[str, Any] = {"conv_dim": [8, 8, 8], "conv_kernel": [10, 8, 4], "conv_stride": [5, 4, 4]}
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "num_conv_pos_embeddings": 4}
 
 
-def step(model: nn.Module, *inputs: torch.Tensor) -> None:
-    model.cuda().train()
-    torch.use_deterministic_algorithms(True)
-    try:
-        model(*(one.cuda() for one in inputs)).square().sum().backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize("name", STRICT)
-def test_a_family_has_only_deterministic_operators(device: PretendedDevice, name: str) -> None:
-    step(timm_model(name, num_classes=5, image_size=64), torch.rand(2, 3, 64, 64))
+def test_a_family_has_only_deterministic_operators(name: str) -> None:
+    require_repeatable(timm_model(name, num_classes=5, image_size=64), torch.rand(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_with_another_operator_is_refused_naming_the_operator(device: PretendedDevice, name: str) -> None:
+def test_a_model_with_another_operator_is_refused_naming_the_operator(name: str) -> None:
     with pytest.raises(RuntimeError, match=f"{REFUSED[name]} does not have a deterministic implementation"):
-        step(timm_model(name, num_classes=5, image_size=64), torch.rand(2, 3, 64, 64))
+        require_repeatable(timm_model(name, num_classes=5, image_size=64), torch.rand(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("norm", ["group", "layer"])
 @pytest.mark.parametrize("encoder", ["wav2vec2", "hubert"])
-def test_transformers_encoders_have_only_deterministic_operators(device: PretendedDevice, encoder: Any, norm: str) -> None:
+def test_transformers_encoders_have_only_deterministic_operators(encoder: Any, norm: str) -> None:
     settings = {**SMALL, **CONVOLUTIONS, "num_conv_pos_embedding_groups": 2, "feat_extract_norm": norm, "mask_time_length": 2, "mask_time_prob": 0.5}
-    step(TransformersCTC(encoder=encoder, num_classes=5, settings=settings), torch.randn(2, 1, 900), torch.tensor([900, 500]))
+    require_repeatable(TransformersCTC(encoder=encoder, num_classes=5, settings=settings), torch.randn(2, 1, 900), torch.tensor([900, 500]))
 
 
 @pytest.mark.parametrize("mode", ["group_norm", "layer_norm"])
-def test_torchaudios_encoders_have_only_deterministic_operators(device: PretendedDevice, mode: Any) -> None:
+def test_torchaudios_encoders_have_only_deterministic_operators(mode: Any) -> None:
     sizes: dict[str, Any] = {"encoder_embed_dim": 16, "encoder_num_layers": 2, "encoder_num_heads": 2, "encoder_ff_interm_features": 16}
     shapes = [list(one) for one in zip(*CONVOLUTIONS.values(), strict=True)]
     model = Wav2Vec2(num_classes=5, extractor_mode=mode, extractor_conv_layer_config=shapes, encoder_pos_conv_kernel=4, encoder_pos_conv_groups=2, **sizes)
-    step(model, torch.randn(2, 1, 900), torch.tensor([900, 500]))
+    require_repeatable(model, torch.randn(2, 1, 900), torch.tensor([900, 500]))

@@ -61,6 +61,7 @@ class Case:
     strategy: str = "single"
     settings: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
+    device: str = "cpu"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,7 +88,7 @@ class Case:
         given: dict[str, Any] = {
             "name": "step",
             "run_root": str(run_root),
-            "device": "cpu",
+            "device": self.device,
             "max_epochs": 100,
             "max_steps": self.steps,
             **{name: getattr(self, name) for name in ("batch_size", "replicas", "accumulate", "clip_norm", "memory_format")},

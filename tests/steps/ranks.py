@@ -44,7 +44,7 @@ def run(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
 
     composed = case.composed(folder, HERE)
     run = build(composed, composed.project, composed.folder)
-    initial = {name: value.clone() for name, value in run.strategy.layout.whole(run.model.state_dict()).items()}
+    initial = _copy(run.strategy.layout.whole(run.model.state_dict()))
     done = Trained({})
     record = run.recorder.record
 
@@ -61,7 +61,7 @@ def run(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
 
 
 def _copy(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.clone() for name, value in state.items()}
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
 
 
 def _in_processes(case: Any, folder: Path, planted: tuple[str, str] | None) -> tuple[dict[str, Any], Any]:

@@ -61,6 +61,21 @@ def test_the_number_of_processes_changes_no_bit(name: str) -> None:
     assert not differing_bits(IN_PROCESSES[name])
 
 
+@pytest.mark.gpu
+@example(Case(memory_format="channels_last", replicas=3, accumulate=2, uneven=True, clip_norm=0.1, parts=(("stem", "body"), ("head",))))
+@SOME
+@given(cases())
+def test_a_step_on_a_gpu_matches_the_reference(case: Case) -> None:
+    assert not disagreements(case.varied(device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
+def test_every_optimizer_steps_on_a_gpu_as_in_its_textbook(optimizer: str, options: dict[str, object]) -> None:
+    model = "Matrices" if optimizer == "Muon" else "Image"
+    assert not disagreements(Case(model=model, optimizer=optimizer, options=options, replicas=2, steps=3, cosine=True, device="cuda"))
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @MANY
