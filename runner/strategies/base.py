@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.interfaces import Loss
 from samewise.runner.processes.peers import Alone, Peers
 from samewise.runner.records.on_device import numbers
@@ -177,8 +177,16 @@ def _pair(left: Tally, right: Tally) -> Tally:
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu` or `cuda`; ConfigError if `cuda` was requested, but there is no CUDA device."""
+    """The torch device for `auto`, `cpu` or `cuda`, on which memory can be allocated. Otherwise ConfigError, also if `cuda` was requested, but there is none."""
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
         raise ConfigError(Problem("device", "torch finds no CUDA device", name, "cpu, or auto", "run `samewise doctor` to see what this machine has"))
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" or (name == "auto" and found) else torch.device("cpu")
+    if name == "cpu" or not found:
+        return torch.device("cpu")
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        torch.empty(1, device=device)
+    except RuntimeError as error:  # with another process's tensors there, not even CUDA's own memory may be left
+        hint = "`nvidia-smi` shows what uses it; CUDA_VISIBLE_DEVICES selects another device, device=cpu uses none"
+        raise ConfigError(Problem("device", f"the CUDA device cannot be used: {first_line(error)}", name, hint=hint)) from error
+    return device

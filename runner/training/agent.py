@@ -152,18 +152,18 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
             context: Any = self._pcontext
             close = context.close
 
-            def close_soon(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-                """If a rank has reported why it ends, the others end by themselves; one that hangs is not waited for."""
-                close(death_sig, min(timeout, _PATIENCE_S) if outcomes(handed, spec.local_world_size) else timeout)
+            def close_soon(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
+                """Wait `grace_s`, whatever torch would. If a rank has reported why it ends, the others end by themselves; one that hangs is not waited for."""
+                close(death_sig, min(grace_s, _PATIENCE_S) if outcomes(handed, spec.local_world_size) else grace_s)
 
             context.close = close_soon
             return started
 
-        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, **timeouts: int) -> None:
             """Signal the ranks only: the agent signals process groups, whose SIGTERM would end loader workers, which ignore SIGUSR1."""
-            super()._shutdown(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, timeout)
+            super()._shutdown(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **timeouts)
 
-    return Agent(spec=spec, logs_specs=logs, start_method="spawn", shutdown_timeout=grace_s, exit_barrier_timeout=30)
+    return Agent(spec=spec, logs_specs=logs, start_method="spawn", exit_barrier_timeout=30)
 
 
 def outcomes(handed: Path, nproc: int) -> list[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, final
 
@@ -30,8 +31,11 @@ class Compiled(nn.Module):
         self._network = model
         self._limits = {"recompile_limit": most, "fail_on_recompile_limit_hit": True}
         compiled: Any = torch.compile
+        isolated = {"isolate_recompiles": True} if "isolate_recompiles" in signature(compiled).parameters else {}
+        if not isolated:  # torch 2.11: graphs of another model of this class would count as this one's
+            torch.compiler.reset()
         self._is_told = False
-        self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, isolate_recompiles=True),)  # in a tuple: not a submodule
+        self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, **isolated),)  # in a tuple: not a submodule
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
         from torch._dynamo import config, exc

@@ -280,9 +280,11 @@ def test_nvjpeg_is_close_to_the_cpu_and_repeatable_alone_or_in_a_batch(root: Pat
     images, batch = both(root)
     batch["label"] = batch["label"].cuda()
     made = Decode()(batch)["image"]
-    for here, there in zip(images, made, strict=True):
+    for here, there in zip((image.double() for image in images), made, strict=True):
         assert there.is_cuda
-        assert (here.double() - there.cpu().double()).abs().mean() < 3
+        apart = here - there.cpu().double()  # nvJPEG repeats colours of half the resolution, libjpeg interpolates: brightness and means are the same
+        assert (torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64) @ apart.flatten(1)).abs().mean() < 1
+        assert apart.mean((1, 2)).abs().max() < 1.5
     again = Decode()(batch)["image"]
     assert all(torch.equal(one, other) for one, other in zip(made, again, strict=True))
     data = ImageFolder(root=str(root), folder="train", decode="device")

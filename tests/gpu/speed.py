@@ -54,7 +54,7 @@ def steps(run: Run) -> Iterator[None]:
 
 def compiled(run: Run) -> Iterator[None]:
     """A hand-written loop: the model compiled, bf16, nothing deterministic, and only the last loss read."""
-    device = run.device
+    device = run.strategy.device
     torch.use_deterministic_algorithms(False)
     model = torch.compile(copy.deepcopy(run.model).train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)

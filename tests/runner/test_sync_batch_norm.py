@@ -47,12 +47,13 @@ def test_a_model_without_batch_norm_is_refused():
 @pytest.mark.gpu
 def test_two_processes_normalise_over_the_whole_batch(tmp_path):
     """Like one process with the whole batch, up to the order of sums; and with the same bits each time."""
-    ddp = ["strategy=ddp", "replicas=2", "strategy.share_devices=true"]
+    unchanged = ["transforms.degrees=0", "transforms.translate=[0,0]", "transforms.scale=[1,1]", "device=cuda", "max_steps=1"]  # drawn for each micro-batch
+    ddp = ["strategy=ddp", "replicas=2", "strategy.share_devices=true", *unchanged]
     made = {
-        "whole": run(tmp_path / "whole", 1, "strategy=single", "replicas=1", "device=cuda", "max_steps=1"),
-        "apart": run(tmp_path / "apart", 2, *ddp, "device=cuda", "max_steps=1"),
-        "synchronised": run(tmp_path / "synchronised", 2, *ddp, "strategy.sync_batch_norm=true", "device=cuda", "max_steps=1"),
-        "again": run(tmp_path / "again", 2, *ddp, "strategy.sync_batch_norm=true", "device=cuda", "max_steps=1"),
+        "whole": run(tmp_path / "whole", 1, "strategy=single", "replicas=1", *unchanged),
+        "apart": run(tmp_path / "apart", 2, *ddp),
+        "synchronised": run(tmp_path / "synchronised", 2, *ddp, "strategy.sync_batch_norm=true"),
+        "again": run(tmp_path / "again", 2, *ddp, "strategy.sync_batch_norm=true"),
     }
     states = {name: torch.load(folder / "checkpoints" / "latest" / "state.pt", weights_only=True)["model"] for name, folder in made.items()}
     assert list(states["synchronised"]) == list(states["whole"])

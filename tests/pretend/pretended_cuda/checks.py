@@ -57,7 +57,8 @@ def require_sound(func: Any, name: str, args: Sequence[Any], on_cpu: Sequence[Te
     if not _has_kernel(func.name()):
         raise DeviceError(f"Could not run '{func.name()}' with arguments from the 'CUDA' backend: there is no such kernel")
     if name in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(f"{name}_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'.")
+        known = name.lstrip("_") + ("_out" if name.startswith("upsample") else "")
+        raise RuntimeError(f"{known}_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'.")
     if on_cpu and len(on_cpu) < len(_tensors(args)):
         _require_one_device(func, name, args, on_cpu)
 
