@@ -177,7 +177,7 @@ def _pair(left: Tally, right: Tally) -> Tally:
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu` or `cuda`, on which memory can be allocated. Otherwise ConfigError, also if `cuda` was requested, but there is none."""
+    """The torch device for `auto`, `cpu` or `cuda`; ConfigError if `cuda` was requested, but there is none, or if its memory is used up."""
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
         raise ConfigError(Problem("device", "torch finds no CUDA device", name, "cpu, or auto", "run `samewise doctor` to see what this machine has"))

@@ -97,13 +97,13 @@ def compared(loops: dict[str, tuple[Iterator[None], int, int]], unit: str, wait:
 def images(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
     small = device == "cpu"
     size, batch = (32, 4) if small else (224, 128)
-    data = ["dataset=generated_classification", f"dataset.image_size={size}", f"dataset.samples={batch * 4}", "transforms=images"]
+    data = ["dataset=generated_classification", f"dataset.image_size={size}", f"dataset.samples={batch * 40}", "transforms=images", f"loader.num_workers={0 if small else 8}"]
     overrides = ["model=resnet50", *data, f"batch_size={batch}", "optimizer.lr=0.01", "precision=bf16", f"device={device}", "memory_format=channels_last"]
     settings = {
         "fast, no trace": ["reproducibility=fast", "trace.every_steps=0"],
         "strict, no trace": ["trace.every_steps=0"],
-        "strict, a trace each 50 steps": ["trace.every_steps=50"],
         "strict, a trace each step": [],
+        "fast, compiled, no trace": ["reproducibility=fast", "trace.every_steps=0", "compile=default"],
     }
     runs = {name: built([*overrides, *own], place / name.replace(",", "").replace(" ", "_")) for name, own in settings.items()}
     loops: dict[str, tuple[Iterator[None], int, int]] = {}
@@ -228,8 +228,8 @@ def main() -> int:
     place, stack = Path(tempfile.mkdtemp(prefix="samewise-gpu-")), ExitStack()
     try:
         images(device, place, stack, wait)
-        photographs_decoded(device, place, stack, wait)
         good = published(device, place, stack, wait) and good
+        photographs_decoded(device, place, stack, wait)
     finally:
         shutil.rmtree(place, ignore_errors=True)
         sys.stdout.flush()

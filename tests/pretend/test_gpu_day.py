@@ -54,7 +54,7 @@ def test_a_device_that_cannot_be_used_is_refused(device: Any, monkeypatch: pytes
 
     assert choose_device("auto").type == "cuda"
     monkeypatch.setattr(torch.cuda, "current_device", refuse)
-    with pytest.raises(ConfigError, match="^device: the CUDA device cannot be used: CUDA error: out of memory; hint: `nvidia-smi`"):
+    with pytest.raises(ConfigError, match=r"^device: the CUDA device cannot be used: CUDA error: out of memory; hint: `nvidia-smi`"):
         choose_device("cuda")
     assert choose_device("cpu").type == "cpu"
 
