@@ -97,7 +97,13 @@ def compared(loops: dict[str, tuple[Iterator[None], int, int]], unit: str, wait:
 def images(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
     small = device == "cpu"
     size, batch = (32, 4) if small else (224, 128)
-    data = ["dataset=generated_classification", f"dataset.image_size={size}", f"dataset.samples={batch * 40}", "transforms=images", f"loader.num_workers={0 if small else 8}"]
+    data = [
+        "dataset=generated_classification",
+        f"dataset.image_size={size}",
+        f"dataset.samples={batch * 40}",
+        "transforms=images",
+        f"loader.num_workers={0 if small else 8}",
+    ]
     overrides = ["model=resnet50", *data, f"batch_size={batch}", "optimizer.lr=0.01", "precision=bf16", f"device={device}", "memory_format=channels_last"]
     settings = {
         "fast, no trace": ["reproducibility=fast", "trace.every_steps=0"],
