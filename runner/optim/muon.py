@@ -67,20 +67,21 @@ class Muon(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["use_muon"]:
-                self._muon(trained, group)
-            elif trained:
-                self._sgd(trained, group)
+            if trained:
+                (self._muon if group["use_muon"] else self._sgd)(trained, group)
         return loss
 
     def _muon(self, trained: Sequence[Tensor], group: dict[str, Any]) -> None:
-        for weight in trained:
-            gradient = cast("Tensor", weight.grad)
-            state = self.state[weight]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(gradient)
-            momentum = state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-            update = gradient.add(momentum, alpha=group["momentum"]) if group["nesterov"] else momentum
+        gradients = [cast("Tensor", weight.grad) for weight in trained]
+        for weight, gradient in zip(trained, gradients, strict=True):
+            if "momentum_buffer" not in self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(gradient)
+        updates = momenta = [self.state[weight]["momentum_buffer"] for weight in trained]
+        torch._foreach_mul_(momenta, group["momentum"])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        torch._foreach_add_(momenta, gradients)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        if group["nesterov"]:
+            updates = torch._foreach_add(gradients, momenta, alpha=group["momentum"])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        for weight, update in zip(trained, updates, strict=True):
             if group["normalize_weights"]:
                 weight.mul_(len(weight) ** 0.5 / weight.norm())
             if group["weight_decay"]:
@@ -101,6 +102,8 @@ class Muon(Optimizer):
 def orthogonalise(matrix: Tensor, *, steps: int, coefficients: Sequence[float] = COEFFICIENTS, eps: float = 1e-7) -> Tensor:
     """bfloat16[M, N]: a matrix with the singular vectors of `matrix`, and singular values near 1, by a quintic Newton-Schulz iteration (the source above).
 
+    Each of an iteration's three products is one operator with what is added to it, as in torch.optim.Muon.
+
     Args:
         matrix: float[M, N].
         steps: Iterations.
@@ -114,7 +117,7 @@ def orthogonalise(matrix: Tensor, *, steps: int, coefficients: Sequence[float] =
     made = made.T if tall else made
     for _ in range(steps):
         gram = made @ made.T
-        made = a * made + (b * gram + c * gram @ gram) @ made
+        made = torch.addmm(made, torch.addmm(gram, gram, gram, beta=b, alpha=c), made, beta=a)
     return made.T if tall else made
 
 

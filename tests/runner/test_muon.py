@@ -37,6 +37,14 @@ def test_the_iteration_only_changes_singular_values_by_its_polynomial(shape: tup
     assert torch.allclose(orthogonalise(matrix, steps=3).double(), expected, atol=0.03)
 
 
+@pytest.mark.parametrize("shape", [(5, 12), (12, 5), (64, 576)])
+def test_the_iteration_has_the_bits_of_torchs(shape: tuple[int, int]) -> None:
+    from torch.optim._muon import _zeropower_via_newtonschulz
+
+    matrix = random_weights(*shape).detach()
+    assert torch.equal(orthogonalise(matrix, steps=5, eps=0.0), _zeropower_via_newtonschulz(matrix, COEFFICIENTS, 5, 1e-7))
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_a_wide_matrix_is_trained_like_torchs_muon(nesterov: bool) -> None:
     mine, torchs = random_weights(6, 20), random_weights(6, 20)
