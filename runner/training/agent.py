@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, final
 
@@ -159,9 +160,11 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
             context.close = close_soon
             return started
 
-        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, **timeouts: int) -> None:
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             """Signal the ranks only: the agent signals process groups, whose SIGTERM would end loader workers, which ignore SIGUSR1."""
-            super()._shutdown(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **timeouts)
+            shut_down: Any = super()._shutdown
+            given = {"timeout": timeout} if "timeout" in signature(shut_down).parameters else {}  # not with torch 2.11
+            shut_down(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **given)
 
     return Agent(spec=spec, logs_specs=logs, start_method="spawn", exit_barrier_timeout=30)
 
