@@ -3,7 +3,8 @@
 For the weights and gradients of a ResNet-50 these operators take longer to start than an H200 takes for a third of the training step.
 """
 
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false (Triton looks up what a kernel's annotations name)
+# Triton looks up what the annotations of a kernel's parameters name, so they have none.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
 
 from __future__ import annotations
 
