@@ -226,7 +226,8 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", choices=("tests", "bits", "speed"), help="one part alone")
     parser.add_argument("--match", default="", help="of the bits, those checks whose name matches this regular expression")
-    parser.add_argument("--jobs", type=int, default=6, help="how many trainings at a time; speed is measured alone")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=max(2, cores * 3 // 4), help="how many trainings at a time (default: 3 for 4 cores)")
     parser.add_argument("--logs", type=Path, help="keep the output of what fails, with tracebacks, in this folder")
     args = parser.parse_args()
     import torch
