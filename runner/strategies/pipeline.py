@@ -91,31 +91,29 @@ class Pipeline(StageStrategy):
     def _pass_through(self, group: Sequence[tuple[MicroBatch, ModelCall]], forward: Forward) -> list[Tally]:
         tallies: list[Callable[[], Tally]] = []
 
-        def loss(output: Any, place: int) -> Tensor:
-            total, first, tally = self._network.run_with_output(output, partial(forward, group[place][0]))
+        def loss(output: Any, place: Tensor) -> Tensor:
+            total, first, tally = self._network.run_with_output(output, partial(forward, group[int(place)][0]))
             tallies.append(tally)
             return total * first
 
         schedule, losses, self._mine.strides = self._schedule_for(group[0][1], len(group))
         losses[:] = [loss]
         self._mine.asked = iter([asked for _, asked in group])
-        first = self.peers.rank == 0
-        inputs = {"arg_mbs": [asked.inputs for _, asked in group]} if first else {}
-        schedule.step(target_mbs=list(range(len(group))), return_outputs=False, **inputs)
+        schedule.step(target=torch.arange(len(group)), return_outputs=False)
         return [tally() for tally in tallies]
 
-    def _schedule_for(self, asked: ModelCall, count: int) -> tuple[Any, list[Callable[[Any, int], Tensor]], list[tuple[int, ...]]]:
+    def _schedule_for(self, asked: ModelCall, count: int) -> tuple[Any, list[Callable[[Any, Tensor], Tensor]], list[tuple[int, ...]]]:
         """Torch's schedule for so many micro-batches shaped like this one, the slot for the loss that it calls, and its inputs' strides."""
         key = (asked.form, count)
         if key not in self._made:
             taken, given = self._stage_shapes(asked)
             first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
-            passed = [tensors if end else _stage_message(tensors) for tensors, end in ((taken, first), (given, last))]
-            stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=passed[0], output_args=passed[1])
+            received, sent = () if first else _stage_message(taken), given if last else _stage_message(given)
+            stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=received, output_args=sent)
             kind = SCHEDULES[self.schedule] if count >= len(self._stages) else ScheduleGPipe
-            losses: list[Callable[[Any, int], Tensor]] = []
+            losses: list[Callable[[Any, Tensor], Tensor]] = []
 
-            def loss(output: Any, place: int) -> Tensor:
+            def loss(output: Any, place: Tensor) -> Tensor:
                 return losses[0](output, place)
 
             self._made[key] = kind(stage, count, loss_fn=loss, scale_grads=False), losses, [tensor.stride() for tensor in taken]
@@ -138,7 +136,7 @@ class Pipeline(StageStrategy):
 
 @final
 class Mine(nn.Module):
-    """This process's stage, run with the randomness and autocast of the current micro-batch.
+    """This process's stage, run with the randomness and autocast of the current micro-batch. The first stage's input is that micro-batch's.
 
     Torch passes contiguous tensors only. Kernels may add in another order for other layouts (channels_last), so what a stage takes, and the
     gradient of what it gives, get the strides that they would have in one process. The next stage alone knows those of the gradient: they come as the
@@ -154,10 +152,13 @@ class Mine(nn.Module):
         self._first, self._last = first, last
 
     def forward(self, *inputs: Tensor) -> Any:
-        if not self._first:
+        asked = next(self.asked)
+        if self._first:
+            inputs = asked.inputs
+        else:
             tensors, carriers = inputs[: len(self.strides)], inputs[len(self.strides) :]
             inputs = tuple(Arrive.apply(*each) for each in zip(tensors, carriers, self.strides, strict=True))  # pyright: ignore[reportAssignmentType]
-        with next(self.asked).surroundings.enter():
+        with asked.surroundings.enter():
             output = self.stage(*inputs)
         if self._last:
             return output
