@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torchvision.io  # noqa: F401 (registers the decoders)
 from torch import _VF, Tensor, nn
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,6 +69,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield _foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, PretendedTensor]
     yield nn.Module, "_apply", _swapping(nn.Module._apply)
     yield nn.RNNBase, "flatten_parameters", _unless_ours(nn.RNNBase.flatten_parameters)
+    yield torch.ops.image, "decode_jpegs_cuda", cuda_only.chosen_decode_jpegs(torch.ops.image.decode_jpegs_cuda, execute)
     for name in ("gru", "lstm", "gru_cell", "dropout"):
         for owner in (_VF, torch):
             yield owner, name, getattr(cuda_only, f"chosen_{name}")(getattr(owner, name))
