@@ -66,6 +66,7 @@ def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Cal
     if settings.mode == "off":
         return lambda model: model
     keep_headers_apart()
+    _draw_in_order()
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # Inductor warns about CUDA_HOME without a CUDA device
     options: dict[str, Any] = {
         "fallback_random": True,  # dropout draws the same numbers as without compiling
@@ -88,6 +89,15 @@ def keep_headers_apart() -> None:
     runtime.default_cache_dir = runtime.cache_dir
     headers = Path(runtime.cache_dir()) / "precompiled_headers"
     codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")  # pyright: ignore[reportPrivateUsage, reportConstantRedefinition]
+
+
+def _draw_in_order() -> None:
+    """Let dropout number its input's values as without compiling, also where Inductor chose another layout: torch 2.11 does not."""
+    from torch._inductor import lowering
+
+    known: Any = lowering
+    if not hasattr(known, "constrain_to_fx_strides_if_fallback_random"):
+        known.add_layout_constraint(torch.ops.aten.native_dropout.default, known.constrain_to_fx_strides)
 
 
 def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]) -> None:
