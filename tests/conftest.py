@@ -12,11 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 # Before torch is imported anywhere, here or in a child process. MLflow's usage reports stay off: tests need no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
