@@ -139,13 +139,14 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         raise ConfigError(
             Problem("--audit", "repeats the run as it was, but these overrides would change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
+    project = projects.find(args.project)
+    _require_one_process(composed, project)
     comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None, settings=[path for path, _, _ in unlike])
     if not comparison.wanted and args.audit is None:
         raise ConfigError(_no_trace(args, folder, traced=bool(original.cfg.trace.every_steps)))
     divergences = [*rerun_comparison.checkpoint_divergences(folder), *rerun_comparison.metric_divergences(folder, logged_values(folder.metrics))]
     altered = roots.alterations(folder).get("trace", "").splitlines()
     recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
-    project = projects.find(args.project)
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project, RunFolder(Path(temporary)))
         foreign = environment.differences(recorded, again.environment)
@@ -223,6 +224,18 @@ def _train_again(again: Run, comparison: Comparison, folder: RunFolder, steps: i
         notes.append(f"metrics that measure the machine belong under {', '.join(MEASURED)}: these are not compared")
     notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []
     return [words, *map(str, found), *notes]
+
+
+def _require_one_process(composed: Composed, project: Project) -> None:
+    """Raise a ConfigError if a run's strategy divides a model or a batch among processes in a way that one process cannot repeat to the bit."""
+    from samewise.runner.training.components import make_part
+
+    cfg = composed.cfg
+    strategy = make_part(cfg, project, "strategy")
+    if strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1:
+        name = type(strategy).__name__.lower()
+        hint = "train it again with `samewise train --fresh`, and compare the two runs with `samewise diff`"
+        raise ConfigError(Problem("strategy", f"`verify` trains again in one process, and strategy={name} needs several", name, "single or elastic", hint))
 
 
 def _inspect_step(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:

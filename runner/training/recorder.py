@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ class Recorder:
     """What callbacks see of the run."""
     tracker: Tracker = field(default_factory=Silent)
     """Opened by the session, once the step at which the run resumes is known."""
+    overflowed: int = 0
+    """Updates that were skipped since the run was started: those whose gradients were too large for float16."""
     saved: int | None = None
     """The step of the last checkpoint."""
     scores: Mapping[str, Scores] = field(default_factory=dict[str, Scores])
@@ -44,6 +47,7 @@ class Recorder:
     def record(self, outcome: Outcome) -> None:
         """Record a step: its trace, its metrics, and its callbacks."""
         self._is_recording = True
+        self.overflowed += sum(not math.isfinite(norm) for norm in outcome.gradient_norms.values())  # otherwise the step has raised an error
         self.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
         if outcome.step % self.log_every_steps == 0:
             self.log({f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())}, outcome.step)

@@ -60,8 +60,8 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             callback.on_start(run.recorder.view)
         try:
             yield summary
-            if short := memory_ran_short(run.strategy.device):
-                print(f"warning: {short}", file=sys.stderr)
+            for warning in filter(None, (memory_ran_short(run.strategy.device), _overflows(run))):
+                print(f"warning: {warning}", file=sys.stderr)
             run.recorder.require_folder()
             _leave_results(run)
             run.recorder.require_folder()
@@ -188,6 +188,14 @@ def _end_workers(run: Run) -> None:
         if split.loader is not None:
             split.loader.close()
         split.loader = None
+
+
+def _overflows(run: Run) -> Problem | None:
+    """A warning if float16's loss scale made the optimizer skip updates; otherwise None."""
+    if not run.recorder.overflowed or not run.strategy.peers.is_main:
+        return None
+    message = f"the optimizer skipped {run.recorder.overflowed} updates since this start, whose gradients were too large for float16"
+    return Problem("precision", message, hint="a few are usual, until the loss scale fits; for fewer, a lower precision.initial_scale, or precision=bf16")
 
 
 @contextmanager

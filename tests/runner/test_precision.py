@@ -97,3 +97,12 @@ def test_tf32_on_the_cpu_is_warned_about(samewise: Callable[..., Any], tmp_path:
     assert warning in samewise("check", *given, "precision=tf32").stdout
     assert warning in samewise("train", *given, "precision=tf32").stderr
     assert warning not in samewise("check", *given, "precision=bf16").stdout
+
+
+@pytest.mark.parametrize(("scale", "words"), [("1e30", "warning: precision: the optimizer skipped 2 updates since this start"), ("256", "")])
+def test_skipped_updates_of_float16_are_counted_at_the_end(scale: str, words: str, samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
+    settings = ["experiment=resnet18_digits", "debug=tiny", "precision=fp16", f"precision.initial_scale={scale}", "max_steps=2", "device=cpu", "tracking=none"]
+    done = samewise("train", *settings, f"run_root={tmp_path}")
+    assert done.returncode == 0
+    assert words in done.stderr
+    assert ("the optimizer skipped" in done.stderr) == bool(words)

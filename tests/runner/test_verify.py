@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from samewise_tiny import DIGITS
 
+from samewise.runner.commands.verify import _require_one_process
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import combine
 
 TINY = [*DIGITS, "model.width=8", "max_steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9"]
@@ -225,6 +230,15 @@ def test_eval_gives_the_metrics_of_training(samewise, run):
     assert found["metrics"] == final
     assert found["step"] == 12
     assert (Path(found["pictures"]) / "confusion_matrix.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp", "pipeline", "rpc", "elastic"])
+def test_a_run_that_one_process_cannot_repeat_is_refused(strategy):
+    project = Project(Path.cwd())
+    composed = compose([*DIGITS, f"strategy={strategy}", "replicas=2" if strategy in ("fsdp", "ddp", "elastic") else "accumulate=2"], project=project)
+    said = rf"strategy: `verify` trains again in one process, and strategy={strategy} needs several.*samewise train --fresh"
+    with nullcontext() if strategy == "elastic" else pytest.raises(ConfigError, match=said):
+        _require_one_process(composed, project)
 
 
 def test_a_missing_run_is_reported(samewise, run):
