@@ -143,7 +143,7 @@ class _TimedSamples(_Timed):
 def with_clock(run: Run, clock: Clock) -> Run:
     """The run with its parts timed as the loop calls them; they compute the same."""
     recorder, transforms = run.recorder, run.transforms
-    recorder.trace = _Timed(recorder.trace, clock, record="trace", digests="trace", phase_ends="trace")  # pyright: ignore[reportAttributeAccessIssue]
+    recorder.trace = _Timed(recorder.trace, clock, record="trace", digests="trace", digest_gradients="trace", digest_weights="trace")  # pyright: ignore[reportAttributeAccessIssue]
     recorder.tracker = _Timed(recorder.tracker, clock, log="tracking")  # pyright: ignore[reportAttributeAccessIssue]
     shown = {name: one for name, one in recorder.callbacks.items() if not isinstance(one, ProgressBar)}
     recorder.callbacks = {name: _Timed(one, clock, on_step=f"callbacks/{name}") for name, one in shown.items()}  # pyright: ignore[reportAttributeAccessIssue]

@@ -39,11 +39,19 @@ class PendingTensor:
         return self._host.numpy()
 
 
-def numbers(values: Sequence[float | Tensor]) -> list[float]:
-    """Convert numbers and one-element tensors to numbers; those on a device are read together."""
+def begin_numbers(values: Sequence[float | Tensor]) -> Callable[[], list[float]]:
+    """Start to copy one-element tensors from a device, together; return what waits for them and gives all values as numbers."""
     far = [one for one in values if isinstance(one, Tensor) and not one.is_cpu]
-    read = iter(PendingTensor(torch.stack([one.detach().double() for one in far])).read().tolist() if far else ())
-    return [one if not isinstance(one, Tensor) else one.item() if one.is_cpu else next(read) for one in values]
+    if not far:
+        near = [one.item() if isinstance(one, Tensor) else one for one in values]
+        return lambda: near
+    copied = PendingTensor(torch.stack([one.detach().double() for one in far]))
+
+    def read() -> list[float]:
+        found = iter(copied.read().tolist())
+        return [one if not isinstance(one, Tensor) else one.item() if one.is_cpu else next(found) for one in values]
+
+    return read
 
 
 def begin(tensors: Sequence[Tensor | None]) -> Callable[[], list[int]]:

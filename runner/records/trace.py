@@ -82,7 +82,9 @@ class Trace:
         self._state = list(model.state_dict(keep_vars=True).values())
         self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(model.state_dict())}
         self._chain = 0
-        self._earlier: list[Callable[[], list[int]]] = []
+        self._gradients: list[Callable[[], list[int]]] = []
+        self._weights: Callable[[], list[int]] = list
+        """These two read the digests of the current step, once they have been begun: of the gradients of each phase, and of the weights."""
         self._begun: Callable[[], None] | None = None
         """Writes the line of the newest step, once its digests can be read."""
         self._file: BinaryIO | None = None
@@ -103,24 +105,24 @@ class Trace:
             self._path.write_text(json.dumps({**form, **self._shards, **self._names}, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
-    def phase_ends(self, step: int) -> None:
-        """Digest the gradients of a phase of `step` before the next phase clears them."""
+    def digest_gradients(self, step: int) -> None:
+        """Begin to digest the gradients of a phase of `step`, before the next phase clears them."""
         if self.records(step):
-            self._earlier.append(self._digests([parameter.grad for parameter in self._parameters], self.algorithm))
+            self._gradients.append(self._digests([parameter.grad for parameter in self._parameters], self.algorithm))
+
+    def digest_weights(self, step: int) -> None:
+        """Begin to digest the weights after `step`."""
+        if self.records(step):
+            self._weights = self._digests(self._state, self.algorithm)
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
-        """Write the step's line; on a device only once the next step's is started, or when it is requested, so that nothing waits for its digests.
-
-        Call it when the optimizer has stepped and the gradients are still there.
-        """
+        """Write the step's line, whose digests have been begun; on a device only once the next step's is started, or when it is requested."""
         if not self.records(step):
             return
         self._write()
-        gradients = [*self._earlier, self._digests([parameter.grad for parameter in self._parameters], self.algorithm)]
-        self._earlier = []
-        weights = self._digests(self._state, self.algorithm)
+        gradients, self._gradients = self._gradients, []
         if self._file:
-            self._begun = partial(self._line, step, batch, inputs, loss, gradients, weights)
+            self._begun = partial(self._line, step, batch, inputs, loss, gradients, self._weights)
         if self.algorithm == XXH3:
             self._write()
 

@@ -16,7 +16,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.interfaces import Loss
 from samewise.runner.processes.peers import Alone, Peers
-from samewise.runner.records.on_device import numbers
+from samewise.runner.records.on_device import begin_numbers
 from samewise.runner.strategies.layout import Layout
 
 
@@ -41,12 +41,17 @@ class Tally:
         return cls(loss.count, nominal, sums, seen, loss.explain)
 
     @classmethod
-    def read(cls, tallies: Sequence[Tally], norms: Sequence[Tensor] = ()) -> tuple[list[Tally], list[float]]:
-        """Some in numbers, and tensors' single values, all read together: whatever is read from a device waits for it."""
-        values = iter(numbers([*(value for tally in tallies for value in tally.sums.values()), *norms]))
-        sums = [{name: next(values) for name in tally.sums} for tally in tallies]
-        seen = [tuple((one, other() if callable(other) else other) for one, other in tally.seen) for tally in tallies]
-        return [cls(tally.count, tally.nominal, by_name, digests) for tally, by_name, digests in zip(tallies, sums, seen, strict=True)], list(values)
+    def begin_reading(cls, tallies: Sequence[Tally], norms: Sequence[Tensor] = ()) -> Callable[[], tuple[list[Tally], list[float]]]:
+        """Start to copy some, and tensors' single values, from the device, all together; return what waits for the copy and gives them in numbers."""
+        copied = begin_numbers([*(value for tally in tallies for value in tally.sums.values()), *norms])
+
+        def read() -> tuple[list[Tally], list[float]]:
+            values = iter(copied())
+            sums = [{name: next(values) for name in tally.sums} for tally in tallies]
+            seen = [tuple((one, other() if callable(other) else other) for one, other in tally.seen) for tally in tallies]
+            return [cls(tally.count, tally.nominal, by_name, digests) for tally, by_name, digests in zip(tallies, sums, seen, strict=True)], list(values)
+
+        return read
 
     @property
     def weight(self) -> float:
@@ -148,7 +153,7 @@ class Strategy(abc.ABC):
 
     def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
         """The tallies of all ranks, in order, and a further small value of each rank; with them the ranks agree whether to stop."""
-        said = self.peers.gather(([vars(tally) for tally in Tally.read(tallies)[0]], facts, self.peers.stop_heard))
+        said = self.peers.gather(([vars(tally) for tally in Tally.begin_reading(tallies)()[0]], facts, self.peers.stop_heard))
         self.peers.stop_agreed = next((heard for _, _, heard in said if heard), None)
         return [Tally(**tally) for some, _, _ in said for tally in some], [facts for _, facts, _ in said]
 

@@ -161,7 +161,7 @@ def _means_for_sums(run: Run) -> list[Problem]:
         for phase in run.phases:
             batches = Loader(run.splits["train"].keyed, lambda: iter((replace(key, indices=few), replace(key, indices=few * 2))))
             with phase.training(run.step):
-                once, twice = (Tally.read([forward(run, phase, MicroBatch(0, batch))[2]()])[0][0] for batch in batches)
+                once, twice = (Tally.begin_reading([forward(run, phase, MicroBatch(0, batch))[2]()])()[0][0] for batch in batches)
             first, second = once.sums["loss"], twice.sums["loss"]
             if twice.count > 1.5 * once.count and abs(second - first) < 0.1 * abs(first):
                 words = f"the total for {once.count:g} is {first:.4g}, and for the same twice {second:.4g}: it is a mean, which is divided again"

@@ -1,7 +1,7 @@
 """The whole loop. Everything that it calls is a part of `Run`; nothing below it calls back into it.
 
 One optimizer step: for each micro-batch that this process carries, enter its stream, transform on the device, forward, loss, backward; then add up over
-replicas in a fixed order, average, clip, check that all is finite, step.
+replicas in a fixed order, average, clip, check that all is finite, step. A device is waited for last, when all of this and the digests have been launched.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     readings = Readings(run)
     run.schedule.before_step(run.step)
     for phase in run.phases:
-        if phase.number:
-            run.recorder.trace.phase_ends(run.step + 1)
         run.clear_gradients()
         with phase.training(run.step):
             tallies = run.strategy.carry(micro_batches, partial(forward, run, phase))
         tally = run.strategy.reduce(tallies)
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
-        readings.add(phase, tally, norm, tallies)  # what is not finite ends here, before it is in the weights
+        readings.add(phase, tally, norm, tallies)  # on the CPU, what is not finite ends here
         run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
+        run.recorder.trace.digest_gradients(run.step + 1)
+    run.recorder.trace.digest_weights(run.step + 1)
+    readings.finish()  # on a device, here
     run.precision.update()
     run.progress.step += 1
     return readings.outcome()

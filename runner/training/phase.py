@@ -55,6 +55,6 @@ class TrainingPhase:
             torch._foreach_mul_(gradients, 1.0 / tally.weight)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = self.total_norm(gradients)
         if clip_norm is not None and gradients:
-            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)  # so that what is not finite stays where it is, to be named
             torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return norm

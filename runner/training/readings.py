@@ -1,4 +1,4 @@
-"""The results of a step's phases: read together, since each read from a device waits for it, and checked before they reach the weights."""
+"""The results of a step's phases: read together, since each read from a device waits for it, and checked: on the CPU before they reach the weights."""
 
 from __future__ import annotations
 
@@ -34,22 +34,29 @@ class Readings:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._unread = list[_Unread]()
+        self._read: Callable[[], tuple[list[Tally], list[float]]] | None = None
         self._losses, self._norms = dict[str, float](), dict[str, float]()
         self._seen, self._count = list[tuple[int, int]](), 0.0
 
     def add(self, phase: TrainingPhase, tally: Tally, norm: Tensor, micro_batches: Sequence[Tally]) -> None:
-        """Take in a phase whose optimizer is about to step. On the CPU it is read at once; a device is waited for once, at the last phase.
+        """Take in a phase whose optimizer is about to step. On the CPU it is read at once; from a device all phases are copied together, at the last one.
 
         TrainingError if a loss or gradient that was read is not finite.
         """
-        reads = phase is self._run.phases[-1] or self._run.strategy.device.type == "cpu"
-        gradients = None if reads else largest([one.grad for one in self._run.parameters])
+        on_cpu, is_last = self._run.strategy.device.type == "cpu", phase is self._run.phases[-1]
+        gradients = None if on_cpu or is_last else largest([one.grad for one in self._run.parameters])
         self._unread.append(_Unread(phase, tally, norm, gradients, [one.explain for one in micro_batches if one.explain]))
-        if reads:
-            self._read()
+        if on_cpu or is_last:
+            self._read = Tally.begin_reading([one.tally for one in self._unread], [one.norm for one in self._unread])
+        if on_cpu:
+            self.finish()
 
-    def _read(self) -> None:
-        tallies, norms = Tally.read([one.tally for one in self._unread], [one.norm for one in self._unread])
+    def finish(self) -> None:
+        """Wait for what has been copied from a device, and check it: its optimizers have been launched, so the device still has work.
+
+        TrainingError if a loss or gradient is not finite.
+        """
+        tallies, norms = self._read() if self._read else ([], [])
         for one, tally, norm in zip(self._unread, tallies, norms, strict=True):
             prefix = "" if len(self._run.phases) == 1 else f"{one.phase.spec.name}/"
             means = tally.means(prefix=prefix)
@@ -58,7 +65,7 @@ class Readings:
             self._seen += tally.seen
             self._count = tally.count
             require_finite_step(self._run, means, norm, one.gradients, one.explain)
-        self._unread.clear()
+        self._unread, self._read = [], None
 
     def outcome(self) -> Outcome:
         """Of the step that the run has just done."""

@@ -17,6 +17,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import DataError, Interrupted, TrainingError
 from samewise.runner.interfaces import Phase
+from samewise.runner.records import on_device, trace
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
@@ -58,6 +59,34 @@ def test_the_host_waits_for_a_real_device_at_most_once_per_step(recipe: str, tmp
     assert ready
     assert ready.count(False) <= 1
     assert not [name for name in calls if "Pageable" in name or ("Synchronize" in name and name != "cudaEventSynchronize")]
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("recipe", ["classification", "adversarial"])
+def test_the_whole_step_is_launched_before_the_host_waits(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    project = Project(Path.cwd())
+    run = build(compose([*written.RECIPES[recipe], *STEP], project=project), project, RunFolder(tmp_path))
+    launched, read, begin = list[str](), on_device.PendingTensor.read, run.recorder.trace.digest_weights
+    for phase in run.phases:
+        phase.optimizer.register_step_post_hook(lambda *_: launched.append("optimizer"))
+    monkeypatch.setattr(run.recorder.trace, "digest_weights", lambda step: (begin(step), launched.append("digests")))
+    monkeypatch.setattr(on_device.PendingTensor, "read", lambda pending: (launched.append("wait"), read(pending))[1])
+    batches = training_batches(run)
+    train_step(run, next(batches))
+    assert launched[: len(run.phases) + 2] == [*["optimizer"] * len(run.phases), "digests", "wait"]
+
+
+@pytest.mark.usefixtures("device")
+def test_a_gradient_that_is_not_finite_is_named_after_the_optimizer_was_launched(tmp_path: Path):
+    project = Project(Path.cwd())
+    run = build(compose([*written.RECIPES["classification"], *STEP], project=project), project, RunFolder(tmp_path))
+    batches = training_batches(run)
+    with pytest.raises(TrainingError, match=r"step 2: the gradient of fc\.weight is not finite; the learning rate was 0\.028, "), session(run):  # noqa: PT012
+        run.recorder.record(train_step(run, next(batches)))
+        dict(run.model.named_parameters())["fc.weight"].register_hook(lambda gradient: gradient * torch.nan)
+        train_step(run, next(batches))
+    assert list(trace.read_trace(run.folder.trace)[1]) == [1]
+    assert not list(run.folder.checkpoints.iterdir())
 
 
 @pytest.mark.usefixtures("device")

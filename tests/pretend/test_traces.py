@@ -30,6 +30,8 @@ def steps(path: Path, device: str, *, algorithm: str = ON_DEVICE, start: int = 0
             for parameter in net.parameters():
                 parameter -= 0.1 * parameter.grad  # pyright: ignore[reportOperatorIssue]
         if step > start:
+            written.digest_gradients(step)
+            written.digest_weights(step)
             ((_, read),) = written.digests(step, {"x": torch.ones(2)}, {"x": torch.ones(2).to(device)})
             written.record(step, batch=step, inputs=read() if callable(read) else read, loss=float(step))
         net.zero_grad()

@@ -10,7 +10,7 @@ import torch
 
 from samewise.runner.records import on_device
 from samewise.runner.records.digest import begin_value
-from samewise.runner.records.on_device import PendingTensor, begin, numbers
+from samewise.runner.records.on_device import PendingTensor, begin, begin_numbers
 
 MASK = (1 << 64) - 1
 
@@ -87,7 +87,7 @@ def test_a_tensor_is_digested_as_it_was_when_the_digest_began():
     weights.zero_()
     assert read() == digests_of(torch.ones(4))
     assert PendingTensor(torch.tensor([1.5, 2.5])).read().tolist() == [1.5, 2.5]
-    assert numbers([1.5, torch.tensor(2, dtype=torch.int64), 3.0]) == [1.5, 2.0, 3.0]
+    assert begin_numbers([1.5, torch.tensor(2, dtype=torch.int64), 3.0])() == [1.5, 2.0, 3.0]
 
 
 def test_the_digest_of_a_batch_covers_names_shapes_and_values():

@@ -40,6 +40,13 @@ def test_gradients_are_averaged_and_clipped_as_in_torch(count: float, nominal: f
             torch.testing.assert_close(parameter.grad.double(), one * shrunk, rtol=1e-6, atol=0)
 
 
+def test_clipping_leaves_what_is_not_finite_where_it_is() -> None:
+    one, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))
+    one.grad, other.grad = torch.ones(2), torch.tensor([1.0, torch.nan, 2.0])
+    assert TrainingPhase(0, Phase(), SGD([one, other], lr=0.1)).condition_gradients(Tally(1.0), Precision(), 1.0).isnan()
+    assert nonfinite_names([("one", one.grad), ("other", other.grad)]) == ["other"]
+
+
 def test_a_step_that_counts_nothing_is_an_error_with_its_phase() -> None:
     for phase, said in {Phase(): "the loss counts nothing", Phase("critic"): "the loss of phase 'critic' counts nothing"}.items():
         with pytest.raises(ConfigError, match=said):

@@ -33,6 +33,8 @@ def record(path, steps, *, change=lambda step, net: None, start=0, chain=0):
             for parameter in net.parameters():
                 parameter -= 0.1 * parameter.grad
         if step > start:
+            written.digest_gradients(step)
+            written.digest_weights(step)
             written.record(step, batch=step, inputs=step, loss=float(step))
         net.zero_grad()
     written.close()
