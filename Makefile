@@ -5,6 +5,7 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
 
 # One thread per process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
 # otherwise each of the many processes that tests start would compile all of samewise again.
@@ -16,7 +17,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $$(($(JOBS) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-changed test-variants test-slow test-all bench mutants faults gpu lint types format lock clean
+.PHONY: help install demo test test-changed test-variants test-slow test-oldest test-all bench mutants faults gpu lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,11 @@ test-slow: install ## run the slower tests that CI runs too; some install packag
 
 test-all: install ## run all tests
 	$(PYTEST) $(APART)
+
+# Of the files that test what is built on torch's internals; a test marked `oldest` is slow, and runs nevertheless.
+test-oldest: install $(OLDEST)/.packages ## run the tests of what is built on torch's internals with the oldest torch that is supported (an environment of its own: gigabytes)
+	$(subst $(BIN)/,$(OLDEST)/bin/,$(PYTEST)) $(APART) -m "not variant and (not slow or oldest)" tests/steps tests/pretend/test_one_wait.py $(addprefix tests/runner/test_,$(addsuffix .py,\
+		any_number_of_ranks compiled ddp fsdp initialise launch model_parallel muon on_device optimizers precision profile sync_batch_norm))
 
 bench: install ## measure, as ratios: a step, other runners (those in the extra `bench`), settings, data, start-up, sweeps
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
@@ -65,12 +71,17 @@ format: install ## format the code, and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: ## resolve the dependencies again into requirements.lock (needs uv; UPGRADE=--upgrade for newer versions)
+# What torch needs and .venv has as well.
+ELSEWHERE := filelock fsspec jinja2 markupsafe mpmath networkx numpy pillow setuptools sympy typing-extensions
+
+lock: ## resolve the dependencies again into requirements.lock, and the oldest torch's into .ci/oldest.lock (needs uv; UPGRADE=--upgrade for newer versions)
 	@command -v uv >/dev/null || { echo "make lock needs uv on the PATH: python3 -m pip install uv"; exit 2; }
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header $(UPGRADE) -o requirements.lock
+	sed -nE 's/^ *"(torch(vision|audio)?)>=([0-9.]+)".*/\1==\3.0/p' pyproject.toml | uv pip compile - --no-config --python-version 3.11 --python-platform linux --generate-hashes --no-header \
+		--no-annotate $(addprefix --no-emit-package ,$(ELSEWHERE)) $(UPGRADE) -o .ci/oldest.lock
 
 clean: ## remove .venv, caches and builds; runs/ is kept
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) dist build .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, so that a change of pyproject.toml alone does not go through every locked package again. The lock names every package, so nothing is left to resolve: pip would look for
@@ -81,6 +92,13 @@ $(VENV)/.packages: requirements.lock
 	@$(PYTHON) -m venv $(VENV) || { echo "'$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
 	@echo "Installing the locked packages into $(VENV): some minutes, some gigabytes."
 	$(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	@touch $@
+
+# Only torch and what it needs; all else is taken from .venv.
+$(OLDEST)/.packages: .ci/oldest.lock $(VENV)/.installed
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check --no-deps --require-hashes -r .ci/oldest.lock
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >$$(echo $(OLDEST)/lib/python*/site-packages)/locked.pth
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml

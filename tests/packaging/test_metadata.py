@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import samewise
 
@@ -28,19 +29,33 @@ def lock(repository: Path) -> list[str]:
     return (repository / "requirements.lock").read_text().splitlines()
 
 
-def test_the_lock_contains_no_address(lock: list[str]) -> None:
-    assert [line for line in lock if "://" in line or " @ " in line or line.startswith("-")] == []
+@pytest.fixture(scope="module")
+def oldest(repository: Path) -> list[str]:
+    """The lock of `make test-oldest`."""
+    return (repository / ".ci" / "oldest.lock").read_text().splitlines()
 
 
-def test_every_line_of_the_lock_is_a_pin_or_a_hash_or_a_comment(lock: list[str]) -> None:
+def test_the_locks_contain_no_address(lock: list[str], oldest: list[str]) -> None:
+    assert [line for line in [*lock, *oldest] if "://" in line or " @ " in line or line.startswith("-")] == []
+
+
+def test_every_line_of_the_locks_is_a_pin_or_a_hash_or_a_comment(lock: list[str], oldest: list[str]) -> None:
     known = re.compile(r"^ {4}--hash=sha256:[0-9a-f]{64}( \\)?$|^ {4}#")
-    assert [line for line in lock if not PIN.match(line) and not known.match(line)] == []
+    assert [line for line in [*lock, *oldest] if not PIN.match(line) and not known.match(line)] == []
 
 
-def test_every_requirement_in_the_lock_has_a_hash(lock: list[str]) -> None:
-    pins = [number for number, line in enumerate(lock) if PIN.match(line)]
-    assert len(pins) > 50
-    assert [lock[number] for number in pins if not lock[number + 1].startswith("    --hash=sha256:")] == []
+def test_every_requirement_in_the_locks_has_a_hash(lock: list[str], oldest: list[str]) -> None:
+    for lines, fewest in ((lock, 50), (oldest, 3)):
+        pins = [number for number, line in enumerate(lines) if PIN.match(line)]
+        assert len(pins) > fewest
+        assert [lines[number] for number in pins if not lines[number + 1].startswith("    --hash=sha256:")] == []
+
+
+def test_the_oldest_torch_is_the_lowest_that_is_declared(project: dict[str, Any], oldest: list[str]) -> None:
+    locked = {match["name"]: Version(match["version"]) for match in filter(None, map(PIN.match, oldest))}
+    declared = {one.name: one.specifier for one in map(Requirement, project["project"]["dependencies"]) if one.name in locked}
+    assert declared.keys() == {"torch", "torchvision", "torchaudio"}
+    assert {name: Version(next(iter(one)).version) for name, one in declared.items()} == {name: locked[name] for name in declared}
 
 
 def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(project: dict[str, Any], lock: list[str]) -> None:

@@ -89,6 +89,7 @@ def test_the_bits_are_the_same_from_a_cold_and_a_warm_cache_and_with_workers(lab
 
 
 @pytest.mark.slow
+@pytest.mark.oldest
 @pytest.mark.timeout(900)
 def test_a_compiled_model_computes_and_draws_what_the_model_does(lab: Path, once: Path) -> None:
     plain = train(lab / "plain", "compile=off")

@@ -25,6 +25,7 @@ def wait_for_end(process: subprocess.Popen, code: int) -> tuple[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.oldest
 def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
     """The launcher may restart once; the second kill is reported, and the same command then finishes with the bits of an undisturbed run."""
     process = start(tmp_path / "killed", "max_steps=12", "strategy.nproc=2", "strategy.max_restarts=1")

@@ -124,6 +124,7 @@ def train(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.oldest
 @pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name == "gpipe" else ()) for name, one in STRATEGIES.items()])
 def test_two_processes_give_the_weights_of_one(samewise, tmp_path, strategy) -> None:
     assert train(samewise, tmp_path / "two", *strategy) == train(samewise, tmp_path / "one")

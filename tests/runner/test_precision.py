@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from samewise_tiny import DIGITS
 from torch import Tensor
 
 from samewise.runner.errors import ConfigError
@@ -101,7 +102,7 @@ def test_tf32_on_the_cpu_is_warned_about(samewise: Callable[..., Any], tmp_path:
 
 @pytest.mark.parametrize(("scale", "words"), [("1e30", "warning: precision: the optimizer skipped 2 updates since this start"), ("256", "")])
 def test_skipped_updates_of_float16_are_counted_at_the_end(scale: str, words: str, samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
-    settings = ["experiment=resnet18_digits", "debug=tiny", "precision=fp16", f"precision.initial_scale={scale}", "max_steps=2", "device=cpu", "tracking=none"]
+    settings = [*DIGITS, "precision=fp16", f"precision.initial_scale={scale}", "max_steps=2", "device=cpu", "model.width=1", "dataset.samples=32"]
     done = samewise("train", *settings, f"run_root={tmp_path}")
     assert done.returncode == 0
     assert words in done.stderr
