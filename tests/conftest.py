@@ -1,4 +1,4 @@
-"""What all tests share: the repository's root, a clean environment for child processes, and the skipping of `gpu` and `data` tests."""
+"""What all tests share: the repository's root, a clean environment for child processes, and the skipping of `gpu`, `fsdp` and `data` tests."""
 
 from __future__ import annotations
 
@@ -142,6 +142,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
         if not torch.cuda.is_available():
             _skip(items, "gpu", "no CUDA device")
+    if any(item.get_closest_marker("fsdp") for item in items):
+        from torch.distributed.fsdp import FSDPModule
+
+        if not hasattr(FSDPModule, "reset_iter_state"):
+            _skip(items, "fsdp", "strategy=fsdp in several processes needs torch 2.14")
     if not os.environ.get("SAMEWISE_DATA"):
         _skip(items, "data", "SAMEWISE_DATA does not name a folder of data sets")
 

@@ -288,7 +288,9 @@ OFTEN = (("elastic", "layer1"), ("ddp", "all but the head"), ("fsdp", "layer1"),
 @pytest.mark.parametrize(
     ("strategy", "how"),
     [
-        pytest.param(strategy, how, marks=[pytest.mark.long] * ((strategy, how) not in OFTEN), id=f"{strategy}-{how}")
+        pytest.param(
+            strategy, how, marks=[pytest.mark.long] * ((strategy, how) not in OFTEN) + [pytest.mark.fsdp] * (strategy == "fsdp"), id=f"{strategy}-{how}"
+        )
         for strategy in RANKS
         for how in ("layer1", "all but the head")
     ],

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
-from torch.distributed.fsdp import FSDPModule
 
 from samewise.runner.records import checkpoint
 
@@ -16,7 +15,6 @@ MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "call
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
 MORE = ["clip_norm=0.5", "accumulate=2", "callbacks=ema", "callbacks.ema.every_steps=2", "optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"]
 """Other settings that read gradients, weights and the optimizer's state."""
-newer = pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="several processes need torch 2.14")
 
 
 def final(folder: Path) -> dict[str, torch.Tensor]:
@@ -45,7 +43,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@newer
+@pytest.mark.fsdp
 def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two):
     assert_close(two, alone)
     assert json.loads((two / "summary.json").read_text())["level"] == "R1"
@@ -54,7 +52,7 @@ def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two
 
 
 @pytest.mark.slow
-@newer
+@pytest.mark.fsdp
 def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(two, tmp_path):
     job = Job(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1")
     job.wait_for_step(3)
@@ -66,7 +64,7 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(two, tmp_pa
 
 
 @pytest.mark.slow
-@newer
+@pytest.mark.fsdp
 def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_path):
     reference = run(tmp_path / "alone", 1, *MILD, *MORE, "strategy=single")
     folder = run(tmp_path / "two", 2, *MILD, *FSDP, *MORE)
@@ -78,7 +76,7 @@ def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_pa
 
 
 @pytest.mark.slow
-@newer
+@pytest.mark.fsdp
 def test_processes_without_samples_take_part_in_an_epochs_last_step(tmp_path):
     last_batch_of_two = ["replicas=4", "loader.drop_last=false", "batch_size=24", "dataset.samples=50"]
     reference = run(tmp_path / "alone", 1, *MILD, *last_batch_of_two, "strategy=single")
@@ -86,7 +84,7 @@ def test_processes_without_samples_take_part_in_an_epochs_last_step(tmp_path):
 
 
 @pytest.mark.slow
-@newer
+@pytest.mark.fsdp
 @pytest.mark.parametrize("options", [["strategy.param_dtype=bfloat16", "strategy.reduce_dtype=float32"], ["precision=fp16", "memory_format=channels_last"]])
 def test_half_precision_stays_close(two, tmp_path, options):
     folder = run(tmp_path, 2, *MILD, *FSDP, *options)
@@ -96,7 +94,7 @@ def test_half_precision_stays_close(two, tmp_path, options):
 
 
 @pytest.mark.slow
-@newer
+@pytest.mark.fsdp
 def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two, tmp_path):
     """From one process to two with shards on disk, then to optimizer state in shards, then to one again."""
     path = alone / "checkpoints" / "step-00000002"
@@ -108,7 +106,7 @@ def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two
 
 
 @pytest.mark.slow
-@newer
+@pytest.mark.fsdp
 def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise, two, tmp_path):
     in_shards = [*MILD, *FSDP, "checkpoint.sharded=true", "checkpoint.every_steps=1"]
     job = Job(tmp_path, 2, *in_shards)

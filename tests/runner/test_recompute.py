@@ -116,7 +116,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize("strategy", [pytest.param(name, marks=[pytest.mark.fsdp] * (name == "fsdp")) for name in CASES])
 def test_recomputing_keeps_the_bits_under_every_strategy(strategy: str, tmp_path: Path) -> None:
     ranks, options = CASES[strategy]
     more = ["precision=bf16", "memory_format=channels_last"] if strategy in ("single", "elastic") else []

@@ -33,7 +33,7 @@ def resume(folder: Path, ranks: int, *overrides: str, after: int, on: int | None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.fsdp] * name.startswith("fsdp")) for name in ALIKE])
 def test_resuming_on_as_many_ranks_restores_everything(tmp_path, name):
     whole, again = resume(tmp_path, 2, *ALIKE[name], after=2)
     assert [first_difference(one, other) for one, other in zip(whole, again, strict=True)] == [None, None]

@@ -208,7 +208,11 @@ OTHERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [(*TINY, f"strategy={name}", *more) for name, more in OTHERS.items()], indirect=True, ids=OTHERS)
+@pytest.mark.parametrize(
+    "training",
+    [pytest.param((*TINY, f"strategy={name}", *more), id=name, marks=[pytest.mark.fsdp] * (name == "fsdp")) for name, more in OTHERS.items()],
+    indirect=True,
+)
 def test_ranks_of_every_strategy_listen_only_locally(training) -> None:
     places = listening(training)
     assert places

@@ -9,18 +9,10 @@ from importlib.util import module_from_spec
 from pathlib import Path
 
 import pytest
-from torch.distributed.fsdp import FSDPModule
 
 _spec = ModuleSpec("samewise_steps", None, is_package=True)
 _spec.submodule_search_locations = [str(Path(__file__).parent)]
 sys.modules.setdefault(_spec.name, module_from_spec(_spec))
-
-
-@pytest.fixture(autouse=True)
-def fsdp_has_its_torch(request: pytest.FixtureRequest) -> None:
-    """Skips a test of strategy=fsdp on several processes with a torch that it refuses."""
-    if "fsdp" in request.node.name and not hasattr(FSDPModule, "reset_iter_state"):
-        pytest.skip("strategy=fsdp needs torch 2.14")
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ IN_PROCESSES = {
 }
 
 
-@pytest.mark.parametrize("case", IN_PROCESSES.values(), ids=IN_PROCESSES)
+@pytest.mark.parametrize("case", [pytest.param(case, id=name, marks=[pytest.mark.fsdp] * (case.strategy == "fsdp")) for name, case in IN_PROCESSES.items()])
 def test_a_step_of_several_processes_matches_the_reference(case: Case) -> None:
     assert not disagreements(case)
 
@@ -85,7 +85,7 @@ def test_many_more_steps_match_the_reference(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["elastic", "ddp", "fsdp", "pipeline", "rpc"])
+@pytest.mark.parametrize("strategy", ["elastic", "ddp", pytest.param("fsdp", marks=pytest.mark.fsdp), "pipeline", "rpc"])
 def test_many_more_steps_of_several_processes_match_the_reference(strategy: str) -> None:
     @FEW
     @given(cases(strategy))
