@@ -50,7 +50,7 @@ TESTS = {
     "processes/packing.py": ["tests/runner/test_packing.py"],
     "records/checkpoint.py": [*CHECKPOINTS, "tests/security/test_pickles.py", RESUMING],
     "records/checkpoint_writer.py": [*CHECKPOINTS, RESUMING],
-    "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py"],
+    "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_keyed.py"],
     "data/plan.py": ["tests/runner/test_plan_and_order.py"],
     "optim/build.py": OPTIM,
     "optim/groups.py": [*OPTIM[::-1], *HELD],

@@ -1,0 +1,218 @@
+"""What a batch contains depends on its key alone; errors and samples that do not repeat are named."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from samewise_runner_noisy import Batches, Noisy
+from torch.utils.data import default_collate
+
+from samewise.recipes.classification import Classification
+from samewise.runner.data import streams
+from samewise.runner.data.dataset import WithTransform
+from samewise.runner.data.keyed import Key, KeyedDataset
+from samewise.runner.errors import ConfigError
+from samewise.runner.records.digest import value_digest
+
+KEYS = [Key(epoch, start, tuple(range(start, start + 8))) for epoch in range(2) for start in range(0, 48, 8)]
+
+
+def digests(*keys: Key, seed: int = 0) -> list[int]:
+    keyed = KeyedDataset(Noisy(), default_collate, seed=seed, stream="sample")
+    return [value_digest(keyed[key]) for key in keys]
+
+
+def test_a_sample_does_not_depend_on_what_was_loaded_before():
+    assert digests(KEYS[1]) == digests(*KEYS)[1:2]
+
+
+def test_another_seed_or_epoch_gives_other_randomness():
+    assert not set(digests(*KEYS[:6])) & set(digests(*KEYS[6:]))
+    assert not set(digests(*KEYS)) & set(digests(*KEYS, seed=1))
+
+
+def test_a_batch_that_a_data_set_makes_itself_is_keyed_by_its_first_sample():
+    keyed = KeyedDataset(Batches(), default_collate, seed=3, stream="sample")
+    keyed.must_repeat = True
+    keys = [Key(1, start, (start + 2, start + 1)) for start in range(0, 20, 2)]
+    found = [value_digest(keyed[key]) for key in keys]
+    assert [value_digest(keyed[key]) for key in reversed(keys)] == found[::-1]
+    streams.enter(3, "sample", 1, 4, 6)
+    assert value_digest(Batches().batch(keys[2].indices)) == found[2]
+
+
+def test_only_a_method_batch_that_takes_indices_makes_batches():
+    class Attribute(Noisy):
+        batch = 16
+
+    class Other(Noisy):
+        def batch(self, size, shuffle):
+            return []
+
+    class Failing(Noisy):
+        def batch(self, indices):
+            return {"value": self.missing[list(indices)]}
+
+    assert len(KeyedDataset(Attribute(), default_collate, seed=0, stream="sample")[Key(0, 0, (1, 2))]["value"]) == 2
+    with pytest.raises(ConfigError, match=r"dataset\.train: Other\.batch cannot be called with indices alone: .*'shuffle'; hint: give it another name"):
+        KeyedDataset(Other(), default_collate, seed=0, stream="sample", name="dataset.train")
+    (problem,) = KeyedDataset(Failing(), default_collate, seed=0, stream="sample")[Key(0, 0, (1, 2))].problems
+    assert re.match(r"Failing fails in batch\(indices\), for samples 1, 2: AttributeError: .*'missing'", problem.message)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ([2, 2, None, 2], "fails at sample 12: "),
+        ([2, 2, 3, 2], "fails at sample 12 beside sample 10: "),
+        ([3, 2, 2, 2], "fails over samples 10, 11, 12, 13: "),
+        ([2, 2, "no", 2], "fails at sample 12: TypeError: default_collate: batch must contain tensors"),
+        (["no", 2, 2, 2], "fails at sample 10: TypeError: default_collate: batch must contain tensors"),
+        (["no", "no", "no", "no"], "fails over samples 10, 11, 12, 13: "),
+    ],
+)
+def test_an_error_names_its_sample_or_the_samples_that_do_not_fit_together(sizes, named):
+    class Sized:
+        def __getitem__(self, index):
+            return None if sizes[index - 10] == "no" else torch.zeros(sizes[index - 10])
+
+    failure = KeyedDataset(Sized(), default_collate, seed=0, stream="sample")[Key(0, 0, (10, 11, 12, 13))]
+    assert named in str(failure.problems[0])
+
+
+class Labelled:
+    """Samples with a file, and possibly a wrong label or size."""
+
+    def __init__(self, *, label: dict[int, int] | None = None, height: dict[int, int] | None = None) -> None:
+        self.label, self.height = label or {}, height or {}
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"image": torch.zeros(3, self.height.get(index, 4), 4), "label": self.label.get(index, 1)}
+
+    def path(self, index: int) -> Path:
+        return Path("cats") / f"{index}.png"
+
+
+class Together(Labelled):
+    """Gives whole batches, which are not collated."""
+
+    def batch(self, indices: tuple[int, ...]) -> dict[str, object]:
+        return default_collate([self[index] for index in indices])
+
+
+@pytest.mark.parametrize("kind", [Labelled, Together])
+@pytest.mark.parametrize("transforms", [(), (torch.nn.Identity(),)])
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"label": {12: 9}}, r"dataset\.train: sample 12 \(cats/12\.png\): the label is out of range: there are 9 classes(.|\n)*value: +9\n"),
+        ({"height": {13: 5}}, r"transforms: sample 13 \(cats/13\.png\) beside sample 10 \(cats/10\.png\): the images of a batch differ in size"),
+    ],
+)
+def test_an_error_in_a_batch_names_its_sample_and_file(data, told, transforms, kind):
+    if kind is Together and "height" in data:
+        pytest.skip("it would have to be of one size")
+    dataset, recipe = WithTransform.of(kind(**data), transforms), Classification(num_classes=9)
+    keyed = KeyedDataset(dataset, recipe.collate, seed=0, stream="sample", name="dataset.train", require=recipe.require)
+    (problem,) = keyed[Key(0, 0, (10, 11, 12, 13))].problems
+    assert re.search(told, str(problem)), problem
+
+
+MANY_CAUSES = (
+    """Could not load libtorchcodec. Likely causes:
+          1. FFmpeg is not properly installed in your environment.
+        The following exceptions were raised as we tried to load libtorchcodec:
+
+[start of libtorchcodec loading traceback]
+"""
+    + 'FFmpeg version 8:\nTraceback (most recent call last):\n  File "x.py", line 3, in load\n' * 60
+)
+
+
+def test_a_long_library_error_is_cut_to_one_line_with_the_users_line():
+    class Spoken:
+        def __getitem__(self, index):
+            if index:
+                return importlib.import_module("json").loads("{")
+            raise RuntimeError(MANY_CAUSES)
+
+    dataset = KeyedDataset(Spoken(), default_collate, seed=0, stream="sample")
+    said = str(dataset[Key(0, 0, (0,))].problems[0])
+    assert "RuntimeError: Could not load libtorchcodec. Likely causes: 1. FFmpeg is not properly installed in your environment.; hint: raised at " in said
+    assert "libtorchcodec loading" not in said
+    said = str(dataset[Key(0, 0, (1,))].problems[0])
+    assert f"raised at {__file__}:" in said
+    assert 'in __getitem__: return importlib.import_module("json").loads("{")' in said
+
+
+class OwnGenerator:
+    """Samples that depend on more than their index and the seeded generators, each in its own way."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.rng, self.kept, self.last, self.made = kind, np.random.default_rng(0), dict[int, float](), 0.0, list[int]()
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        self.made.append(index)
+        return {"index": index, "value": getattr(self, self.kind)(index)}
+
+    def own(self, index: int) -> float:
+        return self.rng.random()
+
+    def unseeded(self, index: int) -> float:
+        return np.random.default_rng().random() if index == 13 else 0.0
+
+    def cached(self, index: int) -> float:
+        return self.kept[index] if index in self.kept else self.kept.setdefault(index, torch.rand(()).item())
+
+    def neighbour(self, index: int) -> float:
+        before, self.last = self.last, float(index)
+        return before if index == 13 else 0.0
+
+    def once(self, index: int) -> float:
+        if len(self.made) == 13:
+            raise OSError("the network is gone")
+        return 0.0
+
+    def slow(self, index: int) -> float:
+        return 0.0
+
+    def default(self, index: int) -> float:
+        return torch.rand((), generator=torch.random.default_generator).item()
+
+    def sound(self, index: int) -> float:
+        if not self.kept:
+            self.kept[-1] = random.random()  # prepared once, and without effect
+        return torch.rand(()).item() + index
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("own", "sample 10, value differs"),
+        ("unseeded", "sample 13, value differs"),
+        ("cached", "sample 11, in the random numbers that it draws, differs"),
+        ("neighbour", "sample 13, value differs"),
+        ("once", "fails at sample 13: OSError: the network is gone"),
+        ("slow", None),
+        ("default", None),
+        ("sound", None),
+    ],
+)
+def test_the_first_samples_are_made_again_and_must_be_the_same(kind, named, monkeypatch):
+    monkeypatch.setattr("samewise.runner.data.keyed._REPEATING_S", 0.0 if kind == "slow" else 1000.0)
+    dataset = OwnGenerator(kind)
+    keyed = KeyedDataset(dataset, default_collate, seed=0, stream="sample", name="dataset.train")
+    keyed.must_repeat = True
+    batch = keyed[Key(0, 0, tuple(range(10, 30)))]
+    assert [named in problem.message for problem in batch.problems] == [True] if named else isinstance(batch, dict), batch
+    made, those = {"slow": 2, "once": 13}.get(kind, 16), range(10, 11 if kind == "slow" else 18)
+    assert dataset.made[:made] == [*those, *reversed(those)][:made]
+    dataset.made.clear()
+    keyed[Key(0, 20, (40, 41))]
+    assert dataset.made == [40, 41] or named
