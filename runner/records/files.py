@@ -235,7 +235,9 @@ def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
 def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
     """How a value differs from a shape, in words; empty if it fits. See `shapes`."""
     if isinstance(shape, tuple):
-        return "" if not all(wrongs := [describe_misfit(value, one, at) for one in shape]) else wrongs[0]
+        first, *others = shape
+        wrong = describe_misfit(value, first, at)
+        return "" if not wrong or any(not describe_misfit(value, one, at) for one in others) else wrong
     if isinstance(shape, frozenset):
         return "" if isinstance(value, str) and value in shape else _type_mismatch(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
     if isinstance(shape, re.Pattern):

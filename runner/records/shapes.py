@@ -71,7 +71,10 @@ TRACE_LINE = {
     "chain": DIGEST,
     "layers?": {"gradients": str, "weights": str},
 }
-JOURNAL_LINE = ({"time_ms": int, "step": int, "metrics": NUMBERS}, {"time_ms": int, "status": str})
+JOURNAL_LINE = (
+    {"time_ms": int, "step": int, "metrics": {str: (float, frozenset(("NaN", "Infinity", "-Infinity")))}},
+    {"time_ms": int, "status": str},
+)
 
 SWEEP = {
     "id": str,

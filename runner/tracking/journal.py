@@ -1,7 +1,8 @@
 """The journal of what was logged: one JSON line per call, append-only. The source of truth; MLflow gets a copy. Imports neither torch nor mlflow.
 
 A line is `{"step": 12, "time_ms": 1700000000000, "metrics": {"train/loss": 0.5}}`, or `{"status": "RUNNING", "time_ms": ...}` when a process begins to log
-and when it ends. Numbers are Python's own spelling, so floats come back exactly and NaN and the infinities have names.
+and when it ends. Numbers are Python's own spelling, so floats come back exactly. NaN and the infinities, which JSON lacks, are the strings "NaN", "Infinity"
+and "-Infinity"; older versions wrote them without quotes, and are read too.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Journal:
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)
         values = tuple(map(float, metrics.values()))
-        numbers = values if math.isfinite(sum(values)) else tuple(map(json.dumps, values))
+        numbers = values if math.isfinite(sum(values)) else tuple(map(_spelled, values))
         self._hold((_line(keys) % (step, time.time_ns() // 1_000_000, *numbers)).encode())
         if time.monotonic() >= self._write_at:
             self._write_held()
@@ -170,6 +171,11 @@ def parse_line(line: bytes) -> Entry | None:
     if "status" in value:
         return Entry(value["time_ms"], -1, {}, value["status"])
     return Entry(value["time_ms"], value["step"], {key: float(number) for key, number in value["metrics"].items()})
+
+
+def _spelled(value: float) -> str:
+    """A number as JSON, or its name as a JSON string."""
+    return json.dumps(value) if math.isfinite(value) else f'"{json.dumps(value)}"'
 
 
 @functools.lru_cache(256)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -24,6 +25,24 @@ def test_floats_nan_and_infinities_are_read_back_exactly(tmp_path: Path) -> None
     assert [found[step, "loss"].hex() for step in range(len(values))] == [float(value).hex() for value in values]
     assert all(math.isnan(found[step, "not a number"]) for step in range(len(values)))
     assert found[0, 'odd "key"\n'] == 1.0
+
+
+def test_every_line_is_json_that_other_programs_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
+    journal.log({"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1e308, "e": 1e308}, 1)
+    journal.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    expected = {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 1e308, "e": 1e308}
+    assert json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["metrics"] == expected
+
+
+def test_numbers_without_quotes_of_older_versions_are_read_and_other_strings_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    numbers = ["Infinity", "-Infinity", '"Infinity"', '"-Infinity"', '"inf"', '"1.5"', "null"]
+    path.write_text("".join(f'{{"step": {step}, "time_ms": 1, "metrics": {{"loss": {number}}}}}\n' for step, number in enumerate(numbers)))
+    assert points(path) == [(0, "loss", math.inf), (1, "loss", -math.inf), (2, "loss", math.inf), (3, "loss", -math.inf)]
+    path.write_text('{"step": 0, "time_ms": 1, "metrics": {"loss": NaN}}\n{"step": 1, "time_ms": 1, "metrics": {"loss": "NaN"}}\n')
+    assert [math.isnan(value) for _, _, value in points(path)] == [True, True]
 
 
 def test_a_step_logged_again_after_a_restart_keeps_its_first_value_and_time(tmp_path: Path) -> None:
