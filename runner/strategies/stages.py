@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.split_module import split_module
 
-from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Tally, add_tallies
@@ -50,7 +50,7 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
         nodes = tracer.trace(model)
         graph = fx.GraphModule(tracer.root, nodes, type(model).__name__)
     except Exception as error:
-        hint = "choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic"
+        hint = f"choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic; {raised_at(error, anywhere=False)}".rstrip("; ")
         raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
     number, numbers = 0, dict[fx.Node, int]()
     for node in graph.graph.nodes:

@@ -90,6 +90,14 @@ def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str
     assert message in str(caught.value)
 
 
+def test_where_tracing_stops_is_told() -> None:
+    line = Chooses.forward.__code__.co_firstlineno + 1
+    for model, split in ((Chooses(), "second"), (nn.Sequential(Chooses(), nn.Linear(3, 3)), "1")):
+        with pytest.raises(ConfigError) as caught:
+            cut_model(model, [split])
+        assert f"strategy=elastic; raised at {__file__}:{line}, in forward: return self.second(value) if value.sum() > 0" in str(caught.value)
+
+
 def test_a_stage_that_draws_random_numbers_is_recognised() -> None:
     first, second = cut_model(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.1)), ["1"])
     assert draws(first) is None
