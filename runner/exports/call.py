@@ -265,7 +265,7 @@ def _require_only(part: str, recipe: Recipe, model: nn.Module, batch: Batch) -> 
             hook.remove()
     if len(called) > 1:
         words = "must say which part of the model to export: the recipe calls several when it evaluates a batch"
-        raise ConfigError(Problem("--module", words, expected=" or ".join(called), hint="or give the recipe a `predict` that calls the model"))
+        raise ConfigError(Problem("--module", words, hint=f"name {' or '.join(called)}, or give the recipe a `predict` that calls the model"))
 
 
 def _names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:

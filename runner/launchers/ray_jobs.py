@@ -70,7 +70,7 @@ def address_from(given: str | None) -> str:
     named = next((name for name in ADDRESSES if os.environ.get(name)), None)
     path, address = ("launcher.address", given) if given else (named or "launcher.address", os.environ[named] if named else None)
     if not address:
-        raise ConfigError(Problem(path, "the address of the Ray cluster is missing", expected=_EXPECTED, hint=f"or set {ADDRESSES[0]}"))
+        raise ConfigError(Problem(path, "the address of the Ray cluster is missing", expected=_EXPECTED, hint=f"set it, or {ADDRESSES[0]}"))
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
         raise ConfigError(Problem(path, "is not an address where Ray accepts jobs", address, _EXPECTED, "launcher.address"))
     return address

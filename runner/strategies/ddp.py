@@ -108,10 +108,10 @@ class DDP(OneReplicaEach):
     def coming(self, plan: Plan, step: int) -> None:
         if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
             message = "PowerSGD cannot exchange gradients if a process has no samples, as in an epoch's last batch here"
-            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or another strategy.hook"))
+            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, hint="loader.drop_last=true, or another strategy.hook"))
         if self.sync_batch_norm and self._network is not None and not plan.fills_all:
             message = "batch norms cannot be synchronised if a process has no samples, as in an epoch's last batch here"
-            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or strategy.sync_batch_norm=false"))
+            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, hint="loader.drop_last=true, or strategy.sync_batch_norm=false"))
         self._uneven, self._last = False, self.micro_batches[-1]
         if not plan.fills_all:
             self._with_samples = plan.with_samples(step)
@@ -128,7 +128,8 @@ class DDP(OneReplicaEach):
                 raise
             names = ", ".join(self._trained[int(number)] for number in unused[1].split())
             message = f"the loss does not depend on {names}, for which DDP waits; this happens in each phase of a recipe with several phases"
-            raise ConfigError(Problem("strategy.find_unused_parameters", message, self.find_unused_parameters, "true", "or strategy=elastic")) from error
+            hint = "strategy.find_unused_parameters=true, or strategy=elastic"
+            raise ConfigError(Problem("strategy.find_unused_parameters", message, self.find_unused_parameters, hint=hint)) from error
 
     def _carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         if not self._uneven or self._network is None:

@@ -61,7 +61,8 @@ class Pipeline(StageStrategy):
             name = draws(stage)
             if name and self.rank_invariant:
                 message = f"stage {number} draws random numbers ({name}) that differ from those in one process"
-                raise ConfigError(Problem("strategy.rank_invariant", message, True, "false, which makes it a different experiment", "or strategy=rpc"))
+                hint = "strategy=rpc; or strategy.rank_invariant=false, which makes it a different experiment"
+                raise ConfigError(Problem("strategy.rank_invariant", message, True, hint=hint))
         return cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
