@@ -87,6 +87,9 @@ def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
     for number, node in enumerate(calls):
         for taken in node.args:
             source = taken.args[0] if taken.op == "call_function" and taken.target is operator.getitem else taken
+            if taken.op == "get_attr":
+                message = f"stage {number} uses {taken.target}, and torch.fx can put only what layers of torch.nn hold into a stage"
+                raise ConfigError(Problem("model", message, hint="choose a model in which only layers have parameters and buffers, or strategy=elastic"))
             if source is not (calls[number - 1] if number else source) or (number == 0 and taken.op != "placeholder"):
                 message = f"stage {number} needs a value that stage {number - 1} does not pass on ({taken.name})"
                 raise ConfigError(Problem("strategy.split", message, expected="a place that a single value passes through, such as between a ResNet's stages"))

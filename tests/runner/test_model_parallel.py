@@ -62,6 +62,17 @@ class Chooses(nn.Module):
         return self.second(value) if value.sum() > 0 else self.first(value)
 
 
+class Adds(nn.Module):
+    """Has a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.more = nn.Linear(3, 3), nn.Linear(3, 3), nn.Parameter(torch.zeros(3))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(self.first(value) + self.more)
+
+
 class Shares(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -80,9 +91,10 @@ class Shares(nn.Module):
         (resnet18_small(width=4), ["conv1"], "a stage would be empty"),
         (Skips(), ["second"], "needs a value that stage 0 does not pass on"),
         (Chooses(), ["second"], "cannot be cut into stages"),
+        (Adds(), ["second"], "stage 0 uses more, and torch.fx can put only what layers of torch.nn hold into a stage"),
         (Shares(), ["second"], "share the parameter"),
     ],
-    ids=["no such part", "order", "empty", "skips", "chooses", "shares"],
+    ids=["no such part", "order", "empty", "skips", "chooses", "adds", "shares"],
 )
 def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
