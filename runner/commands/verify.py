@@ -149,6 +149,9 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project, RunFolder(Path(temporary)))
+        if args.audit is None:
+            last = max(comparison.steps)
+            _require_length(again.total_steps, min(args.steps or last, last), [path for path, _, _ in unlike])
         foreign = environment.differences(recorded, again.environment)
         altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike))
         changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
@@ -236,6 +239,13 @@ def _require_one_process(composed: Composed, project: Project) -> None:
         name = type(strategy).__name__.lower()
         hint = "train it again with `samewise train --fresh`, and compare the two runs with `samewise diff`"
         raise ConfigError(Problem("strategy", f"`verify` trains again in one process, and strategy={name} needs several", name, "single or elastic", hint))
+
+
+def _require_length(steps: int, last: int, unlike: Sequence[str]) -> None:
+    """Raise a ConfigError if all that the overrides do is end training before the last step to compare: only a different summary would be found."""
+    if unlike and steps < last and {"max_steps", "max_epochs"}.issuperset(unlike):
+        hint = f"without {' and '.join(unlike)}, `--steps {steps}` compares the first {steps}"
+        raise ConfigError(Problem(unlike[0], f"training would end after step {steps}, and steps up to {last} are to be compared", hint=hint))
 
 
 def _inspect_step(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:

@@ -43,6 +43,13 @@ def test_verify_reports_the_same_bits(samewise, run):
     assert "the same bits: 12 of 12 steps compared, weights" in done.stdout
 
 
+def test_overrides_that_only_shorten_training_are_refused(samewise, run):
+    done = samewise("verify", run, "max_steps=4")
+    assert done.returncode == 2
+    assert "max_steps: training would end after step 4, and steps up to 12 are to be compared; hint: without max_steps, `--steps 4`" in done.stderr
+    assert samewise("verify", run, "max_steps=4", "seed=1").returncode == 1, "what else differs may be found"
+
+
 @pytest.mark.slow
 def test_a_sparse_trace_is_compared_at_its_lines_and_weights_at_the_end(samewise, tmp_path):
     assert samewise("train", *TINY, "trace.every_steps=5", f"run_root={tmp_path}").returncode == 0
