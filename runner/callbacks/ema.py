@@ -62,7 +62,7 @@ class ExponentialMovingAverage(Callback):
         self._averaged = run.copy_model().requires_grad_(False).eval()
         if self._rescale:
             self._alpha = min(1.0, self._alpha * run.batch_size * self._every / run.max_epochs)
-        for caution in self._cautions(run.total_steps):
+        for caution in self._cautions(run.total_steps, self._warmup_epochs * run.steps_per_epoch):
             run.warn(caution)
 
     def on_start(self, run: RunView) -> None:
@@ -93,14 +93,15 @@ class ExponentialMovingAverage(Callback):
             return self._alpha
         return 1.0 - (1.0 - 1.0 / (step // self._every - first // self._every)) ** self._power
 
-    def _cautions(self, steps: int) -> list[Problem]:
-        """Warnings if the average would hardly leave the initial weights in so many steps."""
+    def _cautions(self, steps: int, first: int) -> list[Problem]:
+        """Warnings if the average would hardly leave the weights that it begins with, after `first` of so many steps."""
         if self._every > steps:
             return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average would keep the initial weights", self._every)]
         horizon = self._every / self._alpha if self._alpha else math.inf
-        if self._decay is None or horizon <= steps:
+        if self._decay is None or horizon <= steps - first or first >= steps:
             return []
-        words = f"the average spans about {horizon:,.0f} steps, but the run has only {steps:,}: it stays close to the initial weights"
+        has, near = (f"{steps - first:,} after warmup_epochs", "the weights then") if first else (f"{steps:,}", "the initial weights")
+        words = f"the average spans about {horizon:,.0f} steps, but the run has only {has}: it stays close to {near}"
         return [Problem("callbacks.ema.decay", words, self._decay, hint="callbacks.ema.decay=null callbacks.ema.rescale=false adapts to the number of steps")]
 
     def models(self) -> Mapping[str, nn.Module]:
