@@ -68,7 +68,9 @@ def main(argv: Sequence[str]) -> int:
     debug = "--debug" in argv
     try:
         run = _find_command(list(argv))
-        return run()
+        code = run()
+        sys.stdout.flush()  # if it cannot be written, this is an error of the command
+        return code
     except BaseException as error:
         if debug:
             print(traceback_of(error), end="", file=sys.stderr)

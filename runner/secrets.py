@@ -114,8 +114,14 @@ def plain_cell(value: Any) -> Any:
     return text
 
 
+_STREAMS = {"<stdout>": "standard output", "<stderr>": "standard error"}
+
+
 class LastingStream:
-    """A stream that discards output once its reader is gone (`| head`, a closed terminal), so that the work continues and ends normally."""
+    """A stream that discards output once its reader is gone (`| head`, a closed terminal), so that the work continues and ends normally.
+
+    If the disk behind it is full, that is an error with the stream's name, and the rest is discarded.
+    """
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
@@ -134,11 +140,14 @@ class LastingStream:
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.raw.fileno())  # everything written from now on, and what Python still buffers
             os.close(nowhere)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                error.filename = _STREAMS.get(name := getattr(self.raw, "name", None), name)
+                raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
