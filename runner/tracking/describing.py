@@ -24,6 +24,7 @@ _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 500
 _OWN_TAG_LENGTH = 8000
+_WANDB_TAG_LENGTH = 64
 _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
@@ -68,8 +69,18 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
     return found | {key(str(name)): _fit(str(value), _OWN_TAG_LENGTH) for name, value in own.items() if value is not None}
 
 
-def shortened_tags(own: Mapping[str, Any]) -> list[str]:
-    """Which of the user's tags are longer than MLflow accepts, in words."""
+def wandb_tags(own: Mapping[str, Any]) -> list[str]:
+    """The user's tags as W&B takes them: name and value in one short text."""
+    return [f"{name}:{value}"[:_WANDB_TAG_LENGTH] for name, value in own.items()]
+
+
+def shortened_tags(own: Mapping[str, Any], backend: str) -> list[str]:
+    """Which of the user's tags are longer than MLflow or W&B accepts, in words."""
+    if backend == "wandb":
+        long = {str(name)[:40]: length for name, value in own.items() if (length := len(f"{name}:{value}")) > _WANDB_TAG_LENGTH}
+        return [f"{name} is cut, with its value, to {_WANDB_TAG_LENGTH} of {length} characters" for name, length in long.items()]
+    if backend != "mlflow":
+        return []
     names = [f"the name {str(name)[:40]}... is cut to {_KEY_LENGTH} characters" for name in own if len(str(name)) > _KEY_LENGTH]
     return names + [f"{name} is cut to {_OWN_TAG_LENGTH} of {len(str(value))} characters" for name, value in own.items() if len(str(value)) > _OWN_TAG_LENGTH]
 

@@ -128,6 +128,9 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     plain: Any = OmegaConf.to_container(settings, resolve=True)
     if found := problems(backends):
         raise ConfigError(*found)
+    for backend in backends:
+        for words in describing.shortened_tags(plain["tags"], backend):
+            _LOG.warning("tracking.tags: %s, the most that %s accepts; the run's config.yaml has all of it", words, TITLES[backend])
     if "mlflow" not in backends:
         return WithSender(folder, plain, resume_step=resume_step)
     plain["uri"] = check_uri(plain["uri"])
@@ -138,8 +141,6 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
         is_used = bool(read_mapping(folder.tracking, shapes.TRACKING).get("files"))
         if lost := lost_place_of(file, plain["experiment"], chosen=plain["artifact_location"], is_used=is_used):
             _LOG.warning("%s", describe_lost(lost, file))
-    for words in describing.shortened_tags(plain["tags"]):
-        _LOG.warning("tracking.tags: %s, the most that MLflow accepts; the run's config.yaml has all of it", words)
     return WithSender(folder, plain, resume_step=resume_step)
 
 

@@ -80,7 +80,7 @@ class WeightsAndBiases:
             group=self.folder.path.absolute().parent.name,
             dir=str(self.folder.path.absolute()),
             config={**config, "fingerprint": self.folder.path.name},
-            tags=[f"{name}:{value}"[:64] for name, value in redact_values(dict(self._settings.get("tags") or {})).items()],
+            tags=describing.wandb_tags(redact_values(dict(self._settings.get("tags") or {}))),
             settings=Settings(x_disable_stats=True, x_disable_meta=True, disable_git=True, disable_code=True, save_code=False),
         )
         run.define_metric("step", hidden=True)

@@ -160,6 +160,13 @@ def test_wandb_offline_has_all_values_and_the_config_without_passwords(tmp_path:
     assert not [path for path in folder.path.glob("wandb/**/*") if path.is_file() and b"hunter2" in path.read_bytes()]
 
 
+def test_a_tag_that_is_too_long_for_wandb_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Tracking(uri="sqlite:///runs/mlflow.db", report_to=["wandb"], tags={"short": "x" * 58, "long": "x" * 60})
+    open_tracker(RunFolder(tmp_path), OmegaConf.structured(settings), resume_step=None)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "samewise.tracking"]
+    assert said.startswith("tracking.tags: long is cut, with its value, to 64 of 65 characters, the most that Weights & Biases accepts")
+
+
 @pytest.mark.parametrize(("backend", "link"), [("tensorboard", "tensorboard"), ("tensorboard", "tensorboard/events.out.tfevents.1"), ("wandb", "wandb")])
 def test_nothing_is_written_through_a_link(backend: str, link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
