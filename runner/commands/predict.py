@@ -77,8 +77,10 @@ def run(args: argparse.Namespace) -> int:
     predictor = loaded.transforms.predictor
     asked = predictor.files(files)
     made = predictor.predict_files(asked, pictures, threshold=args.threshold, batch=args.batch)
+    before, replaced = set(pictures.iterdir() if pictures and pictures.is_dir() else ()), list[Path]()
     try:
         for file, prediction, written in _show_progress(made, len(asked)):
+            replaced += [one for one in written if one in before]
             for one in results:
                 one.add(file, prediction, written)
             if args.json or not results:
@@ -88,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
             if one.files:
                 one.write()
                 print(f"{one.path}: {one.files} of {len(asked)} files", file=sys.stderr if args.json else sys.stdout)
+        if replaced:
+            others = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
+            print(f"note: replaced {replaced[0]}{others} of an earlier command; another --output keeps both", file=sys.stderr)
     return 0
 
 

@@ -194,6 +194,14 @@ def test_files_with_the_same_name_do_not_overwrite_each_other(samewise, runs, tm
     assert len({path for one in found for path in one["files"]}) == 6
 
 
+def test_it_is_noted_if_files_of_an_earlier_command_are_replaced(samewise, runs, tmp_path):
+    for folder, noted in (("x", False), ("y", True)):
+        (tmp_path / folder).mkdir()
+        done = samewise("predict", runs["separation"], recording(tmp_path / folder / "a.wav"), "--output", tmp_path / "out", "device=cpu")
+        assert done.returncode == 0, done.stderr
+        assert (f"note: replaced {tmp_path / 'out' / 'a_speaker_1.wav'} and 2 more of an earlier command; another --output" in done.stderr) == noted
+
+
 def test_predictions_are_printed_as_text(samewise, runs, tmp_path):
     done = samewise("predict", runs["separation"], recording(tmp_path / "both.wav"), "--checkpoint", "last", "device=cpu")
     assert done.returncode == 0, done.stderr
