@@ -9,7 +9,7 @@ OLDEST := .venv-oldest
 
 # One thread per process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
 # otherwise each of the many processes that tests start would compile all of samewise again.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # There is one worker more than cores, since tests often wait for a process. A file's tests share what takes long to make, such as a training, so they stay with one
 # worker. Slow tests are few and long: a free worker takes them from another.

@@ -78,8 +78,9 @@ def what_a_project_brought_is_forgotten(tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def samewise(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def samewise(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
     """Runs a command as a user would type it, but in this process: five seconds quicker than a separate process, which is needed only for kills."""
+    monkeypatch.setattr("samewise.runner.processes.this_process.has_fixed_hash_seed", lambda: True)
 
     def run(*arguments: object) -> Done:
         from samewise.runner.cli import main

@@ -80,10 +80,10 @@ class ExponentialMovingAverage(Callback):
     def _update(self, run: RunView, alpha: float) -> None:
         own = {id(one): one for one in self._averaged.state_dict(keep_vars=True).values()}  # a tied tensor is updated once
         for mine, (_, theirs) in zip(own.values(), run.weights(), strict=True):
-            if alpha == 1.0 or not mine.is_floating_point():
-                mine.copy_(theirs)
-            else:
+            if alpha != 1.0 and (mine.is_floating_point() or mine.is_complex()):
                 mine.lerp_(theirs, alpha)
+            else:
+                mine.copy_(theirs)
 
     def _weight(self, step: int, first: int) -> float:
         """The weight of step `step`, at which an average that begins after step `first` is updated."""

@@ -98,3 +98,8 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "gnu_get_libc_version"):
         for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, _TOP_PAD)):
             libc.mallopt(option, value)
+
+
+def has_fixed_hash_seed() -> bool:
+    """Whether sets of strings have the same order in every process: the command sees to it, a script or notebook may not."""
+    return not sys.flags.hash_randomization

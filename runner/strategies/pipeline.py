@@ -209,4 +209,4 @@ def _stage_message(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _require_gradients(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors)
+    return tuple(tensor.clone().requires_grad_(tensor.is_floating_point() or tensor.is_complex()) for tensor in tensors)

@@ -54,7 +54,7 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
         raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
     number, numbers = 0, dict[fx.Node, int]()
     for node in graph.graph.nodes:
-        if number < len(split) and node.op == "call_module" and f"{node.target}.".startswith(f"{split[number]}."):
+        if number < len(split) and any(f"{path}.".startswith(f"{split[number]}.") for path in _around(node)):
             number += 1
         numbers[node] = number
     if number < len(split):
@@ -65,6 +65,11 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
     stages = [whole.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
     _require_no_sharing(stages, split)
     return stages
+
+
+def _around(node: fx.Node) -> list[str]:
+    """The names of the modules in which a node is called, and its own if it is one."""
+    return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
+from samewise.runner.processes import this_process
 from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
@@ -111,6 +112,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         level=_level(composed, strategy),
         cautions=[
             *composed.cautions,
+            *_order_caution(composed),
             *unread.cautions(composed),
             *precision.cautions(),
             *continued.cautions(cfg, schedule),
@@ -170,6 +172,14 @@ def _reporter(project: Project) -> dict[str, Callback]:
     """The callback that reports to a run's sweep. It comes from the job's environment, so that it does not change the experiment."""
     given = os.environ.get(REPORTER)
     return {"(sweep)": instantiate(json.loads(given), REPORTER, allowed=project.packages)} if given else {}
+
+
+def _order_caution(composed: Composed) -> list[Problem]:
+    """A warning if a set in the user's code may have another order in another process: in a script or notebook, or under a debugger."""
+    if this_process.has_fixed_hash_seed() or not composed.code.files:
+        return []
+    words = "is not fixed, so a set of strings in your code has another order in each process, and perhaps other results"
+    return [Problem("PYTHONHASHSEED", words, os.environ.get("PYTHONHASHSEED"), hint="start Python with PYTHONHASHSEED=0, as the samewise command does")]
 
 
 def _max_steps_caution(composed: Composed, plan: Plan) -> list[Problem]:

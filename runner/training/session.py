@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,7 +54,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             with run.strategy.evaluating(run.model):
                 run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: a run that cannot be evaluated or resumed leaves none
             begun = _continue_from(run, run.config.resume_from) if run.config.resume_from else {}
-        run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, run.strategy.peers.gather(run.environment)))
+        run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, run.strategy.peers.gather(_surroundings(run))))
         _restore(run, begun)
         run.recorder.tracker.start()
         for callback in run.callbacks.values():
@@ -318,10 +319,20 @@ def _write_code(run: Run) -> None:
         write_json(run.folder.sources, {"config": fingerprint_of(run.composed.whole), "files": code.files})
 
 
+def _surroundings(run: Run) -> dict[str, Any]:
+    """What must be alike in all processes of the run: see `_require_alike`."""
+    return {"environment": run.environment, "tensors": [f"{name} {list(one.shape)}" for name, one in run.model.state_dict().items()]}
+
+
 def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
-    """Raise an error, or lower the level, if the run's processes compute differently."""
+    """Raise an error, or lower the level, if the run's processes compute differently; an error if their models differ: they exchange tensors by number."""
     for rank, other in enumerate(surroundings):
-        differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in environment.differences(run.environment, other)]
+        for mine, theirs in zip_longest(surroundings[0]["tensors"], other["tensors"], fillvalue="nothing"):
+            if mine != theirs:
+                hint = "let the code that creates the model depend on its arguments alone: not on the order of a set or of a folder's files, nor on the rank"
+                raise ConfigError(Problem("model", f"rank {rank} has {theirs} in the place of rank 0's {mine}", hint=hint))
+        differing = environment.differences(run.environment, other["environment"])
+        differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in differing]
         if differing and run.config.reproducibility.other_environment == "refuse":
             hint = "use machines of one kind, or accept different bits with reproducibility.other_environment=record"
             raise ConfigError(Problem(f"rank {rank}", "runs on a machine that gives different bits: " + "; ".join(differing), hint=hint))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from samewise.runner.callbacks.ema import ExponentialMovingAverage
 from samewise.runner.config.compose import compose
@@ -98,6 +101,23 @@ def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[st
             torch.testing.assert_close(tensor.double(), wanted[name], rtol=1e-5, atol=1e-6)
         else:
             assert tensor.item() == states[max(shares)][name].item()  # a count
+
+
+def test_complex_weights_are_averaged_as_torch_does() -> None:
+    layer = nn.Module()
+    layer.register_parameter("filter", nn.Parameter(torch.randn(3, dtype=torch.complex64)))
+    view: Any = SimpleNamespace(copy_model=lambda: copy.deepcopy(layer), weights=lambda: layer.state_dict().items(), warn=print)
+    view.__dict__.update(step=0, total_steps=20, steps_per_epoch=20)
+    average, theirs = ExponentialMovingAverage(decay=0.5), AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    average.on_build(view)
+    average.on_start(view)
+    theirs.update_parameters(layer)
+    for step in range(1, 4):
+        with torch.no_grad():
+            layer.filter += torch.randn(3, dtype=torch.complex64)
+        average.on_step(view, Outcome(step, {}, 1.0, {}, 0, 0))
+        theirs.update_parameters(layer)
+    torch.testing.assert_close(average.models()["ema"].filter, theirs.module.filter)
 
 
 @pytest.mark.slow

@@ -40,6 +40,27 @@ def test_stages_compute_what_the_model_computes_and_share_its_layers() -> None:
     assert all(buffer.ne(statistics[name]).any() for name, buffer in model.named_buffers()), "batch norm's statistics are the model's own"
 
 
+class Folds(nn.Module):
+    """Calls functions before its layer, or no layer at all."""
+
+    def __init__(self, layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, value: Tensor) -> Tensor:
+        folded = value.abs().roll(1, -1)
+        return folded if self.layer is None else self.layer(folded)
+
+
+def test_a_part_that_begins_with_a_function_begins_a_stage() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Folds(nn.Linear(3, 3)), Folds())
+    stages = cut_model(model, ["1", "2"])
+    value = torch.randn(2, 3)
+    assert torch.equal(stages[0](value), model[0](value))
+    assert torch.equal(stages[1](stages[0](value)), model[:2](value))
+    assert torch.equal(stages[2](stages[1](stages[0](value))), model(value))
+
+
 class Skips(nn.Module):
     """Passes its input to both parts."""
 

@@ -378,3 +378,9 @@ def test_an_option_that_needs_averages_which_the_checkpoint_lacks_is_refused() -
     before, after = (build({"_target_": "torch.optim.Adam", "lr": 0.1, "amsgrad": on}, model)["train"] for on in (False, True))
     with pytest.raises(ConfigError, match=r"optimizer\.amsgrad: needs averages that the checkpoint does not have"):
         load_state(after, before.state_dict())
+
+
+def test_sparse_gradients_are_refused_by_the_layers_name() -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True), "head": nn.Linear(2, 2)})
+    with pytest.raises(ConfigError, match="its layer table has sparse gradients"):
+        build_optimizers({"_target_": "torch.optim.SGD", "lr": 0.1}, None, model, [Phase()], instantiate=make)
