@@ -280,7 +280,7 @@ def sweep(
     *overrides: str,
     wait: bool = True,
     retry_failed: bool = False,
-    run_root: str | Path = "runs",
+    run_root: str | Path | None = None,
     packages: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
     trust: bool = False,
@@ -291,7 +291,7 @@ def sweep(
         overrides: As on the command line, some with several values: `optimizer.lr=0.03,0.1`, `seed=range(3)`; or a sweep's id or folder.
         wait: Wait until all have ended; otherwise only until they are submitted, if the launcher submits to a cluster.
         retry_failed: Run those again that have failed.
-        run_root: Where to look for sweeps by id.
+        run_root: Where to look for a sweep by its id; None: in runs. A new sweep takes the override `run_root=FOLDER`.
         packages: As in `compose`.
         config_dirs: As in `compose`.
         trust: As in `load`.
@@ -307,9 +307,12 @@ def sweep(
 
     if not overrides:
         raise ConfigError(Problem("sweep", "has no values to try", expected="overrides, one with several values", hint="optimizer.lr=0.03,0.1"))
+    if run_root is not None and any("=" in one for one in overrides):
+        hint = f"as an override: 'run_root={run_root}'"
+        raise ConfigError(Problem("run_root", "is where a sweep is looked up by its id, and these overrides make a new one", str(run_root), hint=hint))
     mine = project.find(packages=several(packages), configs=several(config_dirs))
     with filter_output():
-        ready = running.prepare_sweep(overrides, mine, run_root=Path(run_root), trust=trust, wait=wait)
+        ready = running.prepare_sweep(overrides, mine, run_root=Path(run_root or "runs"), trust=trust, wait=wait)
         running.run_sweep(ready, wait=wait, retry_failed=retry_failed)
         rows = [as_plain_values(one) for one in current_results(ready.folder, mine)]
     kept = ("state", "reason", "steps", "seconds", "weights_sha256", "folder")

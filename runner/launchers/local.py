@@ -16,6 +16,7 @@ from samewise.runner.launchers.parent import JobParent
 from samewise.runner.launchers.submission import describe_exit_code
 from samewise.runner.processes.memory import require_few
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
+from samewise.runner.processes.variables import HASH_SEED
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.tracking.link import SHARED
 from samewise.runner.tracking.sender_parent import SenderParent
@@ -156,5 +157,10 @@ def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None
     command = [*(["taskset", "-c", ",".join(map(str, cores))] if cores else []), *job.command]
     with open(SweepFolder(job.sweep).log(job.number), "ab") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **environment, ENDS_WITH_LAUNCHER: "1"}, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **HASH_SEED, **environment, ENDS_WITH_LAUNCHER: "1"},
+            start_new_session=True,
         )

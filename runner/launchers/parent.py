@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
 from samewise.runner.processes.this_process import REPORTER, close_input, end_with_parent
-from samewise.runner.processes.variables import thread_variables
+from samewise.runner.processes.variables import HASH_SEED, thread_variables
 from samewise.runner.records.sweep_folder import SweepFolder
 
 _PRELOAD = (
@@ -53,7 +53,7 @@ class JobParent:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **thread_variables(1), **variables},  # each job sets its own number
+                env={**os.environ, **HASH_SEED, **thread_variables(1), **variables},  # each job sets its own number
                 start_new_session=True,
             )
         assert self._process.stdout is not None

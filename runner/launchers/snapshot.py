@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.processes.this_process import PROJECT
+from samewise.runner.processes.variables import HASH_SEED
 from samewise.runner.records import sources
 from samewise.runner.records.sweep_folder import SweepFolder
 
@@ -67,7 +68,7 @@ def collect_sources(packages: Sequence[str], configs: Sequence[Path], reached: I
 def variables(code: Path) -> Mapping[str, str]:
     """Environment variables with which Python processes import samewise and the project from the copy."""
     before = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(code), *([before] if before else [])]), "PYTHONSAFEPATH": "1", PROJECT: str(code)}
+    return {"PYTHONPATH": os.pathsep.join([str(code), *([before] if before else [])]), "PYTHONSAFEPATH": "1", PROJECT: str(code)} | HASH_SEED
 
 
 def _package_folder(name: str) -> Path | None:

@@ -27,6 +27,8 @@ ALWAYS = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "OMP_THREAD_LIMIT": st
 # Threads that wait leave the core to others, which may be the ones that they wait for; but first they look a while
 # (libgomp reckons with 100 turns a microsecond), where there are cores for all of them. This changes no bits, so what the user's environment says stays.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
+HASH_SEED = {"PYTHONHASHSEED": "0"}
+"""For ranks, jobs and other processes that this one starts; the command starts with it (.package/samewise/__main__.py)."""
 CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 """Where Inductor keeps what it has compiled, and runs it from."""
 
@@ -39,7 +41,7 @@ def prepare(settings: Any) -> None:
     late = [name for name, value in settings.variables.items() if os.environ.get(name) != str(value) and _is_read(name)]
     if late:
         raise ConfigError(*(_too_late(name, str(settings.variables[name])) for name in late))
-    os.environ.update(thread_variables(settings.threads) | {name: str(value) for name, value in settings.variables.items()})
+    os.environ.update(HASH_SEED | thread_variables(settings.threads) | {name: str(value) for name, value in settings.variables.items()})
     use_own_inductor_cache()
 
 

@@ -26,7 +26,7 @@ _OF_KERNELS = (
 )
 """By which libraries on CUDA choose their kernels, and so the order in which they add."""
 VARIABLES = (
-    *("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "MKL_CBWR", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED"),
+    *("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "MKL_CBWR", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"),
     *_OF_KERNELS,
 )
 """Those recorded where they are set."""

@@ -40,7 +40,6 @@ def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tupl
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own report of lost connections: ours is printed once
     os.environ[SECRET] = new_secret()
-    os.environ["PYTHONHASHSEED"] = "0"  # as the command has it, which a script or notebook may not
     logs = composed.folder.path / "ranks"
     logs.mkdir(parents=True, exist_ok=True)
     handler = _meeting_here(float(strategy.join_timeout_s))

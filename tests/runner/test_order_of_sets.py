@@ -89,6 +89,16 @@ def test_a_model_created_from_a_set_is_resumed_and_spread_over_ranks_with_the_sa
 
 
 @pytest.mark.slow
+def test_jobs_of_a_sweep_that_a_script_starts_have_the_commands_bits(lab: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    alone = json.loads(finish(command(tmp_path / "alone", "train", *lab, *TINY, "seed=1", "--json"))[0])["weights_sha256"]
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.chdir(tmp_path)
+    table = samewise.sweep(*TINY, "seed=1,2", packages=["lab_of_sets"], config_dirs=[tmp_path / "configs"])
+    summary = json.loads(Path(table["folder"][0], "summary.json").read_text())
+    assert summary["weights_sha256"] == alone
+
+
+@pytest.mark.slow
 def test_ranks_whose_models_have_another_order_are_refused(lab: list[str], tmp_path: Path):
     ranks = ["replicas=2", "strategy=elastic", "strategy.nproc=2", "model.order=rank"]
     _, said = finish(command(tmp_path / "runs", "train", *lab, *TINY, *ranks), 2)

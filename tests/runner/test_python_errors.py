@@ -22,6 +22,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a folder of configs": (lambda: sw.compose(config_dirs="nothere"), "correct `configs` or config_dirs"),
     "a list of overrides": (lambda: sw.compose(["model=resnet18"]), "samewise.compose(*overrides)"),  # pyright: ignore[reportArgumentType]
     "a list of a sweep's": (lambda: sw.sweep(["seed=1,2"]), "samewise.sweep(*overrides)"),  # pyright: ignore[reportArgumentType]
+    "a folder for a new sweep": (lambda: sw.sweep("seed=1,2", run_root="x"), "run_root: is where a sweep is looked up by its id"),
     "a number": (lambda: sw.compose("experiment=resnet18_digits", 5), "samewise.compose('experiment=NAME', "),  # pyright: ignore[reportArgumentType]
     "an override's name": (lambda: sw.train(experiment="x"), "overrides are strings: samewise.train('experiment=x')"),  # pyright: ignore
     "an override of a run": (lambda: sw.predict("a", "a.png", device="cpu"), "overrides are strings: samewise.load(run, 'device=cpu')"),
