@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import multiprocessing.context
 import socket
 import tempfile
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch.distributed.fsdp", "torchvision", "samewise.runner.training.loop", "samewise.runner.training.build"])
 STARTED: list[multiprocessing.context.ForkServerProcess] = []
 
 
@@ -66,6 +63,7 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
 
 def _in_processes(case: Any, folder: Path, planted: tuple[str, str] | None) -> tuple[dict[str, Any], Any]:
     import torch
+    from samewise_forked import start  # here, as a rank imports this file too, and does not find that one
 
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -73,8 +71,7 @@ def _in_processes(case: Any, folder: Path, planted: tuple[str, str] | None) -> t
     values = {one.name: getattr(case, one.name) for one in dataclasses.fields(case)}
     for rank in range(case.processes):
         given = {"variables": {**address, "RANK": str(rank), "LOCAL_RANK": str(rank)}, "here": str(HERE), "case": values, "folder": folder}
-        STARTED.append(FORKS.Process(target=exec, args=(RANK, {**given, "planted": planted})))
-        STARTED[-1].start()
+        STARTED.append(start(RANK, {**given, "planted": planted}))
     ranks = STARTED[-case.processes :]
     for rank in ranks:
         rank.join(120)
