@@ -10,6 +10,8 @@ import multiprocessing.context
 import multiprocessing.forkserver
 import os
 import signal
+import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,13 +58,14 @@ class Forked:
         said: The beginning of the names of two files, which get its stdout and stderr.
         variables: Beside those of this process's environment.
         before: Code that it runs first.
+        folder: Its current folder; None: this process's.
     """
 
-    def __init__(self, *arguments: str, said: Path, variables: Mapping[str, str] | None = None, before: str = "") -> None:
-        self._said = said
+    def __init__(self, *arguments: str, said: Path, variables: Mapping[str, str] | None = None, before: str = "", folder: Path | None = None) -> None:
+        self._said, self.arguments = said, arguments
         said.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **(variables or {})}
-        code = COMMAND.format(variables=environment, folder=os.getcwd(), said=said, arguments=list(arguments), before=before)
+        code = COMMAND.format(variables=environment, folder=str(folder or os.getcwd()), said=said, arguments=list(arguments), before=before)
         self._process = start(code, {})
         STARTED.append(self)
 
@@ -96,6 +99,21 @@ class Forked:
     def errors(self) -> str:
         return self._read("stderr")
 
+    @property
+    def done(self) -> subprocess.CompletedProcess[str]:
+        """What came of it, once it has ended."""
+        code = self.wait(0)
+        assert code is not None
+        return subprocess.CompletedProcess(self.arguments, code, self.output, self.errors)
+
     def _read(self, name: str) -> str:
         path = Path(f"{self._said}.{name}")
         return path.read_text() if path.exists() else ""
+
+
+def run(*arguments: object, folder: Path, seconds: float = 280) -> subprocess.CompletedProcess[str]:
+    """Run a command in this folder to its end."""
+    with tempfile.TemporaryDirectory() as place:
+        process = Forked(*map(str, arguments), said=Path(place, "said"), folder=folder)
+        assert process.wait(seconds) is not None, process.errors
+        return process.done

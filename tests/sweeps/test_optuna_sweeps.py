@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samewise_forked import Forked
 
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers.optuna_study import optuna, storage
 
 COMPLETE, PRUNED, FAIL, RUNNING = (getattr(optuna.trial.TrialState, name) for name in ("COMPLETE", "PRUNED", "FAIL", "RUNNING"))
+
+
+Sweep = Callable[..., dict[str, Any]]
 
 
 def trials(folder: Path) -> list[Any]:
@@ -100,28 +102,33 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(*overrides: str) -> list[str]:
+def words(*overrides: str) -> list[str]:
     varied = [f"model.{key}={values}" for key, values in SPACE.items() if not any(one.startswith(f"model.{key}=") for one in overrides)]
-    given = ["--package", "bowls", "experiment=bowl", *varied, *overrides]
-    return [sys.executable, "-m", "samewise", "sweep", "--json", *given]
+    return ["sweep", "--json", "--package", "bowls", "experiment=bowl", *varied, *overrides]
 
 
-def sweep(project: Path, *overrides: str, code: int = 0) -> dict[str, Any]:
-    done = subprocess.run(command(*overrides), cwd=project, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def sweep(project: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Runs a sweep in the project, which has to end with an exit code; returns what it reports."""
+    monkeypatch.chdir(project)
+
+    def run(*overrides: str, code: int = 0) -> dict[str, Any]:
+        done = samewise(*words(*overrides))
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    return run
 
 
 def kill_at(project: Path, points: int, *overrides: str) -> None:
     """Run the sweep, and kill its process as soon as this many points are recorded."""
-    process = subprocess.Popen(command(*overrides), cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = Forked(*words(*overrides), said=project / "said", folder=project)
     deadline = time.monotonic() + 500
     while process.poll() is None and _points(project) < points:
         assert time.monotonic() < deadline, "the sweep makes no progress"
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors.decode()
+    process.send(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL, process.errors
 
 
 def _points(project: Path) -> int:
@@ -137,8 +144,8 @@ PRUNING = ("sweeper=tpe", "sweeper.pruner=median", "sweeper.pruner_options={n_st
 
 
 @pytest.mark.slow  # a sweep of four trainings, each a process
-def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(project: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    said = sweep(project, *PRUNING, "sweeper.seed=1", "sweeper.trials=4", "launcher.jobs=1")
+def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(sweep: Sweep, project: Path, samewise: Callable[..., Any]) -> None:
+    said = sweep(*PRUNING, "sweeper.seed=1", "sweeper.trials=4", "launcher.jobs=1")
     folder = only_sweep(project)
     by_state = {state: [one for one in said["points"] if one["state"] == state] for state in ("finished", "pruned")}
     assert len(by_state["finished"]) + len(by_state["pruned"]) == 4
@@ -157,7 +164,6 @@ def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(project:
     assert study[pruned["number"]].intermediate_values.keys() == set(range(1, pruned["steps"] + 1))
     assert all(len(study[one["number"]].intermediate_values) == 8 for one in by_state["finished"])
 
-    monkeypatch.chdir(project)
     overrides = ["--package", "bowls", *folder.points()[pruned["number"]].overrides]
     by_hand, afresh = (samewise("train", "--json", *overrides, *other) for other in ([], ["run_root=afresh"]))
     ends = [json.loads(done.stdout.splitlines()[-1]) for done in (by_hand, afresh)]
@@ -167,35 +173,35 @@ def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(project:
 
 
 @pytest.mark.slow  # twice a sweep of eight trials
-def test_a_sweep_over_runs_that_exist_has_the_trials_of_one_that_trains_them(project: Path) -> None:
+def test_a_sweep_over_runs_that_exist_has_the_trials_of_one_that_trains_them(sweep: Sweep, project: Path) -> None:
     given = (*PRUNING, "sweeper.seed=1", "sweeper.trials=8", "launcher.jobs=1")
-    sweep(project, *given)
+    sweep(*given)
     folder = only_sweep(project)
     first = [(one.state, one.values, one.params, one.intermediate_values) for one in trials(folder.path)]
     assert {state for state, *_ in first} == {COMPLETE, PRUNED}
     folder.path.rename(project / "first")  # the runs stay: those that finished, and those that were stopped at an evaluation
-    said = sweep(project, *given)
+    said = sweep(*given)
     assert [(one.state, one.values, one.params, one.intermediate_values) for one in trials(folder.path)] == first
     assert [one["state"] for one in said["points"]] == [{COMPLETE: "finished", PRUNED: "pruned"}[state] for state, *_ in first]
 
 
 @pytest.mark.slow
-def test_a_failed_trial_is_run_again_without_being_pruned(project: Path) -> None:
+def test_a_failed_trial_is_run_again_without_being_pruned(sweep: Sweep, project: Path) -> None:
     (project / "broken").touch()
-    sweep(project, *PRUNING, "sweeper.trials=1", code=1)
+    sweep(*PRUNING, "sweeper.trials=1", code=1)
     (project / "broken").unlink()
-    (point,) = sweep(project, *PRUNING, "sweeper.trials=1", "--retry-failed")["points"]
+    (point,) = sweep(*PRUNING, "sweeper.trials=1", "--retry-failed")["points"]
     assert point["state"] == "finished"
     assert [(one.state, len(one.intermediate_values)) for one in trials(only_sweep(project).path)] == [(FAIL, 0), (COMPLETE, 8)]
 
 
 @pytest.mark.slow  # 40 trainings, and three processes that run them
 @pytest.mark.timeout(900)
-def test_forty_trials_survive_two_kills_of_the_controller(project: Path) -> None:
+def test_forty_trials_survive_two_kills_of_the_controller(sweep: Sweep, project: Path) -> None:
     asked = (*PRUNING, "sweeper.trials=40", "launcher.jobs=3")
     kill_at(project, 9, *asked)
     kill_at(project, 24, *asked)
-    said = sweep(project, *asked)
+    said = sweep(*asked)
     folder, points = only_sweep(project), only_sweep(project).points()
     study = trials(folder.path)
     assert [one.number for one in study] == [point.setting for point in points] == [point.number for point in points] == list(range(40))
@@ -208,15 +214,15 @@ def test_forty_trials_survive_two_kills_of_the_controller(project: Path) -> None
     assert 0 < sum(one.state is PRUNED for one in study) < 40
     tries = [folder.word(point.number)["tries"] for point in points]
     assert sum(tries) - 40 <= 6, "a kill costs another start to those that ran, and to no others"
-    assert sweep(project, *asked) == said, "nothing is run again"
+    assert sweep(*asked) == said, "nothing is run again"
     assert [folder.word(point.number)["tries"] for point in points] == tries
     assert len(trials(folder.path)) == 40
 
 
 @pytest.mark.slow
-def test_a_trial_has_all_its_seeds_and_an_impossible_setting_fails(project: Path) -> None:
+def test_a_trial_has_all_its_seeds_and_an_impossible_setting_fails(sweep: Sweep, project: Path) -> None:
     given = (*PRUNING, "sweeper.seed=2", "sweeper.trials=5", "batch_size=8,0", "seed=range(2)", "launcher.jobs=1")
-    said = sweep(project, *given)
+    said = sweep(*given)
     folder = only_sweep(project)
     settings = dict[int, list[Any]]()
     for one in said["points"]:
@@ -240,8 +246,8 @@ REPEATING = ("sweeper=optuna", "sweeper.sampler=random", "sweeper.trials=10", "m
 
 
 @pytest.mark.slow  # four times a sweep of ten trials
-def test_a_setting_that_failed_and_is_chosen_again_fails_without_being_run(project: Path) -> None:
-    done = subprocess.run(command(*REPEATING), cwd=project, capture_output=True, text=True, check=False)
+def test_a_setting_that_failed_and_is_chosen_again_fails_without_being_run(project: Path, sweep: Sweep, samewise: Callable[..., Any]) -> None:
+    done = samewise(*words(*REPEATING))
     assert done.returncode == 1, done.stderr
     folder, said = only_sweep(project), json.loads(done.stdout)["points"]
     rates = [one["values"]["optimizer.lr"] for one in said]
@@ -257,11 +263,11 @@ def test_a_setting_that_failed_and_is_chosen_again_fails_without_being_run(proje
         assert not folder.log(number).exists()
     assert done.stderr.count("was chosen again: it is not run again") == 1
     assert [one.number for one in trials(folder.path) if one.state is FAIL] == failed
-    assert sweep(project, *REPEATING, code=1)["points"] == said, "nothing is run again"
+    assert sweep(*REPEATING, code=1)["points"] == said, "nothing is run again"
 
     folder.path.rename(project / "whole")
     kill_at(project, again[0] + 1, *REPEATING)
-    assert [{**one, "seconds": said[one["number"]]["seconds"]} for one in sweep(project, *REPEATING, code=1)["points"]] == said
+    assert [{**one, "seconds": said[one["number"]]["seconds"]} for one in sweep(*REPEATING, code=1)["points"]] == said
     assert (folder.path / "points.jsonl").read_bytes() == (project / "whole" / "points.jsonl").read_bytes()
-    retried = sweep(project, *REPEATING, "--retry-failed", code=1)["points"]
+    retried = sweep(*REPEATING, "--retry-failed", code=1)["points"]
     assert [one["tries"] for one in retried] == [one["tries"] + (number in failed and number not in again) for number, one in enumerate(said)]

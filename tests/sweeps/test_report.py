@@ -14,11 +14,12 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samewise_forked import run
 
 from samewise.runner.commands import sweep
 from samewise.runner.config.project import Project
@@ -30,10 +31,6 @@ TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = os.environ.get("SAMEWISE_PICTURES")
 """A folder for the screenshots in the documents; if it is not set, they are not kept."""
-
-
-def samewise_process(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "samewise", *map(str, given)], cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 
 SUMMARY = {"status": "finished", "level": "R2", "weights_sha256": "0" * 64, "steps": 1, "timings": {"training_s": 1.0, "step_ms": 1.0}}
@@ -94,15 +91,18 @@ def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seed
 def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A sweep of two rates and two seeds with MLflow on: its folder, its id, and its final output."""
     folder = tmp_path_factory.mktemp("reported")
-    done = samewise_process("sweep", *TINY, folder=folder)
+    done = run("sweep", *TINY, folder=folder)
     assert done.returncode == 0, done.stderr
     return folder, next((folder / "runs" / "sweeps").iterdir()).name, done.stdout
 
 
 @pytest.mark.slow
-def test_the_report_the_page_the_csv_and_mlflow_hold_the_runs_values(reported: tuple[Path, str, str]) -> None:
+def test_the_report_the_page_the_csv_and_mlflow_hold_the_runs_values(
+    reported: tuple[Path, str, str], samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, name, said = reported
-    told = json.loads(samewise_process("report", name, "--json", folder=folder).stdout)
+    monkeypatch.chdir(folder)
+    told = json.loads(samewise("report", name, "--json").stdout)
     summaries = {str(file.parent.relative_to(folder)): json.loads(file.read_text()) for file in folder.glob("runs/*/*/summary.json")}
     assert len(summaries) == 4
     assert {one["folder"]: one["weights_sha256"] for one in told["points"]} == {run: one["weights_sha256"] for run, one in summaries.items()}
@@ -119,7 +119,7 @@ def test_the_report_the_page_the_csv_and_mlflow_hold_the_runs_values(reported: t
     assert all(one["weights_sha256"][:12] in page for one in told["points"])
     assert told["pages"]["compare"] in said
 
-    again = samewise_process("report", name[:17], folder=folder)
+    again = samewise("report", name[:17])
     assert again.returncode == 0, again.stderr
     assert (written / "index.html").read_text() == page
     from mlflow import MlflowClient
@@ -168,7 +168,7 @@ def test_the_mlflow_ui_shows_the_sweep_in_tables_charts_and_comparisons(
     reported: tuple[Path, str, str], ui: tuple[str, str], page: Any, tmp_path: Path
 ) -> None:
     folder, name, _ = reported
-    told = json.loads(samewise_process("report", name, "--json", "--no-mlflow", folder=folder).stdout)
+    told = json.loads(run("report", name, "--json", "--no-mlflow", folder=folder).stdout)
     at = {kind: address.replace("http://127.0.0.1:5000", ui[0]) for kind, address in told["pages"].items() if kind != "opens"}
     best_first = sorted(told["points"], key=lambda one: -one["value"])
 

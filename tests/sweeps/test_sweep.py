@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from samewise_forked import Forked, run
 
 import samewise as samewise_in_python
 from samewise.runner.config.project import find
@@ -34,8 +34,7 @@ SWEEP = (*TINY, "optimizer.lr=1e30,0.05", "seed=range(2)", "launcher.jobs=2")
 
 
 def sweep(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "samewise", "sweep", *map(str, given)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    return run("sweep", *given, folder=folder)
 
 
 @pytest.fixture
@@ -183,16 +182,15 @@ def test_a_run_that_another_sweep_trains_is_waited_for_and_the_others_go_first(p
     given = (*TINY, "optimizer.lr=0.1,0.2", "launcher.jobs=1")
     first = tmp_path / json.loads(sweep("--list", "--json", *given, folder=tmp_path).stdout)["points"][0]["folder"]
     first.mkdir(parents=True)
-    command = [sys.executable, "-m", "samewise", "sweep", *given]
     with locks.hold(first / ".lock"):
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
-        lines = [next(process.stderr) for _ in range(3)]
+        process = Forked("sweep", *given, said=tmp_path / "said", folder=tmp_path)
+        while len(lines := process.errors.splitlines(keepends=True)) < 3 or not lines[2].endswith("\n"):
+            assert process.poll() is None, process.errors
+            time.sleep(0.05)
         assert re.match(r"lr=0.1 waits: its run is being written by process \d+ on ", lines[1])
         assert lines[2].startswith("[2/2] lr=0.2  finished")
         assert process.poll() is None
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    assert process.wait(100) == 0, process.errors
     (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
     assert [(one["state"], one["tries"]) for one in points(tmp_path, folder.name)] == [("finished", 1)] * 2
 
@@ -243,16 +241,15 @@ def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_stopped_sweep_resumes_to_the_same_bits(how: signal.Signals, points, tmp_path: Path, samewise: Callable[..., Any]) -> None:
-    given = (*TINY[:-1], "max_steps=60", "max_epochs=60", "checkpoint.every_steps=5", "seed=range(3)", "launcher.jobs=2")
-    process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    given = (*TINY[:-1], "max_steps=24", "checkpoint.every_steps=5", "seed=range(3)", "launcher.jobs=2")
+    process = Forked("sweep", *given, said=tmp_path / "said", folder=tmp_path)
     until = time.monotonic() + 120
     while not any(file.read_bytes().count(b"\n") > 8 for file in tmp_path.glob("runs/*/*/trace.jsonl")):
         assert time.monotonic() < until
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(how)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == (3 if how is signal.SIGTERM else -signal.SIGKILL), said
+    process.send(how)
+    assert process.wait(100) == (3 if how is signal.SIGTERM else -signal.SIGKILL), process.errors
     name = next((tmp_path / "runs" / "sweeps").iterdir()).name
     before = points(tmp_path, name)
     assert any(one["state"] != "finished" for one in before)
@@ -266,7 +263,7 @@ def test_a_stopped_sweep_resumes_to_the_same_bits(how: signal.Signals, points, t
 @pytest.mark.slow
 def test_cancelling_makes_the_jobs_save(points, tmp_path: Path) -> None:
     given = (*TINY[:-1], "max_steps=4000", "max_epochs=4000", "seed=range(3)", "launcher.jobs=1")
-    process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = Forked("sweep", *given, said=tmp_path / "said", folder=tmp_path)
     until = time.monotonic() + 60
     while not any(file.read_bytes().count(b"\n") > 3 for file in tmp_path.glob("runs/*/*/trace.jsonl")):
         assert time.monotonic() < until
@@ -286,8 +283,7 @@ def test_cancelling_makes_the_jobs_save(points, tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.05)
     assert sweep("--cancel", name, folder=tmp_path).returncode == 0
-    process.communicate(timeout=60)
-    assert process.returncode == 3
+    assert process.wait(60) == 3
     found = points(tmp_path, name)
     assert [one["state"] for one in found] == ["interrupted", "interrupted", "waiting"]
     assert list(Path(tmp_path, found[0]["folder"], "checkpoints").glob("*"))
