@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from samewise.runner.config import json_schema, project
 from samewise.runner.config.compose import compose
 from samewise.runner.errors import Problem
 from samewise.runner.tracking.link import SHARED
-from samewise.runner.tracking.sender_parent import SenderParent
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
 OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md")
@@ -71,14 +69,6 @@ def _follow(page: str, folder: Path, senders: str, *, only: tuple[str, ...] = ()
             assert missing is None, f"$ {command.text}\ndoes not print\n{missing}\nbut\n{done.stdout}"
             count += 1
     return count
-
-
-@pytest.fixture(scope="module")
-def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a process that has imported mlflow, which `_forked` names to the runs, as the launcher of a sweep does."""
-    made = SenderParent(tmp_path_factory.mktemp("senders") / "parent.log")
-    yield made.address
-    made.close()
 
 
 @pytest.mark.parametrize("page", PAGES)

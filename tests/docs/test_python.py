@@ -12,6 +12,7 @@ import pytest
 from samewise_docs_pages import PAGES, blocks
 
 import samewise
+from samewise.runner.tracking.link import SHARED
 
 PAGE = PAGES["docs/python.md"].read_text()
 
@@ -22,16 +23,16 @@ def test_the_page_names_every_function() -> None:
 
 
 @pytest.mark.slow
-def test_the_code_on_the_page_runs_as_described(tmp_path: Path) -> None:
+def test_the_code_on_the_page_runs_as_described(senders: str, tmp_path: Path) -> None:
     (code,) = [block.text for block in blocks(PAGE) if block.language == "python"]
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, SHARED: senders}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("runs/*/*/summary.json"))) == 2, "the sweep has found the run that was trained before"
     assert re.search(r"0\.05 +finished.*\n.*0\.10 +finished", done.stdout), done.stdout
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_and_updates_its_progress_bar_in_place(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_and_updates_its_progress_bar_in_place(senders: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
 
@@ -40,7 +41,9 @@ def test_the_notebook_runs_and_updates_its_progress_bar_in_place(repository: Pat
     (tmp_path / "work").mkdir()
     notebook = nbformat.read(repository / "docs" / "notebook.ipynb", as_version=4)
     assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code"), "it is kept without what it has printed"
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path / "work"}}).execute(env=dict(os.environ))
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path / "work"}}).execute(
+        env={**os.environ, SHARED: senders}
+    )
     composed, trained, loaded, predicted, swept, table = (cell.outputs for cell in notebook.cells if cell.cell_type == "code")
     bars = [one for one in trained if "<progress" in one.get("data", {}).get("text/html", "")]
     assert len(bars) == 1

@@ -18,6 +18,7 @@ import pytest
 import samewise_runner_promise as promise
 
 from samewise.runner.processes.this_process import on_signals
+from samewise.runner.tracking.link import SHARED
 
 SMALL = ["experiment=resnet18_digits", "model.width=8", "max_epochs=2", "checkpoint.every_steps=3", "callbacks=none", "transforms=cifar", "transforms.size=8"]
 STEPS = 44
@@ -49,7 +50,9 @@ def test_another_seed_gives_other_bits(experiment, reference, tmp_path):
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_finishes_with_the_same_bits(experiment, reference, tmp_path, kills):
+def test_a_run_killed_at_random_moments_finishes_with_the_same_bits(experiment, reference, tmp_path, kills, monkeypatch, request):
+    if kills > 1:
+        monkeypatch.setenv(SHARED, request.getfixturevalue("senders"))
     chance, killed = random.Random(20), 0
     while killed < kills and experiment.kill_within(tmp_path, chance, f"loader.num_workers={killed % 2}"):
         killed += 1
