@@ -8,6 +8,7 @@ Tests import this as `samewise_oracle_curves`.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -80,13 +81,9 @@ class Oracle:
 
     def errors(self, task: Task, steps: int, precision: str, *, fault: str = "") -> dict[str, float]:
         """Relative errors of a run against the plain script, from the same weights on the same batches; in "double", both compute in float64."""
-        model = _seeded(task.network, 1)
-        start = _copy(model)
+        start, plain = _plainly(task.network, task.plain, steps, precision)
         torch.save(start, self._folder / "start.pt")
         overrides = [f"initialise.weights={self._folder / 'start.pt'}", "loader.shuffle=false", f"max_steps={steps}"]
-        if precision == "double":
-            model.double()
-        plain = task.plain(model, steps, False)
         with self._monkeypatch.context() as patches:
             if precision == "double":
                 _train_in_double(patches)
@@ -144,6 +141,16 @@ def standard_errors(runs: Sequence[Trained], plains: Sequence[Trained], metric: 
         piece = slice(window * steps // windows, (window + 1) * steps // windows)
         found[f"loss {window + 1} of {windows}"] = _welch(*([statistics.fmean(one.losses[piece]) for one in side] for side in (runs, plains)))
     return found
+
+
+@functools.cache
+def _plainly(network: Any, plain: Any, steps: int, precision: str) -> tuple[dict[str, Tensor], Trained]:
+    """The initial weights, and what the plain script makes of them: once for all faults that are compared with it."""
+    model = _seeded(network, 1)
+    start = _copy(model)
+    if precision == "double":
+        model.double()
+    return start, plain(model, steps, False)
 
 
 def _errors(run: Trained, plain: Trained, start: Mapping[str, Tensor]) -> dict[str, float]:
