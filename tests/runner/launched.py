@@ -1,25 +1,23 @@
-"""A `samewise train ... strategy.nproc=N` in its own process, and the ranks that it has started."""
+"""A `samewise train ... strategy.nproc=N` in its own process, a fork, and the ranks that it has started, each in a new interpreter."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
+from samewise_forked import Forked
 from samewise_tiny import DIGITS
 
 TINY = [*DIGITS, "model.width=8", "replicas=4", "batch_size=16", "checkpoint.every_steps=2", "strategy=elastic"]
 
 
-def start(run_root: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "samewise", "train", *TINY, f"run_root={run_root}", *overrides, "--json"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(run_root: Path, *overrides: str) -> Forked:
+    return Forked("train", *TINY, f"run_root={run_root}", *overrides, "--json", said=run_root / f"said-{time.monotonic_ns()}")
 
 
-def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
+def ranks_of(process: Forked) -> dict[int, psutil.Process]:
     """The living ranks of a launcher, by number."""
     found: dict[int, psutil.Process] = {}
     with contextlib.suppress(psutil.Error):
@@ -30,9 +28,9 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
     return found
 
 
-def wait_for_step(process: subprocess.Popen[str], run_root: Path, step: int) -> None:
+def wait_for_step(process: Forked, run_root: Path, step: int) -> None:
     deadline = time.monotonic() + 200
     while sum(path.read_bytes().count(b"\n") - 1 for path in run_root.glob("*/*/trace.jsonl")) < step:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.errors
         assert time.monotonic() < deadline, "the run makes no progress"
         time.sleep(0.01)

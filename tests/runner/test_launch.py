@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from samewise_forked import Forked
 from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
 from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.training import launch
 
 
-def wait_for_end(process: subprocess.Popen, code: int) -> tuple[str, str]:
-    """Its standard output and error."""
-    output, said = process.communicate(timeout=300)
-    assert process.returncode == code, said
-    assert "Traceback" not in said
-    return output, said
+def wait_for_end(process: Forked, code: int) -> str:
+    """Its standard error."""
+    assert process.wait(300) == code, process.errors
+    assert "Traceback" not in process.errors
+    return process.errors
 
 
 @pytest.mark.slow
@@ -38,7 +37,7 @@ def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     again[0].kill()
-    _, said = wait_for_end(process, 1)
+    said = wait_for_end(process, 1)
     assert "rank 0: was killed by SIGKILL" in said
     assert said.index("warning: rank 1 was killed by SIGKILL") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
     alone, finished = (samewise("train", *TINY, "max_steps=12", f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
@@ -50,8 +49,8 @@ def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
     never = ("checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.keep_best=0")
     process = start(tmp_path, "strategy.nproc=2", "loader.num_workers=1", *never, "max_steps=4000")
     wait_for_step(process, tmp_path, 2)
-    process.send_signal(signal.SIGTERM)
-    _, said = wait_for_end(process, 3)
+    process.send(signal.SIGTERM)
+    said = wait_for_end(process, 3)
     assert said.count(", and saved") == 1
     assert len(list(tmp_path.glob("*/*/checkpoints/step-*"))) == 1
 
@@ -62,15 +61,15 @@ def test_a_signal_before_a_rank_can_save_counts_as_an_interruption(tmp_path):
     while len(ranks_of(process)) < 2:  # they import torch now
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, said = wait_for_end(process, 3)
+    process.send(signal.SIGTERM)
+    said = wait_for_end(process, 3)
     assert "stopped by SIGTERM" in said
     assert "run the same command again to resume" in said
 
 
 @pytest.mark.slow  # without the launcher: test_any_number_of_ranks.py
 def test_an_error_in_all_ranks_is_reported_once_and_not_tried_again(tmp_path):
-    _, said = wait_for_end(start(tmp_path, "max_steps=12", "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
+    said = wait_for_end(start(tmp_path, "max_steps=12", "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
     assert said.startswith("error:")
     assert said.count("is not finite") == 1
     assert len(list(tmp_path.glob("*/*/ranks/*/attempt_*"))) == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from samewise_forked import Forked
 from samewise_tiny import DIGITS
 
 from samewise.runner.errors import ConfigError, PeerFailed
@@ -90,29 +91,20 @@ def test_a_backend_missing_from_torch_is_refused_with_the_available_ones() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
-def test_ranks_that_meet_at_an_address_or_file_give_the_same_bits(samewise, tmp_path, clean_environment, scheme) -> None:
+def test_ranks_that_meet_at_an_address_or_file_give_the_same_bits(samewise, tmp_path, scheme) -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     place = f"tcp://localhost:{port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
     tiny = [*DIGITS, "model.width=8", "replicas=2", "max_steps=4", "strategy=elastic"]
-    command = [sys.executable, "-m", "samewise", "train", *tiny, f"run_root={tmp_path}/two", f"strategy.init_method={place}", "--json"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**clean_environment, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=300) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    command = ["train", *tiny, f"run_root={tmp_path}/two", f"strategy.init_method={place}", "--json"]
+    ranks = [Forked(*command, said=tmp_path / f"said-{rank}", variables={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    assert [rank.wait(300) for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
+    told = json.loads(ranks[0].output)
     alone = samewise("train", *tiny, f"run_root={tmp_path}/one", "--json")
     assert alone.returncode == 0, alone.stderr
-    assert json.loads(said[0][0])["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
-    assert Path(json.loads(said[0][0])["folder"]).name == Path(json.loads(alone.stdout)["folder"]).name
+    assert told["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
+    assert Path(told["folder"]).name == Path(json.loads(alone.stdout)["folder"]).name
 
 
 def test_a_connection_lost_before_training_names_the_rank_that_is_gone(as_rank_0, monkeypatch) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from samewise_forked import Forked
 from samewise_tiny import DIGITS
 
 TINY = (*DIGITS, "model.width=4", "max_epochs=100000", "max_steps=100000")
@@ -156,14 +157,13 @@ def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path
 @pytest.fixture
 def training(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[psutil.Process]:
     """A run of two ranks on this machine, once both take steps."""
-    command = [sys.executable, "-m", "samewise", "train", *getattr(request, "param", RANKS), f"run_root={tmp_path}"]
-    with open(tmp_path / "said", "wb") as said:
-        process = psutil.Popen(command, stdout=said, stderr=said)
+    started = Forked("train", *getattr(request, "param", RANKS), f"run_root={tmp_path}", said=tmp_path / "said")
+    process = psutil.Process(started.pid)
     try:
         end = time.monotonic() + 120
         while not any(path.read_bytes().count(b"\n") > 2 for path in tmp_path.glob("*/*/trace.jsonl")):
-            assert process.poll() is None, (tmp_path / "said").read_text()
-            assert time.monotonic() < end, (tmp_path / "said").read_text()
+            assert started.poll() is None, started.errors
+            assert time.monotonic() < end, started.errors
             time.sleep(0.1)
         yield process
     finally:
