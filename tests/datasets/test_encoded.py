@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import samewise_runner_jobs as jobs
 import torch
 from PIL import Image
 from torch import Tensor
@@ -251,15 +252,14 @@ SETTINGS = (
 
 @pytest.mark.slow
 def test_neither_workers_nor_ranks_change_bits(root: Path, samewise: Callable[..., Any], tmp_path: Path):
-    traces = set()
     transforms = ("transforms=imagenet_on_device", "transforms.size=24", "transforms.eval_resize=28")
-    for number, own in enumerate(("loader.num_workers=0", "loader.num_workers=2", "strategy.nproc=2")):
-        given = (f"dataset.root={root}", "strategy=elastic", own, f"run_root={tmp_path / 'runs' / str(number)}")
-        done = samewise("train", *SETTINGS, *transforms, *given)
+    given = (*SETTINGS, *transforms, f"dataset.root={root}", "strategy=elastic")
+    for workers in (0, 2):
+        done = samewise("train", *given, f"loader.num_workers={workers}", f"run_root={tmp_path / 'runs' / str(workers)}")
         assert done.returncode == 0, done.stderr
-        (trace,) = (tmp_path / "runs" / str(number)).glob("*/*/trace.jsonl")
-        traces.add(trace.read_bytes())
-    assert len(traces) == 1
+    jobs.run(tmp_path / "runs" / "ranks", 2, experiment=given)
+    traces = [trace.read_bytes() for trace in (tmp_path / "runs").glob("*/*/*/trace.jsonl")]
+    assert (len(traces), len({*traces})) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from samewise_forked import Forked
+from samewise_runner_jobs import run
 from samewise_tiny import DIGITS
 from torch import Tensor, nn
 
@@ -160,38 +160,40 @@ def train(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
     """The weights' digest, the trace and the fingerprint of a finished run."""
     done = samewise("train", *TINY, f"run_root={run_root}", *overrides, "--json")
     assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    return summary["weights_sha256"], (Path(summary["folder"]) / "trace.jsonl").read_bytes(), summary["fingerprint"]
+    return result(Path(json.loads(done.stdout)["folder"]))
+
+
+def result(folder: Path) -> tuple[str, bytes, str]:
+    summary = json.loads((folder / "summary.json").read_text())
+    return summary["weights_sha256"], (folder / "trace.jsonl").read_bytes(), summary["fingerprint"]
 
 
 @pytest.mark.slow
 @pytest.mark.oldest
 @pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name == "gpipe" else ()) for name, one in STRATEGIES.items()])
 def test_two_processes_give_the_weights_of_one(samewise, tmp_path, strategy) -> None:
-    assert train(samewise, tmp_path / "two", *strategy) == train(samewise, tmp_path / "one")
+    assert result(run(tmp_path / "two", 2, *strategy, experiment=TINY)) == train(samewise, tmp_path / "one")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name != "gpipe" else ()) for name, one in STRATEGIES.items()])
 def test_bf16_clipping_and_a_smaller_last_batch_keep_the_bits(samewise, tmp_path, strategy) -> None:
-    assert train(samewise, tmp_path / "two", *strategy, *MORE) == train(samewise, tmp_path / "one", *MORE)
+    assert result(run(tmp_path / "two", 2, *strategy, *MORE, experiment=TINY)) == train(samewise, tmp_path / "one", *MORE)
 
 
 @pytest.mark.slow
 def test_three_stages_give_the_weights_of_one_process(samewise, tmp_path) -> None:
     three = ["strategy=pipeline", "strategy.split=[layer2,layer4]", "strategy.schedule=1f1b"]
-    assert train(samewise, tmp_path / "three", *three) == train(samewise, tmp_path / "one")
+    assert result(run(tmp_path / "three", 3, *three, experiment=TINY)) == train(samewise, tmp_path / "one")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], pytest.param(STRATEGIES["rpc"], marks=pytest.mark.long)], ids=["pipeline", "rpc"])
 def test_a_checkpoint_can_be_resumed_by_one_process(samewise, tmp_path, strategy) -> None:
-    command = [sys.executable, "-m", "samewise", "train", *TINY, "max_steps=40", f"run_root={tmp_path / 'moved'}", *strategy]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = Forked("train", *TINY, "max_steps=20", f"run_root={tmp_path / 'moved'}", *strategy, said=tmp_path / "said")
     while sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("moved/*/*/trace.jsonl")) < 6:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.errors
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=200)[1]
-    assert process.returncode == 3, said
-    assert train(samewise, tmp_path / "moved", "max_steps=40") == train(samewise, tmp_path / "alone", "max_steps=40")
+    process.send(signal.SIGTERM)
+    assert process.wait(200) == 3, process.errors
+    assert train(samewise, tmp_path / "moved", "max_steps=20") == train(samewise, tmp_path / "alone", "max_steps=20")

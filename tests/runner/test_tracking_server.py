@@ -70,7 +70,7 @@ def test_killing_the_server_twice_and_the_trainer_once_loses_and_doubles_nothing
 
 
 @pytest.mark.slow
-def test_what_an_absent_server_missed_is_sent_by_sync(server: Server, tmp_path: Path) -> None:
+def test_what_an_absent_server_missed_is_sent_by_sync(server: Server, samewise: Callable[..., Any], tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tried" / "0123456789ab"
     trainer, said = start(folder, server.uri, 200, 0.0), folder / "sender.log"
     until = time.monotonic() + 120
@@ -83,12 +83,11 @@ def test_what_an_absent_server_missed_is_sent_by_sync(server: Server, tmp_path: 
     trainer.communicate()
     assert not server.database.exists()
     server.start()
-    sync = [sys.executable, "-m", "samewise", "sync", "--run-root", str(tmp_path / "runs")]
-    done = subprocess.run(sync, capture_output=True, text=True, check=False)
+    done = samewise("sync", "--run-root", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sent 400 metrics" in done.stdout
     assert points(server) == expected(200)
-    again = subprocess.run([*sync, "--json"], capture_output=True, text=True, check=False)
+    again = samewise("sync", "--run-root", tmp_path / "runs", "--json")
     assert '"metrics": 0' in again.stdout
 
 

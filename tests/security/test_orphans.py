@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from samewise_forked import Forked
 from samewise_tiny import DIGITS
 
 TINY = [*DIGITS, "model.width=4", "max_epochs=100000"]
@@ -45,7 +46,9 @@ def alive(processes: set[int]) -> set[int]:
 )
 def test_processes_end_when_the_one_that_started_them_is_killed(overrides: list[str], children: int, trained: bool, tmp_path: Path) -> None:
     command = ["train", *TINY, *overrides, f"run_root={tmp_path}"]
-    kill_and_require_end(command, lambda started: len(started) >= children and (not trained or bool(list(tmp_path.glob("*/*/trace.jsonl")))), signal.SIGKILL)
+    kill_and_require_end(
+        command, tmp_path, lambda started: len(started) >= children and (not trained or bool(list(tmp_path.glob("*/*/trace.jsonl")))), signal.SIGKILL
+    )
 
 
 LATE = """
@@ -86,12 +89,12 @@ def test_the_mlflow_server_ends_with_the_ui_command(number: signal.Signals, serv
     """The server has no password, and nobody would know that it is still running."""
     made = f"import mlflow; mlflow.MlflowClient('sqlite:///{tmp_path}/mlflow.db').create_experiment('one', artifact_location='{tmp_path}/mlartifacts')"
     subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, cwd=tmp_path)
-    kill_and_require_end(["ui", "--run-root", str(tmp_path), "--trust"], lambda started: len(started) >= (3 if served else 2), number)
+    kill_and_require_end(["ui", "--run-root", str(tmp_path), "--trust"], tmp_path, lambda started: len(started) >= (3 if served else 2), number)
 
 
-def kill_and_require_end(arguments: list[str], is_ready: Callable[[set[int]], bool], number: signal.Signals) -> None:
+def kill_and_require_end(arguments: list[str], folder: Path, is_ready: Callable[[set[int]], bool], number: signal.Signals) -> None:
     """Start a command, kill it once `is_ready` holds for its processes, and wait until all of them have ended."""
-    main = subprocess.Popen([sys.executable, "-m", "samewise", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    main = Forked(*arguments, said=folder / "said")
     started = set[int]()
     try:
         until = time.monotonic() + 200
@@ -100,10 +103,10 @@ def kill_and_require_end(arguments: list[str], is_ready: Callable[[set[int]], bo
             assert time.monotonic() < until
             time.sleep(0.05)
         if number == signal.SIGKILL:
-            main.send_signal(signal.SIGSTOP)  # so that it starts no more
+            main.send(signal.SIGSTOP)  # so that it starts no more
             started = descendants(main.pid)
-        main.send_signal(number)
-        main.wait()
+        main.send(number)
+        main.wait(200)
         until = time.monotonic() + 200
         while left := alive(started):
             assert time.monotonic() < until, [Path(f"/proc/{number}/cmdline").read_text() for number in left]

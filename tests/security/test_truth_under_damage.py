@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import samewise_forked
 from samewise_tiny import DIGITS
 from torch import nn
 
@@ -286,11 +286,10 @@ def test_a_component_that_ends_the_process_at_once_is_named(samewise, lab, comma
 
 
 @pytest.mark.slow
-def test_a_thread_that_ends_the_process_is_reported(lab) -> None:
+def test_a_thread_that_ends_the_process_is_reported(lab, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     given = [*TINY, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.Vanishes,thread:true}"]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    start = [sys.executable, "-m", "samewise", "train", "--package", "lab_of_damage", *given]
-    done = subprocess.run(start, cwd=lab, env=variables, capture_output=True, text=True, check=False)
+    done = samewise_forked.run("train", "--package", "lab_of_damage", *given, folder=lab)
     assert done.returncode == 1
     assert "error: a thread ends the process: os._exit(0)" in done.stderr
 
@@ -303,10 +302,9 @@ def test_a_thread_that_ends_the_process_is_reported(lab) -> None:
         ("sweep", ("seed=1,2",), "2 interrupted"),
     ],
 )
-def test_a_process_that_exits_silently_does_not_count_as_success(lab, command, more, said) -> None:
+def test_a_process_that_exits_silently_does_not_count_as_success(lab, command, more, said, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     given = [*TINY, *more, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.VanishesInC}"]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    start = [sys.executable, "-m", "samewise", command, "--package", "lab_of_damage", *given]
-    done = subprocess.run(start, cwd=lab, env=variables, capture_output=True, text=True, check=False)
+    done = samewise_forked.run(command, "--package", "lab_of_damage", *given, folder=lab)
     assert done.returncode == 1, done.stdout
     assert said in done.stderr + done.stdout
