@@ -45,29 +45,29 @@ def alone(samewise, tmp_path, seed: int, *overrides: str) -> str:
 
 
 def test_preempted_requeued_and_timed_out_jobs_give_the_bits_of_runs_alone(samewise, cluster, lab, tmp_path):
-    sweep = [*TINY, f"run_root={tmp_path}", "seed=range(8)", "launcher=slurm", "launcher.poll_s=0.5"]
-    lab.hold(0, 1, 2, 7)
-    assert "8 jobs submitted" in samewise("sweep", *sweep).stderr
-    assert "8 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not submitted twice
-    assert len(cluster.jobs()) == 8
+    sweep = [*TINY, f"run_root={tmp_path}", "seed=range(5)", "launcher=slurm", "launcher.poll_s=0.5"]
+    lab.hold(0, 1, 2, 4)
+    assert "5 jobs submitted" in samewise("sweep", *sweep).stderr
+    assert "5 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not submitted twice
+    assert len(cluster.jobs()) == 5
 
     cluster.wait_for("two held runs", lambda: lab.held(0, 1))
-    assert states(samewise, *sweep) == ["running"] * 2 + ["waiting"] * 6
+    assert states(samewise, *sweep) == ["running"] * 2 + ["waiting"] * 3
     cluster.call("sbatch", "--partition=high", "--nodes=2", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 1")
     cluster.wait_for("a third held run", lambda: lab.held(2))
     array = cluster.jobs("RUNNING")[0].partition("_")[0]
     cluster.call("scontrol", "requeue", f"{array}_2")
-    cluster.wait_for("the last run, held", lambda: lab.held(7))
-    cluster.call("scancel", "--signal=USR1", f"{array}_7.0")  # as SLURM does launcher.notice_s before the time limit
+    cluster.wait_for("the last run, held", lambda: lab.held(4))
+    cluster.call("scancel", "--signal=USR1", f"{array}_4.0")  # as SLURM does launcher.notice_s before the time limit
     done = samewise("sweep", *sweep, "--wait", "--json")
     assert done.returncode == 0
 
     found = json.loads(done.stdout)["points"]
-    assert [point["state"] for point in found] == ["finished"] * 8
-    assert [point["tries"] for point in found] == [2, 2, 2, 1, 1, 1, 1, 2]
+    assert [point["state"] for point in found] == ["finished"] * 5
+    assert [point["tries"] for point in found] == [2, 2, 2, 1, 2]
     log = "".join(file.read_text() for file in tmp_path.glob("sweeps/*/logs/*.log"))
     assert log.count("and saved") == 4
-    for seed in (0, 2, 7):
+    for seed in (0, 2, 4):
         assert found[seed]["weights_sha256"] == alone(samewise, tmp_path, seed)
 
 

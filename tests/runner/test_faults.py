@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from samewise_forked import Forked
 from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
 from samewise.runner.errors import PeerFailed, TrainingError
@@ -59,7 +59,7 @@ def test_a_waiting_rank_does_not_repeat_an_error_another_has_reported() -> None:
 
 
 @contextlib.contextmanager
-def launch(run_root: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+def launch(run_root: Path, *overrides: str) -> Iterator[Forked]:
     process = start(run_root, *overrides)
     try:
         yield process
@@ -69,7 +69,7 @@ def launch(run_root: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
                 one.kill()
 
 
-def wait_for_another(process: subprocess.Popen[str], number: int, before: int) -> psutil.Process:
+def wait_for_another(process: Forked, number: int, before: int) -> psutil.Process:
     """The process that is rank `number` after the one with the id `before`."""
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
@@ -92,8 +92,8 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_named(tmp_path
     with launch(tmp_path, "strategy.nproc=2", "strategy.timeout_s=6", "max_steps=4000") as process:
         wait_for_step(process, tmp_path, 3)
         ranks_of(process)[stopped].send_signal(signal.SIGSTOP)
-        _, said = process.communicate(timeout=200)
-    assert process.returncode == 1, said
+        code, said = process.wait(200), process.errors
+    assert code == 1, said
     assert f"rank {stopped}: did not respond: rank {1 - stopped} waited 6 s while exchanging" in said
     assert " at step " in said
     assert "gloo:" in said, "torch's flight recorder names the collective"
@@ -103,14 +103,14 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_named(tmp_path
 @pytest.mark.slow
 def test_a_rank_that_dies_twice_is_dropped_and_the_result_is_the_same(samewise, tmp_path) -> None:
     """Its device is lost: it is killed, restarted, and killed before the next checkpoint. Then two processes carry what four did."""
-    overrides = ["max_steps=30", "checkpoint.every_steps=10"]
+    overrides = ["max_steps=16", "checkpoint.every_steps=6"]
     with launch(tmp_path / "lost", "strategy.nproc=4", "strategy.max_restarts=5", "strategy.shrink=true", *overrides) as process:
-        wait_for_step(process, tmp_path / "lost", 12)
+        wait_for_step(process, tmp_path / "lost", 8)
         first = ranks_of(process)[3]
         first.kill()
         wait_for_another(process, 3, first.pid).kill()
-        output, said = process.communicate(timeout=400)
-    assert process.returncode == 0, said
+        code, output, said = process.wait(400), process.output, process.errors
+    assert code == 0, said
     assert "rank 3: was killed by SIGKILL" in said
     assert "with 2 processes" in said
     assert json.loads(output)["weights_sha256"] == weights(samewise, tmp_path / "alone", "strategy=single", *overrides)
