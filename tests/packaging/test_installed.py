@@ -109,5 +109,6 @@ def test_pytest_as_a_module_sees_both_packages_pickles_and_spawns(installed: Ins
     assert "skipped" not in answer
 
 
+@pytest.mark.parametrize("installed", ["wheel", pytest.param("editable", marks=pytest.mark.long)], indirect=True)  # nothing of the tests is installed
 def test_all_tests_are_collected_next_to_hugging_faces_package(installed: Installed, repository: Path) -> None:
     installed("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", cwd=repository)
