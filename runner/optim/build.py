@@ -75,7 +75,8 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     if here != there and sorted(here) == sorted(there):  # torch matches them by their place
         name = next(one for one, other in zip(here, there, strict=True) if one != other)
         words = f"has the checkpoint's parameters in another order, from {name} on: their state would be given to others"
-        raise ConfigError(Problem("optimizer", words, hint="initialise.weights takes the checkpoint's weights alone"))
+        hint = "if the model was changed, initialise.weights takes the checkpoint's weights alone; if not, create it in the same order, not from a set"
+        raise ConfigError(Problem("optimizer", words, hint=hint))
     made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
     options = {*inspect.signature(made_by).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
     groups = list[dict[str, Any]](state["param_groups"])

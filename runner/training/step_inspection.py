@@ -191,7 +191,8 @@ def _describe(found: tuple[ComputedValue | None, ComputedValue | None]) -> str:
 
 
 def _compare_with_record(run: Run, step: int, head: dict[str, Any], recorded: dict[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
-    yield f"step {step} gives the same bits each time here, but not the recorded ones: those come from another machine, other data or other code"
+    others = "another machine, other data, other code, or a process in which a set had another order"
+    yield f"step {step} gives the same bits each time here, but not the recorded ones: those come from {others}"
     stage, _ = first_divergence(head, recorded, line) or ("", "")
     if stage == "batch":
         samples = samples_of(run, step)
