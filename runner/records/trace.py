@@ -120,9 +120,10 @@ class Trace:
         if not self.records(step):
             return
         self._write()
-        gradients, self._gradients = self._gradients, []
+        gradients, weights = self._gradients, self._weights
+        self._gradients, self._weights = [], list
         if self._file:
-            self._begun = partial(self._line, step, batch, inputs, loss, gradients, self._weights)
+            self._begun = partial(self._line, step, batch, inputs, loss, gradients, weights)
         if self.algorithm == XXH3:
             self._write()
 
