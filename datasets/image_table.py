@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from samewise.datasets.parts.classes import require_count, require_known, sort_classes
+from samewise.datasets.parts.delimited import delimited_rows
 from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
@@ -72,7 +73,7 @@ class ImageTable(ImageFiles):
         columns = {"image": image, "label": label, **({"split_column": split_column} if split_column else {})}
         rows = _rows(path, columns)
         names = [_relative(str(row[image]), folder) for row in rows]
-        if twice := next((name for name, times in Counter(names).items() if times > 1), None):
+        if twice := next((name for name, times in Counter(map(os.path.normpath, names)).items() if times > 1), None):
             raise DataError(Problem(str(path), "lists an image twice", twice, "a row for each image"))
         labels = dict(zip(names, (str(row[label]) for row in rows), strict=True))
         if spaced := next((label for label in labels.values() if label != label.strip()), None):
@@ -118,6 +119,8 @@ def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
                     raise DataError(Problem(str(path), f"row {number} has an empty {column!r}", hint="fill it in, or leave the row out"))
                 hint = nearest(column, there) or f"set dataset.{key} to the column's name"
                 raise DataError(Problem(str(path), f"row {number} has no {column!r}", expected=f"columns: {', '.join(there)}", hint=hint))
+            if isinstance(row[column], (list, dict)):
+                raise DataError(Problem(f"{path}, row {number}, {column}", "holds several values", row[column], "one text or number"))
     return rows
 
 
@@ -130,12 +133,13 @@ def _read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         return _rows_of_parquet(path, columns)
     text = read_text(path)
     if form in (".csv", ".tsv"):
-        table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter="\t" if form == ".tsv" else ",")
-        if twice := next((name for name in columns if list(table.fieldnames or ()).count(name) > 1), None):
+        text, delimiter = text.removeprefix("\ufeff"), "\t" if form == ".tsv" else ","
+        names = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+        if twice := next((name for name in columns if names.count(name) > 1), None):
             raise ValueError(f"it has two columns {twice!r}")
-        return list(table)
+        return [row for _, row in delimited_rows(path, io.StringIO(text, newline=""), delimiter=delimiter, each="image")]
     if form in (".jsonl", ".ndjson"):
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     if form != ".json":
         raise ValueError(f"{form or 'no extension'} is not a supported extension")
     rows = json.loads(text)

@@ -87,7 +87,7 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
     found = list[tuple[str, str]]()
     for listing in sorted((folder / subset).glob("*/*/*.trans.txt"), key=lambda path: [(len(part), part) for part in path.parts[-3:-1]]):
         chapter = listing.parent.relative_to(folder).as_posix()
-        lines = [line.partition(" ") for line in read_text(listing).splitlines() if line.strip()]
+        lines = [line.rstrip("\r").partition(" ") for line in read_text(listing).split("\n") if line.strip()]
         require_files(listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name)
         found += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
     if not found:

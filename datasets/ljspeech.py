@@ -48,7 +48,7 @@ class LJSpeech(Clips):
         given = Path(root).expanduser()
         folder = given / _ARCHIVE if (given / _ARCHIVE).is_dir() else given
         try:
-            lines = read_text(folder / "metadata.csv").splitlines()
+            lines = read_text(folder / "metadata.csv").split("\n")
         except OSError as error:
             hint = "set dataset.root=FOLDER to where its archive was unpacked"
             raise DataError(Problem(str(folder / "metadata.csv"), f"LJSpeech was not found: {error.strerror}", expected=_ARCHIVE, hint=hint)) from None

@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+from samewise.datasets.parts.delimited import delimited_rows
 from samewise.datasets.parts.limits import require_regular
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
-from samewise.runner.errors import DataError, Problem, nearest, truncate
+from samewise.runner.errors import DataError, Problem, nearest
 
 
 @final
@@ -71,28 +72,12 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                         yield number, _object(path, number, line)
             else:
                 tabs = path.suffix.lower() == ".tsv"  # where quotes are part of a text
-                table = csv.DictReader(handle, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
-                last = 1
-                for row in table:
-                    _require_one_line(path, last + 1, row)
-                    last = table.line_num
-                    yield last, row
+                yield from delimited_rows(path, handle, delimiter="\t" if tabs else ",", quotes=not tabs, each="recording")
     except OSError as error:
         reason = f"the list of recordings cannot be read: {error.strerror}"
         raise DataError(Problem(str(path), reason, hint="set dataset.train_file and dataset.valid_file")) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(Problem(str(path), f"is not a list of recordings: {error}", expected="a CSV, TSV or JSON-lines file in UTF-8")) from None
-
-
-def _require_one_line(path: Path, number: int, row: Mapping[str, Any]) -> None:
-    """Refuse a field with a line break: after a quote that is not closed, the rows that follow would be part of a text."""
-    for column, value in row.items():
-        if isinstance(value, str) and "\n" in value:
-            reason, hint = (
-                f"has a line break in the column {column!r}",
-                'is a quote not closed? A quote in a text is written "", and such a text is put in quotes',
-            )
-            raise DataError(Problem(f"{path}:{number}", reason, truncate(value, 60, ending="…"), "one line for each recording", hint))
 
 
 def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
@@ -125,9 +110,7 @@ def _seconds(path: Path, number: int, row: Mapping[str, Any], column: str) -> fl
 
 def _value(path: Path, number: int, row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
-    if not isinstance(value, str) or None in row:
-        columns = [name for name in row if name is not None]
-        hint = nearest(column, columns) if column not in row else ""
-        reason = f"has no text in the column {column!r}" if None not in row else "has more fields than there are columns; put texts with commas in quotes"
-        raise DataError(Problem(f"{path}:{number}", reason, expected=f"the columns {', '.join(map(str, columns))}", hint=hint))
+    if not isinstance(value, str):
+        hint = nearest(column, list(row)) if column not in row else ""
+        raise DataError(Problem(f"{path}:{number}", f"has no text in the column {column!r}", expected=f"the columns {', '.join(map(str, row))}", hint=hint))
     return value

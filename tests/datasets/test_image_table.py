@@ -113,12 +113,40 @@ def test_faults_in_a_table_are_reported(root: Path) -> None:
         load(table, root=str(root / "photos"))
     with pytest.raises(DataError, match="lists an image twice"):
         load(write(root, "json", [*ROWS, ROWS[0]]))
+    with pytest.raises(DataError, match="lists an image twice"):
+        load(write(root, "csv", [*ROWS, {**ROWS[0], "file": f"./photos/../{ROWS[0]['file']}"}]))
+    with pytest.raises(DataError, match=r"row 2, kind: holds several values(.|\n)*\['9', '10'\]"):
+        load(write(root, "json", [ROWS[0], {**ROWS[1], "kind": ["9", "10"]}]))  # type: ignore[dict-item]
     for name, text in (("a.json", "[{"), ("a.xlsx", "x"), ("a.jsonl", "{"), ("a.json", "{}"), ("a.parquet", "x")):
         (root / name).write_text(text)
         with pytest.raises(DataError, match="is not such a table, or is damaged"):
             load(root / name)
     with pytest.raises(DataError, match=r"the table cannot be read(.|\n)*dataset\.table_path"):
         load(root / "none.csv")
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv"])
+def test_rows_that_a_quote_or_a_comma_would_hide_are_reported(root: Path, form: str) -> None:
+    tab = "\t" if form == "tsv" else ","
+    rows = [f"photos/{number}.png{tab}{number % 3}{tab}a note" for number in range(30)]
+    table = root / f"notes.{form}"
+    for number, text, words in (
+        (10, '"left side', r":12: has a line break in the column 'note'"),
+        (7, f"a{tab} note", r":9: has more fields than there are columns"),
+    ):
+        wrong = [*rows[:number], rows[number].replace("a note", text), *rows[number + 1 : 20], rows[20].replace("a note", '"right" side'), *rows[21:]]
+        table.write_text("\n".join([f"file{tab}kind{tab}note", *wrong]))
+        with pytest.raises(DataError, match=words):
+            load(table)
+
+
+def test_a_line_separator_in_a_text_ends_no_line(root: Path) -> None:
+    table = root / "lines.jsonl"
+    table.write_text(
+        "\n".join(json.dumps({**row, "kind": "one\u2028two" if number % 2 else "three"}, ensure_ascii=False) for number, row in enumerate(ROWS)),
+        encoding="utf-8",
+    )
+    assert load(table).classes == ["one\u2028two", "three"]
 
 
 def test_all_labels_that_are_not_among_the_classes_are_named(root: Path) -> None:
