@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from html import escape
 from pathlib import Path
@@ -112,7 +113,7 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
     for folder, other in ((first, second), (second, first)):
         run_id = read_mapping(folder.tracking, shapes.TRACKING).get("run_id")
         if not run_id:
-            raise ConfigError(Problem("--log", "the run is not in MLflow", str(folder.path), hint=f"samewise sync {folder.path}"))
+            raise ConfigError(Problem("--log", "the run is not in MLflow", str(folder.path), hint=f"samewise sync {shlex.quote(str(folder.path))}"))
         signatures.require(folder.config, trust=trust, uses="sends a page, with your tokens, to the MLflow store that its config.yaml names")
         settings = plain(saved.config_in(folder.config).cfg.tracking)
         uri = address(folder, settings, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from samewise.runner.commands.sync import address
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.processes.variables import prepare
-from samewise.runner.records import shapes
+from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json, require_writable
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {name:<22} {out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
     for model in logged.values():
         print(f"logged as models:/{model['model']}" + (f", registered as models:/{model['registered']}/{model['version']}" if args.register else ""))
-    print("next:", *(f"  samewise verify {args.out / place}" for place in places), sep="\n")
+    print("next:", *(f"  samewise verify {shlex.quote(str(args.out / place))}" for place in places), sep="\n")
     return 0
 
 
@@ -116,7 +117,7 @@ def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: 
     uri = address(folder, plain(composed.cfg.tracking), args.uri)
     run_id = progress.load(folder).at(remove_password(uri)).run_id
     if not run_id:
-        sync = f"samewise sync {folder.path} " + (f"--uri {args.uri}" if args.uri else "--to mlflow")
+        sync = f"samewise sync {shlex.quote(str(folder.path))} " + (f"--uri {args.uri}" if args.uri else "--to mlflow")
         raise ConfigError(Problem(option, "the run is not in this MLflow store", remove_password(uri), hint=sync))
     return uri, run_id
 
@@ -183,6 +184,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         "run": folder.path.name,
         "step": step,
         "metrics": (summary.get("metrics") or {}).get("best", {}),
+        "changed": [*sources.list_changes(folder.sources), *args.overrides],
         "data": {split: {name: value for name, value in one.items() if name != "classes"} for split, one in data.items()},
         "environment": {name: environment[name] for name in ("python", "versions", "cpu") if name in environment},
         "classes": data.get("train", {}).get("classes", []),

@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(to_json(_report_values(folder, found, known, dataclasses.asdict(spent)), indent=2))
     else:
-        _print(folder, found, known, spent, written[0])
+        _print(folder, found, known, spent, written)
+    if not written:
+        return 0
     if not args.no_mlflow and trusted:
         _log(folder, written, settings)
     elif not args.no_mlflow:
@@ -75,17 +77,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
+    """Write the files, or none of them, with a warning, in a folder that can only be read."""
     require_no_link(home, *(home / name for name in files))
     try:
         home.mkdir(exist_ok=True)
         for name, text in files.items():
             (home / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(Problem("SWEEP", f"the report cannot be written: {error.strerror}", str(home), "a writable folder")) from None
+        print(f"warning: {home}: page and CSV cannot be written, so they are not logged either: {error.strerror}", file=sys.stderr)
+        return []
     return [home / name for name in files]
 
 
-def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Cost, page: Path) -> None:
+def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Cost, written: Sequence[Path]) -> None:
     from samewise.runner.sweep.rows import cost_in_words
     from samewise.runner.sweep.tables import print_effects, print_pages, print_settings
 
@@ -93,7 +97,9 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
     print_effects(known, left_out(found))
     print(f"cost     {cost_in_words(spent)}")
     print_pages(folder, found)
-    print(f"page     {page}\nCSV      {page.with_name('settings.csv')}, {page.with_name('points.csv')}")
+    if written:
+        page, *tables = written
+        print(f"page     {page}\nCSV      {', '.join(map(str, tables))}")
 
 
 def _report_values(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -223,7 +224,7 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
         front, points = [setting_values(one) for one in pareto(found)], [as_plain_values(one) for one in found]
         print(to_json({"id": folder.id, "folder": str(folder.path), "pareto": front, "points": points}, indent=2))
     else:
-        print_settings(folder, found, more=f"samewise report {folder.path}")
+        print_settings(folder, found, more=f"samewise report {shlex.quote(str(folder.path))}")
         print_pages(folder, found)
     _warn_of_unsent(folder, found)
     return int(any(one.state not in (State.finished, State.pruned) for one in found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -78,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(ready, Mapping):
         print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)
         if "mlflow" in backends_of(composed.cfg.tracking) and is_behind(composed.folder):
-            print(f"warning: not everything has reached MLflow yet; run `samewise sync {composed.folder.path}` to send the rest", file=sys.stderr)
+            print(
+                f"warning: not everything has reached MLflow yet; run `samewise sync {shlex.quote(str(composed.folder.path))}` to send the rest",
+                file=sys.stderr,
+            )
     elif ready is not None:
         from samewise.runner.training.loop import fit
         from samewise.runner.training.step_errors import rising_loss

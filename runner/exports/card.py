@@ -48,6 +48,8 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
         "weights": f"`weights.safetensors`, SHA-256 `{said['files'].get('weights.safetensors', '')}`",
     }
     yield from (f"| {name} | {_cell(value)} |" for name, value in facts.items() if value)
+    if changed := said.get("changed"):
+        yield from ("", f"Changed since the metrics were measured, so they may not be this model's: {'; '.join(map(_cell, changed))}.")
     yield from ("", "## Inputs and outputs", "", "| | dtype | shape of the example |", "|---|---|---|")
     for kind in ("inputs", "outputs"):
         yield from (f"| {kind[:-1]} `{_cell(name)}` | {form['dtype']} | {form['shape']} |" for name, form in said[kind].items())

@@ -68,7 +68,12 @@ def write(
     found, numbers, lost = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]]()
     for name in to:
         form = formats.FORMATS[name]
-        numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
+        try:
+            numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
+        except ConfigError:
+            for part in folder.iterdir():  # all is of this export, which can then be tried again
+                part.unlink()
+            raise
         if not form.is_exact:
             assert accuracy is not None
             given = dict(zip(call.outputs, formats.run(form, folder / form.file, call.inputs), strict=True))

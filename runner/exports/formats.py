@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Collection, Generator, Mapping
@@ -130,7 +131,16 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
             return run_operators(program, list(call.inputs.values())) if program else form.run_own_operators(path, call.inputs)
     except Exception as error:
         hint = "try --bare: it leaves out the batch transforms before the model, which may be what cannot be exported" if call.whole else ""
-        raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {first_line(error)}", form.name, hint=hint)) from None
+        raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {_reason(error)}", form.name, hint=hint)) from error
+
+
+def _reason(error: Exception) -> str:
+    """An exporter's error in one line without colours, and what caused it: torch.onnx's own first line only says which of its steps failed."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    words = re.sub(r"\x1b\[[0-9;]*m", "", first_line(error))
+    return words if cause is error else f"{words.removesuffix(' Next steps:')} {type(cause).__name__}: {first_line(cause)}"
 
 
 def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:

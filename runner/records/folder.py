@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class RunFolder:
         """
         if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
             words = "is a link, which may lead to any folder of yours, and the run's folder is not signed by you"
-            hint = f"remove it; or, if you made it, run `samewise eval {self.path} --trust` to sign the folder"
+            hint = f"remove it; or, if you made it, run `samewise eval {shlex.quote(str(self.path))} --trust` to sign the folder"
             raise DamagedFile(Problem(str(self.checkpoints), words, hint=hint))
         require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:

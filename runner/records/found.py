@@ -47,7 +47,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     reason = f"no such run in {run_root}"
-    hint = nearest(name, known) or f"`samewise train` makes one; if it is not in {run_root}, add --run-root FOLDER"
+    hint = nearest(name, known) or f"`samewise train` makes one; if it is not in {run_root}, give the path of its folder"
     raise ConfigError(Problem("RUN", reason, name, RUN, hint))
 
 

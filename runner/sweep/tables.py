@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -132,7 +133,9 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
     console.print(_table(rows))
     if any(one.reason == UNSUBMITTED for one in found):
         why = f", since the launcher refused them: {folder.facts['refused']}" if "refused" in folder.facts else ""
-        console.print(f"{UNSUBMITTED}: `samewise sweep {folder.path}` submits these points, or the same command with other launcher settings{why}")
+        console.print(
+            f"{UNSUBMITTED}: `samewise sweep {shlex.quote(str(folder.path))}` submits these points, or the same command with other launcher settings{why}"
+        )
     console.print(f"logs     {folder.log(found[0].point.number)} is point 1's; files and `number` in --json count from 0")
 
 

@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -128,7 +129,7 @@ def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str
     lines = [
         f"**{run_name(folder)}**" + _result(folder),
         f"fingerprint `{fingerprint}`" + (f", reproducibility {level}" if level else ""),
-        f"`samewise verify {folder.path.absolute()}` trains it again and compares, step by step.",
+        f"`samewise verify {shlex.quote(str(folder.path.absolute()))}` trains it again and compares, step by step.",
         "How to read it: `valid/...` are evaluations, `best/...` the best value so far of a monitored metric, `train/...` steps, `speed/...` "
         "and `system/...` the machine. *Parameters* are the whole config; pictures of the last evaluation are under *Artifacts*, in `valid`.",
     ]

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import select
+import shlex
 import signal
 import time
 from collections.abc import Generator
@@ -126,7 +127,7 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
             return 0
         late = [copy.moved for copy in copies if copy.trouble]
         if ended_at is not None and late and time.monotonic() - max(ended_at, *late) > float(settings["flush_timeout_s"]):
-            _LOG.warning("gave up; run `samewise sync %s` to send the rest", folder.path)
+            _LOG.warning("gave up; run `samewise sync %s` to send the rest", shlex.quote(str(folder.path)))
             return 1
         wait = min([copy.wait for copy in copies if not copy.is_complete], default=float(settings["send_every_s"]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -102,7 +103,7 @@ class WithSender(Tracker):
         if sender is None or not sender.tell_end() or not link.wait_for(sender, float(self._settings["flush_timeout_s"])):
             words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
             names = [remove_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in backends_of(self._settings)]
-            _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path, since=self._log_began), self.folder.path)
+            _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path, since=self._log_began), shlex.quote(str(self.folder.path)))
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has created the run."""

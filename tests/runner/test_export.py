@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
+from torch import nn
 
 from samewise.datasets.transforms.geometry import CenterCrop, Resize
 from samewise.datasets.transforms.images import ImageTransform
@@ -20,6 +21,7 @@ from samewise.datasets.transforms.speech_features import LogMel
 from samewise.recipes.audio_classification import AudioClassification
 from samewise.runner.errors import ConfigError
 from samewise.runner.exports.call import Call, Function, observe
+from samewise.runner.exports.folder import write
 from samewise.runner.exports.formats import FORMATS
 from samewise.runner.interfaces import Loss, Phase, Recipe
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
@@ -99,12 +101,13 @@ def test_the_export_describes_inputs_and_outputs_and_holds_the_weights(run: Path
 
 @pytest.mark.slow
 def test_a_bare_model_takes_transformed_batches_and_its_card_says_so(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    assert samewise("export", run, "--bare", "--out", tmp_path / "bare").returncode == 0
+    assert samewise("export", run, "evaluate.limit=8", "--bare", "--out", tmp_path / "bare").returncode == 0
     said = json.loads((tmp_path / "bare" / "export.json").read_text())
     assert (said["whole"], said["inputs"]["image"]["dtype"]) == (False, "float32")
     card = (tmp_path / "bare" / "README.md").read_text()
     assert "Apply these transforms to a batch first; they are not in the files:" in card
     assert '"samewise.datasets.transforms.numeric.Normalize"' in card
+    assert "Changed since the metrics were measured, so they may not be this model's: evaluate.limit=8." in card
     assert "torch.export.load('model.pt2').module()(image)" in card
     assert said["files"]["weights.safetensors"] in card
     assert "Classes, by number from 0: `pattern 0`, `pattern 1`" in card
@@ -297,7 +300,8 @@ def test_a_recipe_that_calls_several_parts_of_its_model_needs_the_name_of_the_on
     batch = {"x": torch.randn(4, 3)}
     with pytest.raises(ConfigError) as raised:
         observe(Distillation(), model, batch, lambda batch: batch)
-    assert (raised.value.problems[0].path, raised.value.problems[0].expected) == ("--module", "teacher or student")
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.hint) == ("--module", "name teacher or student, or give the recipe a `predict` that calls the model")
     call = observe(Distillation(), model, batch, lambda batch: batch, module="student")
     assert torch.equal(next(iter(call.outputs.values())), model["student"](batch["x"]))
 
@@ -360,3 +364,30 @@ def test_a_size_that_an_onnx_file_does_not_take_is_fixed_in_it(tmp_path: Path) -
     assert [isinstance(size, str) for size in form.shape[1:]] == [True, True]
     with pytest.raises(Exception, match="Got: 3 Expected: 2"):
         session.run(None, {"batch": torch.randn(3, 3, 4).numpy()})
+
+
+class Folded(nn.Module):
+    """A program of it exists, and torch.onnx cannot decompose it for heights and widths that it does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gru = nn.Conv2d(3, 4, 3, padding=1), nn.GRU(4, 4, batch_first=True, bidirectional=True)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        wide = nn.functional.interpolate(self.conv(images), scale_factor=1.5, mode="bilinear")
+        values, last = self.gru(nn.functional.adaptive_avg_pool2d(wide, (4, 4)).flatten(2).transpose(1, 2))
+        return values.amax(1) + last.mean()
+
+
+@pytest.mark.slow
+def test_what_an_exporter_refuses_is_told_with_its_cause_and_leaves_no_file(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    model, images = Folded(), torch.randn(2, 3, 8, 8)
+    call = Call("", Function(model, (images,), {}), {"image": images}, {"output": model(images).detach()})
+    with pytest.raises(ConfigError) as raised:
+        write(tmp_path / "model", call, to=["onnx"], tolerance=1e-4, about={})
+    (problem,) = raised.value.problems
+    assert problem.message.startswith("onnxruntime's exporter cannot take this model: ")
+    assert "Error: " in problem.message
+    assert "\x1b" not in problem.message
+    assert not list((tmp_path / "model").iterdir())

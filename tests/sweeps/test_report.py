@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from samewise_forked import run
 
-from samewise.runner.commands import sweep
+from samewise.runner.commands import report, sweep
 from samewise.runner.config.project import Project
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.results import LOCAL
@@ -235,3 +235,9 @@ def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:
     done = samewise("report", "nothing", "--run-root", str(tmp_path))
     assert done.returncode == 2
     assert "no such sweep" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning_and_the_table_is_still_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report").write_text("in the way of the folder")
+    assert report._write(tmp_path / "report", {"index.html": ""}) == []
+    assert "warning:" in capfd.readouterr().err
