@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write the files, or none of them, with a warning, in a folder that can only be read."""
+    """Write the files and return their paths; none, after a warning, if the folder cannot be written to."""
     require_no_link(home, *(home / name for name in files))
     try:
         home.mkdir(exist_ok=True)
