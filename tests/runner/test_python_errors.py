@@ -16,7 +16,7 @@ from samewise.runner.errors import ConfigError
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a folder that is not there": (lambda: sw.runs("nothere"), "run_root: the folder does not exist"),
-    "a run elsewhere": (lambda: sw.load("3f2a", run_root="nothere"), "if it is not in nothere, add run_root=FOLDER"),
+    "a run elsewhere": (lambda: sw.load("3f2a", run_root="nothere"), "if it is not in nothere, give the path of its folder"),
     "a condition": (lambda: sw.runs(".", where="x"), "where: is not a valid condition"),
     "a package": (lambda: sw.compose("model._target_=labs.Net", packages="labs"), "packages: this package cannot be found"),
     "a folder of configs": (lambda: sw.compose(config_dirs="nothere"), "correct `configs` or config_dirs"),
