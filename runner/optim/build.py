@@ -35,7 +35,7 @@ def build_optimizers(
     The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a component, here always with `_partial_`. ConfigError if
     names, options or values are wrong, or the optimizer cannot train this model.
     """
-    if sparse := next((name for name, module in model.named_modules() if getattr(module, "sparse", False) is True), None):
+    if sparse := next((name for name, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse), None):
         raise ConfigError(Problem("model", f"its layer {sparse} has sparse gradients, which are not supported", hint="create it with sparse=False"))
     nodes = _nodes(plain(optimizer), phases)
     options: dict[str, Any] = plain(rules) or {}

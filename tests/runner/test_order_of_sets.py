@@ -75,6 +75,15 @@ def test_the_command_fixes_the_hash_seed_and_keeps_its_arguments(seed: str | Non
 
 
 @pytest.mark.slow
+def test_a_process_under_a_debugger_is_left_as_it_is():
+    code = f"import sys, samewise.__main__ as command, samewise.runner.cli as cli; cli.entry = lambda: exec({HASH!r})"
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    watched = f"{code}; sys.settrace(lambda *_: None); command.main()"
+    said = subprocess.run([sys.executable, "-c", watched], env=variables, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("1 ")
+
+
+@pytest.mark.slow
 def test_a_model_created_from_a_set_is_resumed_and_spread_over_ranks_with_the_same_bits(lab: list[str], tmp_path: Path):
     whole = json.loads(finish(command(tmp_path / "whole", "train", *lab, *TINY, "replicas=2", "--json"))[0])["weights_sha256"]
     killed = command(tmp_path / "killed", "train", *lab, *TINY, "replicas=2", "max_steps=6", "checkpoint.every_steps=1")
