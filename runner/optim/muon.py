@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
@@ -65,13 +65,15 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if trained:
-                (self._muon if group["use_muon"] else self._sgd)(trained, group)
+            if trained and group["use_muon"]:
+                self._muon(trained, group, number)
+            elif trained:
+                self._sgd(trained, group)
         return loss
 
-    def _muon(self, trained: Sequence[Tensor], group: dict[str, Any]) -> None:
+    def _muon(self, trained: Sequence[Tensor], group: dict[str, Any], number: int) -> None:
         gradients = [cast("Tensor", weight.grad) for weight in trained]
         for weight, gradient in zip(trained, gradients, strict=True):
             if "momentum_buffer" not in self.state[weight]:
@@ -81,13 +83,23 @@ class Muon(Optimizer):
         torch._foreach_add_(momenta, gradients)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         if group["nesterov"]:
             updates = torch._foreach_add(gradients, momenta, alpha=group["momentum"])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        for weight, update in zip(trained, updates, strict=True):
+        for weight, matrix in zip(trained, self._orthogonalised(updates, group, number), strict=True):
             if group["normalize_weights"]:
                 weight.mul_(len(weight) ** 0.5 / weight.norm())
             if group["weight_decay"]:
                 weight.mul_(1.0 - group["lr"] * group["weight_decay"])
-            matrix = orthogonalise(update.reshape(len(update), -1), steps=group["ns_steps"], coefficients=group["ns_coefficients"], eps=group["eps"])
             weight.add_(matrix.view(weight.shape), alpha=-group["lr"])
+
+    def _orthogonalised(self, updates: Sequence[Tensor], group: dict[str, Any], number: int) -> Sequence[Tensor]:
+        """The updates as orthogonalised matrices: on CUDA from the group's second step on by a graph, if these are the shapes it was made for."""
+        options: dict[str, Any] = {"steps": group["ns_steps"], "coefficients": tuple(group["ns_coefficients"]), "eps": group["eps"]}
+        graphs = self.__dict__.setdefault("_graphs", dict[int, _Graph]())  # no part of the state, nor of a copy of the optimizer
+        if number in graphs and graphs[number].serves(updates, options):
+            return graphs[number].replay(updates)
+        made = [orthogonalise(update.reshape(len(update), -1), **options) for update in updates]
+        if number not in graphs and _Graph.suits(updates):
+            graphs[number] = _Graph(updates, options)  # cuBLAS is ready now, as it has to be
+        return made
 
     def _sgd(self, trained: Sequence[Tensor], group: dict[str, Any]) -> None:
         momenta: list[Tensor | None] = [self.state[parameter].get("momentum_buffer") for parameter in trained]
@@ -97,6 +109,44 @@ class Muon(Optimizer):
         if group["momentum"]:
             for parameter, momentum in zip(trained, momenta, strict=True):
                 self.state[parameter]["momentum_buffer"] = momentum
+
+
+class _Graph:
+    """`orthogonalise` of several updates as a CUDA graph, which has the same bits.
+
+    The host launches it at once. Each of up to 15 products for a matrix would take it 25 to 80 microseconds, longer than a device needs for small matrices.
+
+    Args:
+        updates: float[M, ...] each, on the current CUDA device: their shapes.
+        options: Of `orthogonalise`.
+    """
+
+    LARGEST: ClassVar = 1 << 27
+    """Elements of all updates together: the graph keeps four bytes for each, as much as their momentum. More of them keep a device busy without a graph."""
+
+    def __init__(self, updates: Sequence[Tensor], options: dict[str, Any]) -> None:
+        self._options = options
+        self._given = [torch.empty(one.shape, dtype=torch.bfloat16, device=one.device) for one in updates]
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use CUDA, as the one that pins batches
+            self._made = [orthogonalise(one.view(len(one), -1), **options) for one in self._given]
+
+    @classmethod
+    def suits(cls, updates: Sequence[Tensor]) -> bool:
+        """Whether a graph can be made of such updates; of fsdp's shards (DTensors) it cannot."""
+        if not all(one.is_cuda and not hasattr(one, "device_mesh") for one in updates):
+            return False
+        return sum(one.numel() for one in updates) <= cls.LARGEST and {one.device.index for one in updates} == {torch.cuda.current_device()}
+
+    def serves(self, updates: Sequence[Tensor], options: dict[str, Any]) -> bool:
+        """Whether the graph was made of the shapes of these updates, and with these options."""
+        return self._options == options and [one.shape for one in self._given] == [one.shape for one in updates]
+
+    def replay(self, updates: Sequence[Tensor]) -> Sequence[Tensor]:
+        """bfloat16[M, N] each, which the next replay overwrites."""
+        torch._foreach_copy_(self._given, list(updates))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        self._graph.replay()
+        return self._made
 
 
 def orthogonalise(matrix: Tensor, *, steps: int, coefficients: Sequence[float] = COEFFICIENTS, eps: float = 1e-7) -> Tensor:

@@ -16,6 +16,7 @@ import copy
 import statistics
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ from pathlib import Path
 import photographs
 import torch
 import torch.nn.functional as F
+import torchvision
 
 from samewise.recipes.parts import ctc
 from samewise.runner.config import compose, project
@@ -94,7 +96,7 @@ def compared(loops: dict[str, tuple[Iterator[None], int, int]], unit: str, wait:
         print(f"    {name:<60} {statistics.median(rates):>10,.0f} {unit} {ratio:>6.2f}", flush=True)
 
 
-def images(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
+def images(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> bool:
     small = device == "cpu"
     size, batch = (32, 4) if small else (224, 128)
     data = [
@@ -120,9 +122,10 @@ def images(device: str, place: Path, stack: ExitStack, wait: Callable[[], None])
         loops[name] = steps(run), 2 if small else 20, batch
     print(f"  ResNet-50, bf16, {size} px, batch {batch}: images a second, and as a ratio to the first row", flush=True)
     compared(loops, "images/s", wait)
+    return True
 
 
-def photographs_decoded(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
+def photographs_decoded(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> bool:
     """From JPEG files to the end of a step of ResNet-50, with a worker for each core."""
     small = device == "cpu"
     size, batch, files = (32, 8, (160, 120)) if small else (224, 128, (500, 375))
@@ -149,12 +152,19 @@ def photographs_decoded(device: str, place: Path, stack: ExitStack, wait: Callab
         loops[name] = steps(run), 2 if small else 20, batch
     print(f"  ResNet-50 from JPEG files of {files[0]} x {files[1]} and more, {workers} workers: images a second, and as a ratio to the first row", flush=True)
     compared(loops, "images/s", wait)
+    return True
 
+
+BACKBONE = "BACKBONE"
+"""Stands for a file of weights, which takes the place of the pretrained ones."""
 
 PUBLISHED = {
     "RetinaNet, 800 x 1056 pixels": (
         ["experiment=retinanet_coco", "dataset=generated_detection", "model.weights_backbone=null"],
-        ["dataset.height=800", "dataset.width=1056"],
+        [
+            *("dataset.height=800", "dataset.width=1056"),
+            *(f"initialise.weights={BACKBONE}", "initialise.into=backbone.body", "initialise.exclude=[fc.*]"),
+        ],
         "images/s",
     ),
     "Wav2Letter, 15 s": (
@@ -171,8 +181,12 @@ PUBLISHED = {
 def published(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> bool:
     """The published recipes in fp32, strict and fast; whether two strict trainings have the same weights."""
     small, good = device == "cpu", True
+    backbone = torchvision.models.resnet50()
+    backbone(torch.rand(2, 3, 64, 64))  # statistics that are not the initial ones, which RetinaNet would refuse to freeze
+    torch.save(backbone.state_dict(), place / "backbone.pt")
     for name, (experiment, sizes, unit) in PUBLISHED.items():
-        given = [*experiment, *(["debug=tiny", "max_steps=null"] if small else sizes), f"device={device}", f"loader.num_workers={0 if small else 8}"]
+        sizes = ["debug=tiny", "max_steps=null"] if small else [one.replace(BACKBONE, str(place / "backbone.pt")) for one in sizes]
+        given = [*experiment, *sizes, f"device={device}", f"loader.num_workers={0 if small else 8}"]
         settings = {"fast, no trace": ["reproducibility=fast", "trace.every_steps=0"], "strict, a trace each step": [], "strict, once more": []}
         loops: dict[str, tuple[Iterator[None], int, int]] = {}
         runs: list[Run] = []
@@ -188,7 +202,7 @@ def published(device: str, place: Path, stack: ExitStack, wait: Callable[[], Non
     return good
 
 
-def losses(device: str, wait: Callable[[], None]) -> None:
+def losses(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> bool:
     """CTC for a batch of LibriSpeech's shape: 32 utterances, 750 frames, 29 labels, 200 letters."""
     frames, batch, letters = (60, 4, 20) if device == "cpu" else (750, 32, 200)
     drawn = torch.Generator().manual_seed(0)
@@ -208,9 +222,10 @@ def losses(device: str, wait: Callable[[], None]) -> None:
     print(f"  CTC, {batch} utterances, {frames} frames, {letters} letters, forward and backward", flush=True)
     compared({"samewise": (loop(), 5, batch)}, "utterances/s", wait)
     print(f"    gradients {'the same bits each time' if len(digests) == 1 else f'DIFFER: {len(digests)} digests'}", flush=True)
+    return len(digests) == 1
 
 
-def digested(device: str, wait: Callable[[], None]) -> bool:
+def digested(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> bool:
     """A digest of ResNet-50's weights on the device, compared with that of the same weights on the CPU."""
     drawn = torch.Generator().manual_seed(0)
     weights = [torch.randn(size, generator=drawn) for size in (2_359_296, 2_048_000, 1_048_576, *[65_536] * 60)]
@@ -233,17 +248,17 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     device = parser.parse_args().device
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    good = digested(device, wait)
-    losses(device, wait)
     place, stack = Path(tempfile.mkdtemp(prefix="samewise-gpu-")), ExitStack()
-    try:
-        images(device, place, stack, wait)
-        good = published(device, place, stack, wait) and good
-        photographs_decoded(device, place, stack, wait)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        sys.stdout.flush()
-    os._exit(0 if good else 1)  # the sessions are not finished, and need not be
+    good = True
+    for part in (digested, losses, images, published, photographs_decoded):
+        try:
+            good = part(device, place, stack, wait) and good
+        except Exception:  # whatever happens in one part, the others are measured
+            traceback.print_exc()
+            good = False
+    shutil.rmtree(place, ignore_errors=True)
+    sys.stdout.flush()
+    os._exit(0 if good else 1)  # the sessions are not finished, and need not be: their workers would be waited for
 
 
 if __name__ == "__main__":

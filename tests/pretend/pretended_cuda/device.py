@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretended_cuda import cuda_only
 from pretended_cuda.counts import RECORDER, Counts
+from pretended_cuda.graphs import CUDAGraph, graph, is_capturing
 from pretended_cuda.operators import execute
 from pretended_cuda.randomness import GENERATOR
 from pretended_cuda.streams import Event, Stream, current_stream, stream
@@ -82,7 +83,9 @@ def _answers() -> dict[str, Any]:
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": is_capturing,
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda _: None,

@@ -11,6 +11,7 @@ from torch import Tensor
 from pretended_cuda import cuda_only
 from pretended_cuda.checks import INDEXING, require_sound
 from pretended_cuda.counts import RECORDER
+from pretended_cuda.graphs import is_capturing, recorded
 from pretended_cuda.randomness import GENERATOR
 from pretended_cuda.streams import begun, current_stream
 from pretended_cuda.tensor import CPU, DISGUISE, DeviceError, PretendedTensor
@@ -44,12 +45,16 @@ def execute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         require_sound(func, name, args, on_cpu if ours else ())
         _count_waits(func, name, args, kwargs)
         starts_work = not func.is_view and name not in STARTS_NOTHING
-    made = _computed(func, name, held_args, held_kwargs)
+    given = {id(one.held): one for one in ours}  # what was changed in place is the tensor that was given
+
+    def compute() -> Any:
+        return _wrapped(_computed(func, name, held_args, held_kwargs), given)
+
     if device is not None and not goes:
-        return made
-    if starts_work:
+        return _computed(func, name, held_args, held_kwargs)
+    if starts_work and not is_capturing():
         RECORDER.launch()
-    return begun(_wrapped(made, {id(one.held): one for one in ours}))  # what was changed in place is the tensor that was given
+    return begun(recorded(compute, compute(), ours))
 
 
 PretendedTensor.handler = staticmethod(execute)
