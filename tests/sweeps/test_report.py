@@ -174,8 +174,9 @@ def test_the_mlflow_ui_shows_the_sweep_in_tables_charts_and_comparisons(
 
     page.goto(ui[1])  # without a click: the best run, and what set it apart
     page.get_by_text("4 matching runs").wait_for()
-    assert {"best/valid/accuracy", "optimizer.lr", "seed"} <= set(page.get_by_role("columnheader").all_inner_texts())
-    assert "resnet18_digits: best of 4 is lr=" in page.inner_text("body")
+    for header in ("best/valid/accuracy", "optimizer.lr", "seed"):  # each is waited for: the page draws its parts one after another
+        page.get_by_role("columnheader", name=header, exact=True).first.wait_for()
+    page.get_by_text("resnet18_digits: best of 4 is lr=").first.wait_for()
     assert page.get_by_role("link", name="Playground").count() == 0  # which the pages for language models have
     value_of = {f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)": one["value"] for one in told["points"]}
     assert value_of[page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$")).first.inner_text()] == max(value_of.values())
@@ -184,7 +185,9 @@ def test_the_mlflow_ui_shows_the_sweep_in_tables_charts_and_comparisons(
     page.goto(at["table"])
     page.get_by_text("4 matching runs").wait_for()
     close_assistant(page)
-    names = page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$")).all_inner_texts()
+    links = page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$"))
+    links.nth(3).wait_for()
+    names = links.all_inner_texts()
     assert sorted(names) == sorted(f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)" for one in told["points"])
     assert [value_of[one] for one in names] == [one["value"] for one in best_first]
     keep(page, tmp_path, "sweep_table")
@@ -201,11 +204,12 @@ def test_the_mlflow_ui_shows_the_sweep_in_tables_charts_and_comparisons(
 
     page.goto(at["compare"])
     page.get_by_text("Comparing 4 Runs from 1 Experiment").wait_for()
-    page.locator(".main-svg").first.wait_for()
+    coloured_by = "[...document.querySelectorAll('.pcp-plot .js-plotly-plot, .pcp-plot.js-plotly-plot')].map(one => one.data[0].line.color)"
+    page.wait_for_function(f"{coloured_by}.length == 1")
+    page.get_by_text(displayed(told["points"][-1]["final"]["valid/accuracy"])).first.wait_for()
+    (colours,) = page.evaluate(coloured_by)
     body = page.inner_text("body")
     assert "optimizer.lr" in body
-    coloured_by = "[...document.querySelectorAll('.pcp-plot .js-plotly-plot, .pcp-plot.js-plotly-plot')].map(one => one.data[0].line.color)"
-    (colours,) = page.evaluate(coloured_by)
     assert sorted(colours) == sorted(one["value"] for one in told["points"])
     assert page.get_by_role("link", name="Playground").count() == 0
     for one in told["points"]:
