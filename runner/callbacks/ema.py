@@ -97,8 +97,10 @@ class ExponentialMovingAverage(Callback):
         """Warnings if the average would hardly leave the weights that it begins with, after `first` of so many steps."""
         if self._every > steps:
             return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average would keep the initial weights", self._every)]
+        if first >= steps:
+            return [Problem("callbacks.ema.warmup_epochs", f"covers all {steps:,} steps: the average is the weights themselves", self._warmup_epochs)]
         horizon = self._every / self._alpha if self._alpha else math.inf
-        if self._decay is None or horizon <= steps - first or first >= steps:
+        if self._decay is None or horizon <= steps - first:
             return []
         has, near = (f"{steps - first:,} after warmup_epochs", "the weights then") if first else (f"{steps:,}", "the initial weights")
         words = f"the average spans about {horizon:,.0f} steps, but the run has only {has}: it stays close to {near}"

@@ -114,6 +114,7 @@ class FSDP(OneReplicaEach):
     def wrap(self, model: nn.Module) -> nn.Module:
         chosen = large_children(model, self.shard_min_parameters) if self.shard is None else match_modules(model, self.shard, "strategy.shard")
         self._model, self._units = model, [name for name, _ in chosen]
+        _require_one_dtype_each(model, self._units)
         recompute(model, self.activation_checkpointing, "strategy.activation_checkpointing")
         if not isinstance(self.peers, Processes):
             self._require_nothing_of_many()
@@ -192,3 +193,16 @@ class FSDP(OneReplicaEach):
         everyone, _ = self.gather(tallies)
         self._follow_first(self._model, "sharing batch norm's statistics")
         return add_tallies(everyone)
+
+
+def _require_one_dtype_each(model: nn.Module, units: Sequence[str]) -> None:
+    """What a unit trains is gathered as one tensor; what is in none is gathered as another."""
+    found: dict[str, dict[torch.dtype, str]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
+            found.setdefault(unit, {}).setdefault(parameter.dtype, name)
+    for kinds in found.values():
+        if len(kinds) > 1:
+            listed = " and ".join(f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in kinds.items())
+            raise ConfigError(Problem("strategy.shard", f"gathers weights of different dtypes together: {listed}", expected="modules of one dtype each"))

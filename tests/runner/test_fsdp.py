@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
+from torch import nn
 
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import checkpoint
+from samewise.runner.strategies import fsdp
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
@@ -141,3 +145,23 @@ def test_settings_that_cannot_work_are_refused(samewise, tmp_path, override, mes
     done = samewise("train", "experiment=resnet18_digits", "replicas=2", "strategy=fsdp", f"run_root={tmp_path}", override)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+class Mixed(nn.Module):
+    """Weights of two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectrum = nn.Module()
+        self.spectrum.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
+        self.head = nn.Linear(5, 2)
+
+
+def test_weights_of_different_dtypes_are_not_gathered_together():
+    said = "strategy.shard: gathers weights of different dtypes together: spectrum.weight (complex64) and head.weight (float32)"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        fsdp.FSDP().wrap(Mixed())
+    fsdp.FSDP(shard=["head"]).wrap(Mixed())
+    frozen = Mixed()
+    frozen.spectrum.requires_grad_(False)
+    fsdp.FSDP().wrap(frozen)
