@@ -175,6 +175,8 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             divergences.sort(key=lambda divergence: divergence.step)
         else:
             verdict["audit"] = _audit(args, again, comparison, folder, divergences, said)
+        gone = record_comparison.not_logged_any_more(folder.metrics, logged_values(again.folder.metrics))
+        said += [f"cannot be verified: {name}, which was logged before the run was resumed without its callback" for name in gone]
         apart = next((one for one in divergences if one.stage in STAGES and not one.altered), None)
         if apart and not args.coarse:
             verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike))
@@ -205,17 +207,25 @@ def _train_again(again: Run, comparison: Comparison, folder: RunFolder, steps: i
     """Train all of it again, or the first `steps`; return the result in words. What is found is added to `divergences`."""
     from samewise.runner.records.rerun_comparison import Diverged
     from samewise.runner.training.loop import fit
-    from samewise.runner.training.record_comparison import MEASURED, artifact_divergences, logged_divergences, not_logged, summary_divergences
+    from samewise.runner.training.record_comparison import (
+        MEASURED,
+        artifact_divergences,
+        logged_divergences,
+        not_logged,
+        not_logged_any_more,
+        summary_divergences,
+    )
 
     told, recorded = _read_logged(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
     try:
         summary = fit(again)
     except Diverged as diverged:
-        found = logged_divergences(told, logged_values(again.folder.metrics), until=diverged.divergence.step - 1)
+        logged = logged_values(again.folder.metrics)
+        found = logged_divergences(told, logged, until=diverged.divergence.step - 1, without=not_logged_any_more(folder.metrics, logged))
         divergences += [diverged.divergence, *found]
         return [f"diverges at {diverged.divergence}", *map(str, found)]
     logged = logged_values(again.folder.metrics)
-    found = logged_divergences(told, logged, until=None if recorded else again.step)
+    found = logged_divergences(told, logged, until=None if recorded else again.step, without=not_logged_any_more(folder.metrics, logged))
     tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
     found += [*summary_divergences(recorded, summary), *tables] if recorded else []
     divergences += found

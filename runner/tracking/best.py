@@ -7,7 +7,10 @@ logged before any other. It also stands first wherever MLflow sorts metrics by n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from samewise.runner.tracking.journal import read_entries
 
 PREFIX = "best/"
 
@@ -33,3 +36,20 @@ class Best:
 def is_better(value: float, best: float, mode: str) -> bool:
     """Whether a value is better than the best before it; any number is better than NaN."""
     return (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)
+
+
+def best_logged(journal: Path, metric: str, *, mode: str, names: Collection[str], until: int) -> dict[str, float]:
+    """The first best evaluation by a metric in a journal, with its step; empty if there is none.
+
+    Args:
+        journal: Of the run.
+        metric: What is compared.
+        mode: min or max.
+        names: Of the evaluation's metrics: what else was logged with them is left out.
+        until: The last step that counts.
+    """
+    found: dict[str, float] = {}
+    for entry, _ in read_entries(journal):
+        if metric in entry.metrics and entry.step <= until and (not found or is_better(entry.metrics[metric], found[metric], mode)):
+            found = {**{name: value for name, value in entry.metrics.items() if name in names}, "step": entry.step}
+    return found

@@ -22,7 +22,7 @@ from samewise.runner.records.trace import STAGES
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training.due import at_end
-from samewise.runner.training.record_comparison import logged_divergences, summary_divergences
+from samewise.runner.training.record_comparison import logged_divergences, not_logged_any_more, summary_divergences
 from samewise.runner.training.replay import parameter_names, replay
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, state_of, summarise
@@ -101,11 +101,20 @@ class Audit:
             replay(self.run, self._state(segment.start), segment.end)
             self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
             after, until = segment.start or -1, None if at_end(self.run) else segment.end
-            metrics = logged_divergences(self.logged, logged_values(self.run.folder.metrics), after=after, until=until)
+            again = logged_values(self.run.folder.metrics)
+            gone = not_logged_any_more(self.folder.metrics, again)
+            metrics = logged_divergences(self.logged, again, after=after, until=until, without=gone)
             end = state_of(self.run) if segment.kept else {}
-            differing = state_differences(checkpoint.load(segment.kept), end, parameter_names(self.run)) if segment.kept else []
+            differing = state_differences(self._kept_state(segment), end, parameter_names(self.run)) if segment.kept else []
             self.replayed[segment] = Replayed(segment, list(self.comparison.divergences), differing, metrics)
         return self.replayed[segment]
+
+    def _kept_state(self, segment: Segment) -> Mapping[str, Any]:
+        """The checkpoint at a segment's end, without the best by metrics that the one at its start does not have: they were added as the run was resumed."""
+        assert segment.kept is not None
+        kept = checkpoint.load(segment.kept)
+        known = self._state(segment.start).get("also", {}) if segment.start else kept.get("also", {})
+        return {**kept, "also": {name: best for name, best in kept.get("also", {}).items() if name in known}}
 
     def _state(self, step: int) -> Mapping[str, Any]:
         return checkpoint.load(self.folder.checkpoints / f"step-{step:08d}") if step else self._initial
@@ -174,17 +183,20 @@ _HOW = ("fused", "foreach", "differentiable", "capturable")
 
 
 def state_differences(there: Mapping[str, Any], here: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """The differences between two states: (name, values in words, empty for a tensor), without times and the states of callbacks that only one side has.
+    """The differences between two states: (name, values in words, empty for a tensor), without times.
 
+    Callbacks and metrics of `evaluate.also` that only one side has are left out: they may have been added or removed as the run was resumed.
     `names`: for each optimizer, the parameters that its state has numbers for.
     """
     found = list(_differing_tensors(there["model"], here["model"], "weights"))
     for name, one in there["optimizers"].items():
         found += _optimizer_differences(one, here["optimizers"].get(name, {}), names[name])
-    for part in ("schedule", "precision", "metrics", "best", "also"):
+    for part in ("schedule", "precision", "metrics", "best"):
         found += _differing_tensors(there.get(part, {}), here.get(part, {}), part)
-    for name in there["callbacks"].keys() & here["callbacks"].keys():
-        found += _differing_tensors(there["callbacks"][name], here["callbacks"][name], f"callbacks.{name}")
+    for part in ("also", "callbacks"):
+        one, two = there.get(part, {}), here.get(part, {})
+        for name in one.keys() & two.keys():
+            found += _differing_tensors(one[name], two[name], f"{part}.{name}")
     return found
 
 

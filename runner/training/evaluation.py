@@ -22,6 +22,7 @@ from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
+from samewise.runner.tracking.best import is_better
 from samewise.runner.training.run import Run, Split
 
 
@@ -238,5 +239,4 @@ def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[
     value, best = metrics[monitor], known.get(monitor, math.nan)
     if math.isnan(value):
         tell(run, Problem(monitor, "is not a number: this evaluation is not better than any other", "nan"))
-    is_better = not known or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)
-    return {**metrics, "step": run.step} if is_better else known
+    return {**metrics, "step": run.step} if not known or is_better(value, best, mode) else known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.summary import LEVELS
+from samewise.runner.tracking.journal import read_entries
 from samewise.runner.training.run import Run
 
 MEASURED = ("speed/", "time/", "memory/", "system/")
@@ -32,7 +33,9 @@ _OF_THE_END = ("status", "level", "weights_sha256", "steps", "epochs", "stopped_
 Logged = Mapping[tuple[int, str], float]
 
 
-def logged_divergences(told: Iterable[tuple[int, str, float]], again: Logged, *, after: int = -1, until: int | None = None) -> list[Divergence]:
+def logged_divergences(
+    told: Iterable[tuple[int, str, float]], again: Logged, *, after: int = -1, until: int | None = None, without: Collection[str] = ()
+) -> list[Divergence]:
     """Where logged metrics differ from those of another training: for each metric the first step, and how many more.
 
     Args:
@@ -40,10 +43,11 @@ def logged_divergences(told: Iterable[tuple[int, str, float]], again: Logged, *,
         again: What another training gave.
         after: The step behind which it began.
         until: The last step that it took; None: it ended, and nothing comes after that.
+        without: Metrics that cannot be compared.
     """
     found = dict[str, list[Divergence]]()
     for step, name, value in told:
-        if step <= after or (until is not None and step > until) or name.startswith(MEASURED):
+        if step <= after or (until is not None and step > until) or name.startswith(MEASURED) or name in without:
             continue
         computed = again.get((step, name))
         if computed is None:
@@ -58,6 +62,17 @@ def _with_more(divergences: list[Divergence]) -> Divergence:
     first = min(divergences, key=lambda divergence: divergence.step)
     more = f" (and differs at {len(divergences) - 1} more step{'s' * (len(divergences) > 2)})" if len(divergences) > 1 else ""
     return Divergence(first.step, first.stage, first.layer, first.reason + more)
+
+
+def not_logged_any_more(journal: Path, again: Logged) -> list[str]:
+    """Metrics that a run logged before it was resumed and not since, and that training again does not log: their callback was left out as it was resumed."""
+    before, now, sessions = set[str](), set[str](), 0
+    for entry, _ in read_entries(journal):
+        if entry.status == "RUNNING":
+            before, now, sessions = before | now, set[str](), sessions + 1
+        now |= entry.metrics.keys()
+    gone = before - now - {name for _, name in again} if sessions > 1 else set[str]()
+    return sorted(name for name in gone if not name.startswith(MEASURED))
 
 
 def not_logged(told: Iterable[tuple[int, str, float]], again: Logged, *, every: int) -> list[str]:

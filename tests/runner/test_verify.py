@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from samewise_runner_promise import Promise
 from samewise_tiny import DIGITS
 
 from samewise.runner.commands.verify import _require_one_process
@@ -252,3 +254,24 @@ def test_a_missing_run_is_reported(samewise, run):
     done = samewise("verify", "0000", "--run-root", run.parents[1])
     assert done.returncode == 2
     assert "no such run" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_resumed_with_another_monitored_metric_and_without_a_callback_is_verified(samewise, tmp_path):
+    given = [*TINY, "evaluate.every_steps=2", "optimizer.maximize=true", "max_steps=40", "max_epochs=99"]
+    made = Promise(given)
+    assert made.kill_within(tmp_path, random.Random(0), "callbacks=default", fewest=12, most=14)
+    run = made.run(tmp_path, "callbacks=none", "evaluate.also={valid/loss: min}")
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = {entry["step"]: entry["metrics"]["valid/loss"] for entry in logged if "valid/loss" in entry.get("metrics", {})}
+    best = json.loads((run / "summary.json").read_text())["metrics"]["also"]["valid/loss"]
+    assert (best["valid/loss"], best["step"]) == (min(losses.values()), min(losses, key=losses.__getitem__))
+    assert best["step"] <= 12, "before the run was resumed"
+    for audit in ([], ["--audit", "all"]):
+        done = samewise("verify", run, *audit)
+        assert done.returncode == 0, done.stdout
+        assert "cannot be verified: train/lr, which was logged before the run was resumed without its callback" in done.stdout
+
+    lines = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(lines.replace('"valid/accuracy": ', '"valid/f1": 0.99, "valid/accuracy": '))
+    assert "valid/f1 was logged as 0.99, and training again logs no valid/f1 at this step" in samewise("verify", run).stdout
