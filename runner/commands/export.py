@@ -93,11 +93,12 @@ def run(args: argparse.Namespace) -> int:
         said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
         formats = {"formats": said[""]} if "" in said else {"parts": said}
         models = {"models": logged} if logged else {}
-        print(to_json({"folder": str(args.out), "run": about["run"], "step": about["step"], **formats, **models}))
+        print(to_json({"folder": str(args.out), **{name: about[name] for name in ("run", "step", "average")}, **formats, **models}))
         return 0
     for place, call in places.items():
         out, held = args.out / place, {exports.formats.FORMATS[one.format].file: one.words for one in found[place]}
-        print(f"{out}: {about['experiment']}, step {about['step']:,}" + (f", its {call.part}" if call.part else ""))
+        named = "".join(f", its {one}" for one in (about["average"], call.part) if one)
+        print(f"{out}: {about['experiment']}, step {about['step']:,}{named}")
         for name, words in {"weights.safetensors": "by the model's own names", **held}.items():
             print(f"  {name:<22} {out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
     for model in logged.values():
@@ -154,6 +155,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from samewise.runner.data import streams
     from samewise.runner.exports import quantised as quantising
     from samewise.runner.exports.call import call_in_form, observe
+    from samewise.runner.records import checkpoint
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate
     from samewise.runner.training.restored import at_checkpoint
 
@@ -175,7 +177,8 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
         more = quantising.examples(run, model, call, module=args.module) if quantised else ()
         calls = [replace(call, examples=more)]
-    summary = read_json(folder.summary, shapes.SUMMARY) or {}
+    measured = checkpoint.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}  # of the trained weights (valid/loss) and of averages (ema/valid/loss)
+    metrics = {name: value for name, value in measured.items() if name.startswith(f"{args.weights}/valid/" if args.weights else "valid/")}
     environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     data: dict[str, Any] = environment.get("data", {})
     cfg: Any = OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True)
@@ -183,7 +186,8 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         "experiment": composed.name,
         "run": folder.path.name,
         "step": step,
-        "metrics": (summary.get("metrics") or {}).get("best", {}),
+        "average": args.weights,
+        "metrics": {**metrics, "step": step} if metrics else {},
         "changed": [*sources.list_changes(folder.sources), *args.overrides],
         "data": {split: {name: value for name, value in one.items() if name != "classes"} for split, one in data.items()},
         "environment": {name: environment[name] for name in ("python", "versions", "cpu") if name in environment},

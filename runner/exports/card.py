@@ -20,6 +20,8 @@ _RUN: Final = {
         "from executorch.runtime import Runtime\n\nRuntime.get().load_program('{file}').load_method('forward').execute([{inputs}])",
     ),
 }
+_UNCHECKED: Final = ("aoti", "executorch")
+"""Formats that lack the checks of sizes that torch.export's program has."""
 _SHOWN: Final = 100
 """Classes that are named."""
 
@@ -35,24 +37,32 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
         "",
         f"A model trained and exported by samewise: run `{said['run']}`, step {said['step']:,}.",
         "",
+    )
+    if average := said.get("average"):
+        name = _cell(average)
+        yield from (f"The weights are the average `{name}` of those in training, not the trained weights themselves. Its metrics begin with `{name}/`.", "")
+    yield from (
         "| | |",
         "|---|---|",
     )
-    environment = said.get("environment") or {}
+    environment, measured = said.get("environment") or {}, {name: value for name, value in said["metrics"].items() if name != "step"}
     facts = {
         "model": said["model"].get("_target_", "") + (f", its `{said['module']}`" if said["module"] else ""),
         "data": "; ".join(f"{split}: {data.get('name')}, {data.get('size', 0):,} samples" for split, data in (said.get("data") or {}).items()),
-        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in said["metrics"].items() if name != "step"),
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in measured.items()) or "none, since these weights were not evaluated at this step",
         "trained with": ", ".join(f"{name} {version}" for name, version in (environment.get("versions") or {}).items()),
         "on": str((environment.get("cpu") or {}).get("model") or ""),
         "weights": f"`weights.safetensors`, SHA-256 `{said['files'].get('weights.safetensors', '')}`",
     }
     yield from (f"| {name} | {_cell(value)} |" for name, value in facts.items() if value)
     if changed := said.get("changed"):
-        yield from ("", f"Changed since the metrics were measured, so they may not be this model's: {'; '.join(map(_cell, changed))}.")
+        since = "the metrics were measured, so they may not be this model's" if measured else "the training"
+        yield from ("", f"Changed since {since}: {'; '.join(map(_cell, changed))}.")
     yield from ("", "## Inputs and outputs", "", "| | dtype | shape of the example |", "|---|---|---|")
     for kind in ("inputs", "outputs"):
         yield from (f"| {kind[:-1]} `{_cell(name)}` | {form['dtype']} | {form['shape']} |" for name, form in said[kind].items())
+    if said["formats"]:
+        yield from _size_lines(said["formats"])
     yield ""
     batch, sample = said["transforms"].get("batch") or [], said["transforms"].get("sample") or []
     if said["whole"]:
@@ -83,6 +93,17 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     return printable(str(text)).replace("|", "\\|").replace("\n", " ")
+
+
+def _size_lines(formats: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    rule = "a number is fixed; a name such as n1 can vary, as far as the model allows; the same name is the same size"
+    yield from ("", f"Sizes of the inputs that each file takes: {rule}.", "")
+    for form in formats.values():
+        yield f"- `{form['file']}`: " + ", ".join(f"`{_cell(name)}` [{', '.join(map(str, sizes))}]" for name, sizes in form["sizes"].items())
+    for name in _UNCHECKED:
+        if name in formats and any(isinstance(size, str) for sizes in formats[name]["sizes"].values() for size in sizes):
+            words = "does not check sizes that can vary: at one that the model does not allow, its results may be wrong without an error"
+            yield from ("", f"`{formats[name]['file']}` {words}.")
 
 
 def _plain(name: str) -> str:

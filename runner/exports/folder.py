@@ -35,7 +35,7 @@ CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
 STEP: Final = 1e-2
 """How far a quantised file may be from what it gave when it was written: another CPU may round a number to the next of the few steps."""
-SHAPE: Final = {"files": {str: SHA256}, "inputs": dict, "outputs": dict, "tolerance": float, "weights": {str: SHA256}}
+SHAPE: Final = {"average?": (str, None), "files": {str: SHA256}, "inputs": dict, "outputs": dict, "tolerance": float, "weights": {str: SHA256}}
 
 
 def write(
@@ -94,7 +94,9 @@ def write(
         found.append(held)
     write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
     write_tensors(folder / OPERATORS, numbers)
-    kinds = {one.format: formats.FORMATS[one.format].kinds(folder / formats.FORMATS[one.format].file) for one in found}
+    files = {name: folder / formats.FORMATS[name].file for name in to}
+    kinds = {name: formats.FORMATS[name].kinds(file) for name, file in files.items()}
+    sizes = {name: formats.sizes(formats.FORMATS[name], file, call) for name, file in files.items()}
     described = {
         **redact_values(about),
         "module": call.part,
@@ -103,7 +105,7 @@ def write(
         "outputs": {name: _form(tensor) for name, tensor in call.outputs.items()},
         "tolerance": tolerance,
         "formats": {
-            one.format: {"file": formats.FORMATS[one.format].file, "compared": one.words, "operators": kinds[one.format]}
+            one.format: {"file": files[one.format].name, "compared": one.words, "sizes": sizes[one.format], "operators": kinds[one.format]}
             | ({"accuracy": lost[one.format]} if one.format in lost else {})
             for one in found
         },

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -58,6 +59,10 @@ class Format(ABC):
         """For a format that computes differently from the model's program, the results of its own operators, stored instead. Default: nothing."""
         return []
 
+    def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
+        """The sizes of inputs that the file takes, by the call's names, as from `sizes_of`. Default: those of the program that it is made from."""
+        return sizes_of(program_of(call), call)
+
     @abstractmethod
     def weights(self, path: Path) -> dict[str, Tensor]:
         """The weights in the file by the model's names, as far as the file kept them."""
@@ -73,6 +78,22 @@ def program_of(call: Call) -> torch.export.ExportedProgram:
     free = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1} for tensor in call.inputs.values())
     with torch.no_grad():
         return torch.export.export(call.function, tuple(call.inputs.values()), dynamic_shapes=(free,), strict=False)
+
+
+def sizes_of(program: torch.export.ExportedProgram, call: Call) -> dict[str, list[int | str]]:
+    """The sizes of a program's inputs: a number is fixed; a name can vary, as far as the model allows, and the same name is the same size."""
+    inputs = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
+    return name_sizes({name: [str(size) for size in inputs[place]] for name, place in zip(call.inputs, program.graph_signature.user_inputs, strict=True)})
+
+
+def name_sizes(shapes: Mapping[str, Sequence[str]]) -> dict[str, list[int | str]]:
+    """Sizes as an exporter writes them, with plain names (n1, n2) for its symbols (s77), in their order; a size that it fixes has a number as its name."""
+    names = dict[str, str]()
+
+    def plain(size: str) -> int | str:
+        return int(size) if size.isdigit() else re.sub(r"\b[su]\d+\b", lambda symbol: names.setdefault(symbol[0], f"n{len(names) + 1}"), size)
+
+    return {name: [plain(size) for size in shape] for name, shape in shapes.items()}
 
 
 def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:

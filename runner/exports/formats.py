@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports.call import Call
-from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrap
+from samewise.runner.exports.format import Format, Run, graph_of, program_of, sizes_of, unwrap
 from samewise.runner.exports.onnx_formats import Onnx, OnnxInt8
 from samewise.runner.exports.operators import Operator, run_operators
 from samewise.runner.training.compiled import keep_headers_apart
@@ -44,6 +44,9 @@ class Pt2(Format):
 
     def kinds(self, path: Path) -> list[str]:
         return sorted({str(node.target) for node in _load_program(path).graph.nodes if isinstance(node.target, OpOverload)})  # others are sums of sizes
+
+    def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
+        return sizes_of(_load_program(path), call)
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         return unwrap(_load_program(path).state_dict)
@@ -153,6 +156,12 @@ def operators(form: Format, path: Path, inputs: Mapping[str, Tensor], names: Col
     """The results of single operators in a file's runtime; ValueError, in the runtime's words, if it fails."""
     with _explain_errors(form):
         return form.operators(path, inputs, names)
+
+
+def sizes(form: Format, path: Path, call: Call) -> dict[str, list[int | str]]:
+    """The sizes of inputs that a file takes: a number is fixed; a name can vary, as far as the model allows, and the same name is the same size."""
+    with _quiet():
+        return form.sizes(path, call)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.difference import Difference, difference
-from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrap
+from samewise.runner.exports.format import Format, Run, graph_of, name_sizes, program_of, unwrap
 from samewise.runner.exports.operators import Operator, own_name, sample_of
 
 _ALIKE = 0.01
@@ -90,6 +90,13 @@ class Onnx(Format):
         import onnx  # pyright: ignore[reportMissingImports]
 
         return sorted({str(node.op_type) for node in onnx.load(str(path), load_external_data=False).graph.node})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+    def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
+        import onnx  # pyright: ignore[reportMissingImports]
+
+        graph = onnx.load(str(path), load_external_data=False).graph  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        held = {one.name: [str(size.dim_param or size.dim_value or "?") for size in one.type.tensor_type.shape.dim] for one in graph.input}
+        return name_sizes({name: held[name.replace(".", "_")] for name in call.inputs if name.replace(".", "_") in held})
 
     def _session(self, model: str | bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
         """A session for a file, or a model in memory: a function from inputs to all outputs by name."""

@@ -41,6 +41,7 @@ def test_an_exported_detector_finds_the_same_boxes_in_other_images(detector: tup
     program = torch.export.load(str(folder / "model.pt2")).module()
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == said["inputs"]["image"]["shape"]  # the resized size is in the file, so another one is refused
+    assert said["formats"]["onnx"]["sizes"] == {"image": said["inputs"]["image"]["shape"]}
     counts = set[int]()
     for image in torch.randint(0, 256, (4, 1, *said["inputs"]["image"]["shape"][1:]), generator=torch.Generator().manual_seed(5), dtype=torch.uint8):
         with torch.no_grad():

@@ -94,6 +94,7 @@ DAMAGED = {
     "another type": '{"files": [], "inputs": {}, "outputs": {}, "tolerance": 0.1, "weights": {}}',
     "no digests": '{"files": {"model.pt2": 5}, "inputs": {}, "outputs": {}, "tolerance": 0.1, "weights": {}}',
     "a tolerance in words": '{"files": {}, "inputs": {}, "outputs": {}, "tolerance": "all", "weights": {}}',
+    "an average that is no name": '{"average": 5, "files": {}, "inputs": {}, "outputs": {}, "tolerance": 0.1, "weights": {}}',
 }
 
 
