@@ -1,4 +1,4 @@
-"""Runs that start at another run's checkpoint (`resume_from`): whether steps are left, and what differs from that run. Does not import torch."""
+"""Runs that start at another run's checkpoint (`resume_from`): whether steps are left, and what differs from that run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from samewise.runner.config import compose
 from samewise.runner.config.tree import at, flat, same
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.build import needed
 from samewise.runner.optim.schedules.base import Schedule, Span
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
@@ -69,7 +70,9 @@ def class_cautions(config: Any, classes: Sequence[str], sizes: Mapping[str, Sequ
 
 
 def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], schedule: Schedule, state: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if an optimizer (by phase) has other options than in that checkpoint's state, or if the schedule keeps another state.
+    """Raise a ConfigError if an optimizer (by phase) has other options than in that checkpoint's state, or needs what is not in it.
+
+    It is also raised if the schedule keeps another state.
 
     `here` is the experiment's plain config; that of the run that wrote the checkpoint lies in its folder, unless the checkpoint was moved.
     """
@@ -77,8 +80,14 @@ def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], sche
     for name, optimizer in optimizers.items():
         if name not in state["optimizers"]:
             raise ConfigError(Problem("optimizer", f"that run has none for the phase '{name}'", expected="the same phases"))
-        options, those = optimizer.param_groups[0].keys(), state["optimizers"][name]["param_groups"][0].keys()
-        if optimizer.defaults.keys() - those and those - options:  # one of another version may have more, or fewer
+        saved = state["optimizers"][name]
+        options, those = optimizer.param_groups[0].keys(), saved["param_groups"][0].keys()
+        is_other = optimizer.defaults.keys() - those and those - options  # one of another version may have more, or fewer
+        missing, option = (None if is_other else needed(optimizer, saved)) or ("", "")
+        if option:
+            words = "needs averages that the checkpoint does not have"
+            raise ConfigError(Problem(f"optimizer.{option}", words, optimizer.param_groups[0].get(option), "as in that run"))
+        if is_other or missing:
             raise ConfigError(_other_kind("optimizer", (f"optimizer.{name}", "optimizer"), here, there))
     try:
         schedule.load_state_dict(state["schedule"])

@@ -33,6 +33,7 @@ from samewise.runner.training.hidden_state import attributes_of, find, find_in_s
 from samewise.runner.training.loop import forward, train_step
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
+from samewise.runner.training.session import continue_from
 from samewise.runner.training.step_errors import explain_step_error, name_override, refused_operator
 
 LONG = 100_000
@@ -107,6 +108,8 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
                         *lost_attributes(run.recipe, before),
                         *lost_by_optimizers(run),
                     ]
+                if run.config.resume_from:
+                    continue_from(run, run.config.resume_from)
         except DataError as error:
             raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
         except SamewiseError:

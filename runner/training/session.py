@@ -54,7 +54,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         if run.strategy.peers.first(lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)):
             with run.strategy.evaluating(run.model):
                 run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: a run that cannot be evaluated or resumed leaves none
-            begun = _continue_from(run, run.config.resume_from) if run.config.resume_from else {}
+            begun = continue_from(run, run.config.resume_from) if run.config.resume_from else {}
         run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, run.strategy.peers.gather(_surroundings(run))))
         _restore(run, begun)
         run.recorder.tracker.start()
@@ -156,7 +156,7 @@ def _find_earlier_best(run: Run) -> None:
         run.recorder.cautions.append(Problem("evaluate.also", words))
 
 
-def _continue_from(run: Run, given: str) -> dict[str, Any]:
+def continue_from(run: Run, given: str) -> dict[str, Any]:
     """Restore another run's checkpoint; return its trace's state. Its best evaluation is not kept, since that checkpoint is not this run's."""
     path = Path(given).expanduser()
     state = run.strategy.peers.first(partial(checkpoint.read, path))

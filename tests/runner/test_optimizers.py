@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
-from samewise.runner.optim.build import build_optimizers, describe, implementation, load_state
+from samewise.runner.optim.build import build_optimizers, describe, implementation, load_state, needed
 from samewise.runner.optim.muon import Muon
 from samewise.runner.optim.stepping import step_of
 
@@ -378,6 +379,57 @@ def test_an_option_that_needs_averages_which_the_checkpoint_lacks_is_refused() -
     before, after = (build({"_target_": "torch.optim.Adam", "lr": 0.1, "amsgrad": on}, model)["train"] for on in (False, True))
     with pytest.raises(ConfigError, match=r"optimizer\.amsgrad: needs averages that the checkpoint does not have"):
         load_state(after, before.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "missing"),
+    [
+        *[({"kind": kind}, {"kind": "Adamax"}, ("exp_inf", "")) for kind in ("Adam", "AdamW", "NAdam", "RAdam")],
+        *[({"kind": "Adamax"}, {"kind": kind}, ("exp_avg_sq", "")) for kind in ("Adam", "AdamW", "RAdam")],
+        ({"kind": "RMSprop"}, {"kind": "RMSprop", "momentum": 0.5}, ("momentum_buffer", "momentum")),
+        ({"kind": "RMSprop"}, {"kind": "RMSprop", "centered": True}, ("grad_avg", "centered")),
+        ({"kind": "AdamW"}, {"kind": "Adam", "amsgrad": True}, ("max_exp_avg_sq", "amsgrad")),
+        ({"kind": "RMSprop", "momentum": 0.5}, {"kind": "RMSprop"}, None),
+        *[({"kind": "AdamW"}, {"kind": kind}, None) for kind in ("AdamW", "Adam", "RAdam")],
+        ({"kind": "Adam", "fused": False}, {"kind": "AdamW"}, None),
+        *[({"kind": "SGD", "momentum": one}, {"kind": "SGD", "momentum": 0.9 - one}, None) for one in (0.0, 0.9)],
+        *[({"kind": kind}, {"kind": kind}, None) for kind in ("Adafactor", "Adagrad", "Adadelta", "ASGD", "Rprop")],
+    ],
+)
+def test_what_a_step_would_not_find_in_another_optimizers_checkpoint_is_known_before(
+    before: dict[str, Any], after: dict[str, Any], missing: tuple[str, str] | None
+) -> None:
+    def made(kind: str, **options: Any) -> tuple[Any, nn.Module]:
+        model = network()
+        model(torch.ones(4, 6)).square().sum().backward()
+        return build({"_target_": f"torch.optim.{kind}", "lr": 0.1, **options}, model)["train"], model
+
+    first, _ = made(**before)
+    first.step()
+    saved = first.state_dict()
+    optimizer, model = made(**after)
+    held, state = list(map(torch.clone, model.parameters())), dict(optimizer.state)
+    assert needed(optimizer, saved) == missing
+    assert dict(optimizer.state) == state
+    assert all(map(torch.equal, held, model.parameters()))
+    with pytest.raises((KeyError, ConfigError), match=missing[1] or missing[0]) if missing else nullcontext():
+        load_state(optimizer, saved)
+        for group in optimizer.param_groups:
+            group |= {key: value for key, value in after.items() if key == "momentum"}  # as the schedule sets it
+        optimizer.step()
+
+
+def test_an_optimizer_whose_step_cannot_be_tried_is_not_refused() -> None:
+    class OfThree(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            assert len(self.param_groups[0]["params"]) == 6
+            return super().step(closure)
+
+    model = network()
+    model(torch.ones(4, 6)).square().sum().backward()
+    optimizer = OfThree(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    assert needed(optimizer, optimizer.state_dict()) is None
 
 
 def test_sparse_gradients_are_refused_by_the_layers_name() -> None:

@@ -22,6 +22,7 @@ from samewise.runner.records import checkpoint
 from samewise.runner.records.digest import state_sha256
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
+from samewise.runner.training.dry_run import dry_run
 
 TINY = [*DIGITS, "model.width=8", "max_epochs=4", "checkpoint.every_steps=2"]
 
@@ -206,6 +207,22 @@ def test_another_optimizer_or_schedule_is_named_with_that_of_the_run(first, tmp_
     moved = shutil.copytree(start, tmp_path / "step-00000002")
     with pytest.raises(ConfigError, match=f"does not fit this experiment: {said.partition(',')[0]}, and another in that run"):
         trained(composed(*SMALL, *overrides, "max_steps=4", f"resume_from={moved}"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("before", "overrides", "said"),
+    [
+        ("adamw", ["optimizer=adamax"], "optimizer: it is Adamax here, and AdamW in that run"),
+        ("rmsprop", ["optimizer=rmsprop", "optimizer.momentum=0.5"], "optimizer.momentum: needs averages that the checkpoint does not have"),
+    ],
+)
+def test_an_optimizer_that_needs_what_the_checkpoint_lacks_is_refused_by_check_and_before_the_first_step(tmp_path, before, overrides, said):
+    trained(composed(*SMALL, f"optimizer={before}", "max_steps=1"), tmp_path / "one")
+    other = composed(*SMALL, *overrides, "max_steps=2", f"resume_from={tmp_path}/one/checkpoints/latest")
+    for attempt in (lambda: dry_run(other, other.project), lambda: trained(other, tmp_path / "two")):
+        with pytest.raises(ConfigError, match=f"resume_from: does not fit this experiment: {said}"):
+            attempt()
+    assert not (tmp_path / "two").exists()
 
 
 @pytest.mark.parametrize(("given", "hint"), [("nowhere", "RUN/checkpoints"), ("run", "step-00000004")])
