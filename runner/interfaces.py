@@ -425,6 +425,13 @@ class Callback(abc.ABC):
         """A sentence when training should stop, else None. Asked after each evaluation and step."""
         return None
 
+    def watched_metrics(self) -> Mapping[str, str]:
+        """By argument: the metrics of evaluations by which it decides during training (`{"monitor": "valid/loss"}`).
+
+        If one is not computed, `check` and the start of a training report it.
+        """
+        return {}
+
     def models(self) -> Mapping[str, nn.Module]:
         """Further models to evaluate in addition to the trained one, by prefix (`{"ema": averaged}` gives `ema/valid/accuracy`)."""
         return {}

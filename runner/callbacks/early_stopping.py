@@ -41,6 +41,9 @@ class EarlyStopping(Callback):
         else:
             self._waited += 1
 
+    def watched_metrics(self) -> Mapping[str, str]:
+        return {"monitor": self._monitor}
+
     def stop_reason(self) -> str | None:
         if self._waited < self._patience:
             return None

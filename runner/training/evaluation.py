@@ -126,7 +126,8 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
 def rehearse(run: Run) -> None:
     """Evaluate a batch (two, if they are of one sample) before the first step, so that errors in the evaluation show now and not an epoch later.
 
-    ConfigError if `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics; or if what the recipe measures with is not what it should be.
+    ConfigError if `evaluate.monitor`, one of `evaluate.also`, or a metric that a callback or the schedule decides by is not among the metrics; or if what
+    the recipe measures with is not what it should be.
     """
     part = run.splits["valid"]
     scores = run.recipe.scores(part.dataset)
@@ -139,7 +140,9 @@ def rehearse(run: Run) -> None:
     if not type(run.recipe).__module__.startswith("samewise.") and run.recipe.scores(part.dataset) is scores:
         raise _unfit(run.recipe, "scores returns the same object each time", "a new one for each evaluation, which otherwise adds up all of them")
     metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
-    require_monitored(run, [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
+    monitored = _monitored(run)
+    others = [(path, metric) for path, metric in watched(run).items() if metric not in {name for _, name in monitored}]
+    _require_computed(run, [*monitored, *others], [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
 
 
 def _unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
@@ -148,11 +151,25 @@ def _unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
 
 def require_monitored(run: Run, names: Iterable[str]) -> None:
     """Raise a ConfigError unless the metrics of `evaluate.monitor` and `evaluate.also` are computed."""
+    _require_computed(run, _monitored(run), names)
+
+
+def watched(run: Run) -> dict[str, str]:
+    """By path in the config: the metrics by which callbacks and the schedule decide during training."""
+    found = {f"callbacks.{name}.{key}": metric for name, callback in run.callbacks.items() for key, metric in callback.watched_metrics().items()}
+    return {**run.schedule.watched_metrics(), **found}
+
+
+def _monitored(run: Run) -> list[tuple[str, str]]:
+    return [("evaluate.monitor", run.evaluate.monitor), *(("evaluate.also", name) for name in run.evaluate.also)]
+
+
+def _require_computed(run: Run, wanted: Sequence[tuple[str, str]], names: Iterable[str]) -> None:
+    """Raise a ConfigError unless all wanted metrics, each with its path in the config, are computed."""
     known, computed = sorted(names), "no such metric is computed"
-    monitored = {run.evaluate.monitor: "evaluate.monitor"} | dict.fromkeys(run.evaluate.also, "evaluate.also")
-    hints = {name: _choice_with(run, name, known) or nearest(name, known) for name in monitored if name not in known}
-    if hints:
-        raise ConfigError(*(Problem(monitored[name], computed, name, ", ".join(known), hint) for name, hint in hints.items()))
+    missing = [(path, name, _choice_with(run, name, known) or nearest(name, known)) for path, name in wanted if name not in known]
+    if missing:
+        raise ConfigError(*(Problem(path, computed, name, ", ".join(known), hint) for path, name, hint in missing))
 
 
 def _choice_with(run: Run, monitor: str, known: Sequence[str]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from samewise.runner.config import check
 from samewise.runner.config.compose import Composed, compose, dump, parse
@@ -15,7 +17,9 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.saved import config_in
 from samewise.runner.config.schema import Mode
 from samewise.runner.errors import ConfigError
+from samewise.runner.optim.schedules import Chained, Constant, Plateau, Sequential
 from samewise.runner.sweep.points import Composer
+from samewise.runner.training.dry_run import dry_run
 
 BARE = Project(Path(__file__).resolve().parents[2])
 DIGITS = ("experiment=resnet18_digits", "device=cpu")
@@ -56,6 +60,30 @@ def test_an_invalid_monitor_is_reported(given: list[str], path: str, advice: str
     problem = next(one for one in caught.value.problems if one.path == path)
     assert len(caught.value.problems) == 1 or path.startswith("scheduler")  # which the trial step reports too
     assert advice in f"{problem.expected} {problem.hint}"
+
+
+@pytest.mark.parametrize(
+    ("given", "paths"),
+    [
+        (["scheduler=plateau", "scheduler.metric=valid/los"], ["scheduler.metric"]),
+        (["callbacks=[default,early_stopping]", "callbacks.early_stopping.monitor=ema/valid/accuracy"], ["callbacks.early_stopping.monitor"]),
+        (["scheduler=plateau", "evaluate.monitor=valid/accurac"], ["evaluate.monitor"]),
+        (["callbacks=[ema,early_stopping]", "callbacks.early_stopping.monitor=ema/valid/accuracy"], []),
+    ],
+)
+def test_a_metric_that_no_evaluation_computes_is_found_before_training_in_every_part_that_decides_by_one(given: list[str], paths: list[str]) -> None:
+    found = compose([*DIGITS, "debug=tiny", "tracking=none", "model.width=4", "evaluate.mode=max", *given], project=BARE)
+    with pytest.raises(ConfigError) if paths else nullcontext() as caught:
+        dry_run(found, BARE)
+    problems = caught.value.problems if caught else ()
+    assert [one.path for one in problems] == paths
+    assert all(one.message == "no such metric is computed" and one.hint.startswith("did you mean 'valid/") for one in problems)
+
+
+def test_a_combined_schedule_names_the_metrics_of_its_parts() -> None:
+    parts = Sequential(schedules={"flat": Constant(), "fall": Chained(schedules=[Plateau(metric="valid/f1")])}, milestones=[1])
+    parts.begin({"train": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, steps_per_epoch=2, total_steps=6)
+    assert parts.watched_metrics() == {"scheduler.schedules.fall.schedules.0.metric": "valid/f1"}
 
 
 def test_another_monitored_metric_gets_its_own_mode() -> None:

@@ -138,6 +138,13 @@ class Schedule(abc.ABC):
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Process an evaluation's metrics; only a plateau uses them."""
 
+    def watched_metrics(self, path: str = "scheduler") -> dict[str, str]:
+        """By path in the config: the metrics of evaluations that decide it and the schedules that it consists of; only a plateau has one."""
+        found = dict[str, str]()
+        for name, (schedule, _) in self.parts().items():
+            found |= schedule.watched_metrics(f"{path}.schedules.{name}")
+        return found
+
     def state_dict(self) -> dict[str, Any]:
         """The state that cannot be computed from the step: empty, except for a plateau."""
         return {}

@@ -80,6 +80,9 @@ class Plateau(LearningRate):
         if self.bad > self.patience:
             self.reductions, self.cooling, self.bad = self.reductions + 1, self.cooldown, 0
 
+    def watched_metrics(self, path: str = "scheduler") -> dict[str, str]:
+        return {f"{path}.metric": self.metric}
+
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "bad": self.bad, "cooling": self.cooling, "reductions": self.reductions}
 
