@@ -50,6 +50,8 @@ from samewise.runner.training.components import (
     require_decoded,
     training_images,
 )
+from samewise.runner.training.due import evaluation_interval
+from samewise.runner.training.evaluation import watched
 from samewise.runner.training.finite import nonfinite_names
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.portable import is_portable
@@ -165,6 +167,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     recorder.view = View(run)
     for callback in run.callbacks.values():
         callback.on_build(recorder.view)
+    if "debug" not in composed.choices and not evaluation_interval(run):
+        recorder.cautions += [_never_decides(path) for path in dict.fromkeys(path.rpartition(".")[0] for path in watched(run))]
     return run
 
 
@@ -189,6 +193,12 @@ def _max_steps_caution(composed: Composed, plan: Plan) -> list[Problem]:
         return []
     words = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
     return [Problem("max_steps", words, cfg.max_steps, hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}")]
+
+
+def _never_decides(path: str) -> Problem:
+    """The warning for a part that decides by evaluations, if the only one is at the end."""
+    words = "decides by evaluations, and the only one is at the end of training: it has no effect"
+    return Problem(path, words, hint="evaluate.every_epochs=1 evaluates after each epoch")
 
 
 def _level(composed: Composed, strategy: Strategy) -> str:

@@ -18,7 +18,9 @@ from samewise.runner.config.saved import config_in
 from samewise.runner.config.schema import Mode
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.schedules import Chained, Constant, Plateau, Sequential
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.sweep.points import Composer
+from samewise.runner.training.build import build
 from samewise.runner.training.dry_run import dry_run
 
 BARE = Project(Path(__file__).resolve().parents[2])
@@ -84,6 +86,21 @@ def test_a_combined_schedule_names_the_metrics_of_its_parts() -> None:
     parts = Sequential(schedules={"flat": Constant(), "fall": Chained(schedules=[Plateau(metric="valid/f1")])}, milestones=[1])
     parts.begin({"train": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, steps_per_epoch=2, total_steps=6)
     assert parts.watched_metrics() == {"scheduler.schedules.fall.schedules.0.metric": "valid/f1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "paths"),
+    [
+        (["evaluate.every_epochs=null"], ["scheduler", "callbacks.early_stopping"]),
+        (["evaluate.every_epochs=null", "evaluate.every_steps=3"], []),
+        ([], []),
+        (["debug=overfit"], []),
+    ],
+)
+def test_what_decides_by_evaluations_gives_a_warning_if_the_only_one_is_at_the_end(given: list[str], paths: list[str], tmp_path: Path) -> None:
+    found = compose([*DIGITS, "model.width=4", "scheduler=plateau", "callbacks=early_stopping", *given], project=BARE)
+    run = build(found, BARE, RunFolder(tmp_path / "run"))
+    assert [one.path for one in run.recorder.cautions if "decides by evaluations" in one.message] == paths
 
 
 def test_another_monitored_metric_gets_its_own_mode() -> None:
