@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -249,12 +250,13 @@ def _path_hint(group: str, name: str) -> str:
 def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
     """Apply one override to `cfg`, or return the problem."""
     key = override.key_or_group
+    value = None if override.is_delete() else override.value()
+    before: Any = deepcopy(OmegaConf.select(cfg, key, throw_on_resolution_failure=False)) if isinstance(value, dict) else None
     try:
         ConfigLoaderImpl._apply_overrides_to_config([override], cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls, one at a time)
         return None
     except FAILURES as error:
         cause = error.__cause__ or error
-        value = None if override.is_delete() else override.value()
         if problem := _wrong_element(override, cfg):
             return problem
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
@@ -267,9 +269,13 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         known = [path for path in paths(cfg) if path.partition(".")[0] != "hydra"]
         if key in known and override.is_add():
             return Problem(key, "already exists", value, hint="write it without the +")
+        is_mapping = isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig)
+        if key in known and isinstance(value, dict) and is_mapping and not override.is_force_add() and not is_typed(cfg, key):
+            OmegaConf.update(cfg, key, before, merge=False)  # Hydra has set the keys before the first that is new
+            keys = ", ".join(str(one) for one in value if one not in before)
+            return Problem(key, f"has no such keys yet: {keys}", value, hint=f"write '++{override.input_line}' to add them")
         if key in known:
             return Problem(key, _line(error), value)
-        is_mapping = isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig)
         if override.is_force_add() and is_mapping:
             return Problem(key, "wrong type", value, expected_type(cfg, key))
         if isinstance(value, dict) and is_mapping:

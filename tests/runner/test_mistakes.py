@@ -93,6 +93,7 @@ MISTAKES = {
     "letters outside of ASCII in a mapping": ((*DIGITS, "tracking.tags={owner: Zoë Åh, of: it}"), "quote them: 'tracking.tags={owner: \"Zoë Åh\", of: it}'"),
     "a key with letters outside of ASCII": ((*DIGITS, "tracking.tags.größe=3"), "set it in a config file"),
     "a mapping with spaces": ((*DIGITS, "+param_groups.head={match:", "fc.*,", "lr:", "1.0}"), "quote it: '+param_groups.head={match: fc.*, lr: 1.0}'"),
+    "a mapping with new keys": ((*DIGITS, "scheduler={_target_: samewise.runner.optim.schedules.Step, step_size: 3}"), "write '++scheduler={_target_"),
     "another optimizer's class": ((*DIGITS, "optimizer._target_=torch.optim.RMSprop"), "choose optimizer=rmsprop; in a file: `- override /optimizer: rmsprop`"),
     "an own class over a choice": ((*DIGITS, "optimizer=adamw", "optimizer._target_=torch.optim.optimizer.Optimizer"), "~optimizer.betas ~optimizer.eps"),
     "words in another order": ((*DIGITS, "model.num_classes=${dataset.classes_num}"), "did you mean 'dataset.num_classes'?"),
