@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import soundfile
 import torch
@@ -25,7 +26,24 @@ EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", 
 
 _FORMATS = "a recording: a WAV, FLAC, MP3 or OGG file"
 _UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
-_SIZE_UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # what programs that write into a pipe leave in a WAV's header; the second is SoX
+_SIZE_UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # what programs that write into a pipe leave in a header; the second is SoX
+
+_LENGTH_UNKNOWN = 1 << 62
+"""From so many frames on, libsndfile means that the header does not say: FLAC that was written into a pipe."""
+
+_ENDLESS = 1 << 50
+"""Bytes beyond the end of any file."""
+
+_RESERVOIR = 32 * 1152
+"""An MP3's frame uses bits of frames before it: samples that are decoded before the first that is wanted."""
+
+_CHUNKS = {"WAV": ("<4sI", b"data"), "WAVEX": ("<4sI", b"data"), "AIFF": (">4sI", b"SSND")}
+"""How the header of a chunk is packed, and the name of the chunk with the sound."""
+
+_OGG_PAGE, _OGG_LAST = 65_307, 4
+"""The most bytes of a page, and the flag of a stream's last page."""
+
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,8 @@ def read_audio(
 
     Raises:
         DataError: the file does not exist, or it is empty, cut short, no audio, shorter than the stretch that was asked for, or more than what is decoded
-            (`limits`); it names the file.
+            (`limits`); it names the file. A file that does not say how long it is cannot be found to be cut short: an MP3 without a Xing header, raw AAC, and
+            what was written into a pipe.
     """
     try:
         with _open_audio(path) as file:
@@ -91,14 +110,14 @@ def read_audio(
 
 
 def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
-    """Read length, rate and channels from the header, without decoding.
+    """Read length, rate and channels from the header; a file that does not say its length is decoded once, to count.
 
     Raises:
         DataError: the file does not exist, or it is empty, cut short or no audio.
     """
     try:
         with _open_audio(path) as file:
-            return AudioInfo(file.frames, file.samplerate, file.channels)
+            return AudioInfo(file.length, file.samplerate, file.channels)
     except soundfile.LibsndfileError as error:
         samples, rate = _read_by_torchcodec(path, error)
         return AudioInfo(samples.shape[1], rate, samples.shape[0])
@@ -145,17 +164,76 @@ def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EX
         raise DataError(Problem(os.fspath(folder), reason, hint="set dataset.root=FOLDER")) from None
 
 
-def _open_audio(path: str | os.PathLike[str]) -> soundfile.SoundFile:
+class _Sound(soundfile.SoundFile):
+    """An open file. `length`, in frames, is right where `frames` is an estimate or unknown."""
+
+    length: int
+
+    def seekable(self) -> bool:
+        """False: soundfile would seek after each block that it reads, and an MP3 that goes on there lacks the bits of earlier frames."""
+        return False
+
+    def close(self) -> None:
+        """Close what it was opened with too."""
+        super().close()
+        if isinstance(self.name, _Longer):
+            self.name.close()
+
+
+class _Longer:
+    """A file for libsndfile that claims to have more bytes than it has: then frames beyond an estimate from its size are read as well."""
+
+    def __init__(self, path: str | os.PathLike[str], more: int) -> None:
+        self._file, self._more, self._beyond = open(path, "rb"), more, 0  # noqa: SIM115 (closed with the object)
+        self.read, self.readinto, self.close = self._file.read, self._file.readinto, self._file.close
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        self._beyond = self._more if whence == os.SEEK_END else 0
+        return self.tell()
+
+    def tell(self) -> int:
+        return self._file.tell() + self._beyond
+
+
+def _open_audio(path: str | os.PathLike[str]) -> _Sound:
     """Open a regular, complete file with a supported rate."""
     _require_file(path)
-    file = soundfile.SoundFile(path)
+    file = _Sound(path)
     try:
         _require_whole(path, file.format)
+        if file.format != "MP3" and file.subtype == "MPEG_LAYER_III":
+            reason, hint = "is MP3 within another format, whose length is unknown", "convert it: ffmpeg -i IN OUT.wav"
+            raise DataError(Problem(os.fspath(path), reason, expected=_FORMATS, hint=hint))
         SAMPLE_RATE.check(path, file.samplerate)
+        file.length = file.frames
+        if file.frames >= _LENGTH_UNKNOWN or (file.format == "MP3" and _is_estimated(path, file.frames)):
+            found, is_mp3 = os.stat(path), file.format == "MP3"
+            file.close()
+            file = _open_unknown(path, is_mp3=is_mp3)
+            file.length = _count(os.fspath(path), found.st_size, found.st_mtime_ns, is_mp3=is_mp3)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _is_estimated(path: str | os.PathLike[str], frames: int) -> bool:
+    """Whether the length of an MP3 depends on the file's size: it has no Xing header."""
+    with _Sound(_Longer(path, max(8, os.path.getsize(path) // 200))) as file:
+        return file.frames != frames
+
+
+def _open_unknown(path: str | os.PathLike[str], *, is_mp3: bool) -> _Sound:
+    """Open a file that can be read to its end, wherever that is."""
+    return _Sound(_Longer(path, _ENDLESS) if is_mp3 else path)
+
+
+@lru_cache(maxsize=1 << 16)
+def _count(path: str, size: int, changed: int, *, is_mp3: bool) -> int:
+    """The frames of such a file; one that changes is counted again."""
+    with _open_unknown(path, is_mp3=is_mp3) as file:
+        return sum(iter(lambda: len(file.read(_BLOCK, dtype="float32", always_2d=True)), 0))
 
 
 def _require_file(path: str | os.PathLike[str]) -> None:
@@ -172,36 +250,65 @@ def _require_resampling(path: str | os.PathLike[str], rate: int, wanted: int | N
         FILTER.check(path, (rate // common) * (wanted // common))
 
 
-def _stretch(path: str | os.PathLike[str], file: soundfile.SoundFile, start: int, frames: int | None) -> Tensor:
+def _stretch(path: str | os.PathLike[str], file: _Sound, start: int, frames: int | None) -> Tensor:
     """float32[C, T] of an open file, T at most `frames`."""
-    if not 0 <= start <= file.frames:
-        raise DataError(Problem(os.fspath(path), f"is too short: it has {file.frames} frames", expected=f"more than {start} frames"))
-    wanted = file.frames - start if frames is None else min(frames, file.frames - start)
+    if not 0 <= start <= file.length:
+        raise DataError(Problem(os.fspath(path), f"is too short: it has {file.length} frames", expected=f"more than {start} frames"))
+    wanted = file.length - start if frames is None else min(frames, file.length - start)
     SAMPLES.check(path, wanted * file.channels)
-    if start:
-        file.seek(start)
+    before = min(start, _RESERVOIR) if file.format == "MP3" else 0
+    if start > before:
+        file.seek(start - before)
+    if before:
+        file.read(before, dtype="float32", always_2d=True)
     samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
     if samples.shape[1] < wanted:
-        reason = f"is cut short: {start + samples.shape[1]} of the {file.frames} frames that its header promises"
-        raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or download it again"))
+        raise _cut_short(path, f"{start + samples.shape[1]} of the {file.length} frames that its header promises")
     return samples
 
 
+def _cut_short(path: str | os.PathLike[str], words: str, hint: str = "") -> DataError:
+    return DataError(Problem(os.fspath(path), f"is cut short: {words}", hint="; ".join(filter(None, ("remove the file, or download it again", hint)))))
+
+
 def _require_whole(path: str | os.PathLike[str], form: str) -> None:
-    """Refuse a truncated WAV file, which libsndfile reads without an error."""
-    if form not in ("WAV", "WAVEX"):
-        return
+    """Refuse a truncated WAV, AIFF, AU or Ogg file, which libsndfile reads without an error."""
     with open(path, "rb") as file:
-        size, place = os.fstat(file.fileno()).st_size, 12
-        while place + 8 <= size:
-            file.seek(place)
-            name, length = struct.unpack("<4sI", file.read(8))
-            if name == b"data":
-                if length not in _SIZE_UNKNOWN and place + 8 + length > size:
-                    reason = f"is cut short: {size - place - 8} of the {length} bytes of sound that its header promises"
-                    raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or download it again"))
-                return
-            place += 8 + length + length % 2
+        size = os.fstat(file.fileno()).st_size
+        if form in _CHUNKS:
+            begin, length = _find_sound(file, size, *_CHUNKS[form])
+        elif form == "AU":
+            begin, length = struct.unpack(">II" if file.read(4) == b".snd" else "<II", file.read(8))
+        else:
+            if form == "OGG" and not _ends_ogg(file, size):
+                raise _cut_short(path, "it lacks the last page of an Ogg file", "if this is all there is, write its end: ffmpeg -i IN -c copy OUT.ogg")
+            return
+    if length not in _SIZE_UNKNOWN and begin + length > size:
+        raise _cut_short(path, f"{max(0, size - begin)} of the {length} bytes of sound that its header promises")
+
+
+def _find_sound(file: BinaryIO, size: int, packing: str, wanted: bytes) -> tuple[int, int]:
+    """Where the sound of a file of chunks begins, and how long it should be; (0, 0) if there is none."""
+    place = 12
+    while place + 8 <= size:
+        file.seek(place)
+        name, length = struct.unpack(packing, file.read(8))
+        place += 8
+        if name == wanted:
+            return place, length
+        place += length + length % 2
+    return 0, 0
+
+
+def _ends_ogg(file: BinaryIO, size: int) -> bool:
+    """Whether the last page of an Ogg file is complete, and its stream's last."""
+    file.seek(max(0, size - 2 * _OGG_PAGE))
+    tail = file.read()
+    place = tail.rfind(b"OggS\0")
+    if place < 0 or place + 27 > len(tail) or not tail[place + 5] & _OGG_LAST:
+        return False
+    sizes = tail[place + 27 : place + 27 + tail[place + 26]]
+    return len(tail) >= place + 27 + tail[place + 26] + sum(sizes)
 
 
 def _read_by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileError) -> tuple[Tensor, int]:

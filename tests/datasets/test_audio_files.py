@@ -68,11 +68,14 @@ def test_the_length_at_another_rate_is_that_of_the_resampled_waveform(rate, want
         assert AudioInfo(frames, rate, 1).frames_at(wanted) == resampler(torch.zeros(frames)).shape[0]
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
-def test_a_truncated_file_is_named(tmp_path, name):
-    raw = write(tmp_path / name, tone(40000)).read_bytes()
+@pytest.mark.parametrize("share", [0.5, 0.98])
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.opus", "a.mp3", "a.aiff", "a.au"])
+def test_a_truncated_file_is_named(tmp_path, name, share):
+    form = {"format": "OGG", "subtype": "OPUS"} if name == "a.opus" else {}
+    raw = write(tmp_path / name, tone(40000), **form).read_bytes()
     path = tmp_path / f"short_{name}"
-    path.write_bytes(raw[: len(raw) // 2])
+    assert len(read_audio(tmp_path / name)[0]) >= 40000
+    path.write_bytes(raw[: int(len(raw) * share)])
     with pytest.raises(DataError, match=f"short_{name}: is (cut short|too short|a damaged file)"):
         read_audio(path)
 
@@ -84,6 +87,74 @@ def test_a_wav_file_of_unknown_length_from_a_pipe_is_read(tmp_path, size):
     raw[place : place + 4] = struct.pack("<I", size)
     (tmp_path / "piped.wav").write_bytes(raw)
     assert len(read_audio(tmp_path / "piped.wav")[0]) == 2000
+
+
+def test_an_au_file_of_unknown_length_from_a_pipe_is_read(tmp_path):
+    raw = bytearray(write(tmp_path / "a.au", tone()).read_bytes())
+    raw[8:12] = b"\xff\xff\xff\xff"
+    (tmp_path / "piped.au").write_bytes(raw)
+    assert len(read_audio(tmp_path / "piped.au")[0]) == 2000
+
+
+def test_a_flac_file_of_unknown_length_from_a_pipe_is_read_to_its_end(tmp_path):
+    raw = bytearray(write(tmp_path / "a.flac", tone(20000)).read_bytes())
+    (packed,) = struct.unpack(">Q", raw[18:26])
+    raw[18:26] = struct.pack(">Q", packed >> 36 << 36)  # the number of samples
+    (tmp_path / "piped.flac").write_bytes(raw)
+    whole, _ = read_audio(tmp_path / "a.flac")
+    assert audio_info(tmp_path / "piped.flac").frames == 20000
+    assert torch.equal(read_audio(tmp_path / "piped.flac")[0], whole)
+    assert torch.equal(read_audio(tmp_path / "piped.flac", start=17000, frames=2000)[0], whole[17000:19000])
+    with pytest.raises(DataError, match=r"piped.flac: is too short: it has 20000 frames"):
+        read_audio(tmp_path / "piped.flac", start=19000, frames=2000)
+
+
+def without_xing(path):
+    """Write an MP3 again without its first frame, which says how long it is."""
+    raw = path.read_bytes()
+    begin = raw.index(b"\xff\xfb")
+    assert b"Xing" in raw[begin : begin + 60] or b"Info" in raw[begin : begin + 60]
+    path.with_name("plain.mp3").write_bytes(raw[raw.index(b"\xff\xfb", begin + 4) :])
+    return path.with_name("plain.mp3")
+
+
+@pytest.mark.parametrize(("mode", "level"), [("VARIABLE", 0.9), ("VARIABLE", 0.3), ("CONSTANT", 0.9)])
+@pytest.mark.parametrize("quiet", ["first", "last"])
+def test_an_mp3_without_a_xing_header_is_read_to_its_end(tmp_path, mode, level, quiet):
+    """libsndfile estimates the length from the first frame's bit rate: far too many samples, or too few."""
+    samples = torch.rand(150_000, generator=torch.Generator().manual_seed(0)) - 0.5
+    samples[slice(50_000) if quiet == "first" else slice(100_000, None)] *= 1e-4
+    path = write(tmp_path / "a.mp3", samples, 44100, bitrate_mode=mode, compression_level=level)
+    plain = without_xing(path)
+    (whole, _), (expected, _) = read_audio(plain), read_audio(path)
+    assert len(expected) == len(samples)
+    assert len(whole) % 1152 == 0
+    assert 1105 + len(samples) <= len(whole) <= 1105 + len(samples) + 2 * 1152  # the header also says how much silence the encoder has put before and after
+    assert (whole[1105 : 1105 + len(samples)] - expected)[2000:].abs().max() < 1e-4
+    assert audio_info(plain).frames == len(whole)
+    for file, all_of_it in ((plain, whole), (path, expected)):
+        for start in (1, 40_001, 100_001, 149_000):
+            section, _ = read_audio(file, start=start, frames=900)
+            assert (section - all_of_it[start : start + 900]).abs().max() < 1e-5
+    with pytest.raises(DataError, match=rf"plain.mp3: is too short: it has {len(whole)} frames"):
+        read_audio(plain, start=len(whole) - 10, frames=11)
+
+
+def test_a_file_that_is_overwritten_is_counted_again(tmp_path):
+    lengths = []
+    for frames in (30_000, 60_000):
+        lengths.append(audio_info(without_xing(write(tmp_path / "a.mp3", tone(frames, rate=44100), 44100))).frames)
+    assert lengths[0] < 34_000 < 60_000 < lengths[1]
+
+
+def test_an_mp3_within_a_wav_file_is_refused(tmp_path):
+    sound = without_xing(write(tmp_path / "a.mp3", tone(30_000, rate=44100), 44100)).read_bytes()
+    form = struct.pack("<HHIIHHHHIHHH", 0x55, 1, 44100, 16000, 1, 0, 12, 1, 2, 417, 1, 1393)
+    chunks = b"".join(name + struct.pack("<I", len(content)) + content for name, content in ((b"fmt ", form), (b"data", sound)))
+    (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks)
+    for read in (read_audio, audio_info):
+        with pytest.raises(DataError, match=r"a.wav: is MP3 within another format(.|\n)*ffmpeg -i IN OUT.wav"):
+            read(tmp_path / "a.wav")
 
 
 @pytest.mark.parametrize(
