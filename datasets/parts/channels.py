@@ -12,7 +12,7 @@ import torchvision.io  # registers the decoders
 from PIL import ImageSequence
 from torch import Tensor
 
-from samewise.datasets.parts.decode import DAMAGED, has_wide_integers, open_image, pixels_of, require_modest_tiles, require_no_excess, unpack_png
+from samewise.datasets.parts.decode import DAMAGED, has_wide_integers, loses_bits, open_image, pixels_of, require_modest_tiles, require_no_excess, unpack_png
 from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem, number_of
 
@@ -24,7 +24,7 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
     """The channels [C, H, W] of an image file as stored: uint8 unchanged, uint16 as float32 in [0, 1] (divided by 65535), floating point as float32.
 
     An array of an NPY file is [H, W], [C, H, W] or [H, W, C]: the axis that is as long as there are channels, the first where both are. The pages of a TIFF are
-    channels too, in their order. A palette is resolved to its colours.
+    channels too, in their order. A palette is resolved to its colours. In a TIFF or PPM, several samples a pixel have 8 bits.
 
     Args:
         path: The file.
@@ -73,6 +73,12 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
             total += page.width * page.height
             PIXELS.check(name, total)
             require_modest_tiles(opened, name)
+            if loses_bits(page):
+                reason, hint = (
+                    "has pixels of several samples of more than 8 bits, which Pillow reads as 8",
+                    "convert it: to PNG (up to 4 channels), to .npy, or to a TIFF with a page for each channel",
+                )
+                raise DataError(Problem(name, reason, expected="several samples of 8 bits, or one", hint=hint))
             stored = {"P": "RGBA" if "transparency" in page.info else "RGB", "1": "L"}.get(page.mode, page.mode)
             part = np.array(page.convert(stored) if stored != page.mode else page)
             if page.mode == "I" and not has_wide_integers(page):

@@ -48,6 +48,9 @@ _PNG_HEADER = 33
 _SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Of a pixel of a PNG, by its type of colour."""
 
+_GAMMA = (b"gAMA", b"sRGB", b"cHRM", b"iCCP", b"cICP", b"mDCV", b"cLLI")
+"""Chunks of a PNG that say which colours its numbers mean."""
+
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """Of an interlaced PNG: the first column and row, and the steps."""
 
@@ -117,7 +120,8 @@ def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
         PIXELS.check(name, pixels_of(raw))
         require_no_excess(raw)
         try:
-            image = operator(torch.frombuffer(bytearray(unpack_png(raw)), dtype=torch.uint8), number)
+            stored = unpack_png(raw if mode == "rgb" else without_gamma(raw))
+            image = operator(torch.frombuffer(bytearray(stored), dtype=torch.uint8), number)
             if image.dtype == torch.uint8:
                 return image
         except RuntimeError:
@@ -153,6 +157,20 @@ def require_no_excess(raw: bytes) -> None:
         place += 12 + length
     if packed > 2 * (wide * high * 4 * max(1, bits // 8) + high) + _SLACK:
         raise ValueError(f"{packed:,} bytes are more than {wide} x {high} pixels take")
+
+
+def without_gamma(raw: bytes) -> bytes:
+    """A PNG without what says how bright its numbers are meant; other formats unchanged. libpng makes grey of light, not of numbers, where that is known."""
+    if not raw.startswith(b"\x89PNG") or not any(kind in raw for kind in _GAMMA):
+        return raw
+    kept, place = [raw[:8]], 8
+    while place + 12 <= len(raw):
+        length, kind = struct.unpack("!I4s", raw[place : place + 8])
+        if kind == b"IDAT":
+            break
+        kept.append(b"" if kind in _GAMMA else raw[place : place + 12 + length])
+        place += 12 + length
+    return b"".join((*kept, raw[place:]))
 
 
 def unpack_png(raw: bytes) -> bytes:
@@ -229,6 +247,14 @@ def has_wide_integers(image: Image.Image) -> bool:
     """Whether pixels of mode I are those of a TIFF with more than 16 bits or with negative numbers; of other files they have 16."""
     tags = getattr(image, "tag_v2", {})
     return image.mode.startswith("I") and (max(tags.get(_BITS, (16,))) > 16 or _SIGNED in tags.get(_SAMPLE_FORMAT, ()))
+
+
+def loses_bits(image: Image.Image) -> bool:
+    """Whether Pillow makes 8 bits of more: it does for TIFF and PPM with several samples a pixel. Not known any more once the pixels are loaded."""
+    if image.mode.startswith(("I", "F")):
+        return False
+    named = [tile.args[1] for tile in getattr(image, "tile", ()) if image.format == "PPM" and isinstance(tile.args, tuple)]  # the largest value
+    return max((*getattr(image, "tag_v2", {}).get(_BITS, (8,)), 0)) > 8 or any(isinstance(most, int) and most > 255 for most in named)
 
 
 def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:

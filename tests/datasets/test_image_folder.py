@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,28 @@ def test_other_formats_are_read_by_pillow(tmp_path: Path, name: str):
 def test_sixteen_bits_are_scaled_to_eight_not_clipped(tmp_path: Path, wanted: str):
     Image.fromarray(np.array([[0, 257, 32896, 65535]], dtype=np.uint16)).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png", mode=wanted)[0, 0].tolist() == [0, 1, 128, 255]  # pyright: ignore[reportArgumentType]
+
+
+CHUNKS = {
+    b"gAMA": struct.pack("!I", 45455),
+    b"sRGB": b"\0",
+    b"cHRM": struct.pack("!8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000),
+    b"tEXt": b"a\0gAMA",
+}
+
+
+@pytest.mark.parametrize("chunks", [[b"gAMA"], [b"sRGB"], [b"gAMA", b"cHRM"], [b"sRGB", b"gAMA", b"tEXt"]])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L"])
+def test_grey_of_a_png_does_not_depend_on_what_it_says_about_gamma(tmp_path, mode, chunks):
+    picture().convert(mode).save(tmp_path / "plain.png")
+    raw = (tmp_path / "plain.png").read_bytes()
+    added = [struct.pack("!I", len(CHUNKS[kind])) + kind + CHUNKS[kind] + struct.pack("!I", zlib.crc32(kind + CHUNKS[kind])) for kind in chunks]
+    (tmp_path / "gamma.png").write_bytes(raw[:33] + b"".join(added) + raw[33:])
+    for wanted in ("rgb", "gray"):
+        plain, given = (read_image(tmp_path / name, mode=wanted) for name in ("plain.png", "gamma.png"))
+        assert torch.equal(given, plain)
+    picture().convert(mode).convert("RGB").save(tmp_path / "a.bmp")
+    assert (given.int() - read_image(tmp_path / "a.bmp", mode="gray").int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("wanted", ["rgb", "gray"])
