@@ -16,12 +16,15 @@ from torch.utils.data import Dataset
 from samewise.datasets.parts.contents import CONTENTS, add_sizes, spaced_indices
 from samewise.datasets.parts.image_files import check_classes, class_folders, list_by_class
 from samewise.datasets.parts.limits import require_regular
-from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
+from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_exact, require_torchcodec, versions
 from samewise.runner.errors import ConfigError, DataError, Problem, require_positive
 
 Where = Literal["random", "centre"]
 
 _BLOCK = 1 << 16
+
+_FIRST = 2_000
+"""Files whose format is checked before training."""
 
 
 @final
@@ -40,7 +43,8 @@ class VideoClips(Dataset[dict[str, Any]]):
         transform: Applied to each clip, in the worker: any transform of torchvision.transforms.v2, which treats all frames alike.
 
     Raises:
-        DataError: a folder is missing or empty, or its classes are not those expected.
+        DataError: a folder is missing or empty, or its classes are not those expected; or in one of up to 2,000 files, evenly
+            spaced, frames cannot be found exactly.
         ConfigError: torchcodec or FFmpeg is not there.
     """
 
@@ -72,6 +76,8 @@ class VideoClips(Dataset[dict[str, Any]]):
             raise DataError(Problem(str(self._folder), "has no videos", expected=expected, hint="set dataset.root=FOLDER"))
         self._names = np.array([os.fsencode(name) for name in found])
         self._labels = list(found.values())
+        for index in spaced_indices(len(self._names), _FIRST):
+            require_exact(self.path(index))
         self._length, self._stride, self._clip, self._transform = frames, stride, clip, transform
 
     def __len__(self) -> int:

@@ -109,6 +109,65 @@ def test_the_fingerprint_follows_the_files(root, tmp_path):
     assert clips(tmp_path / "copy").fingerprint() != before
 
 
+def write_coded(path: Path, codec: str, *, written: str = "", **options: str) -> Path:
+    """The same video of 50 frames in a codec of FFmpeg's; `written`: the extension of the format, if `path` has another."""
+    from torchcodec.encoders import VideoEncoder
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = (5 * torch.arange(50))[:, None, None, None].expand(50, 3, 32, 48).to(torch.uint8)
+    made = path.with_suffix(written or path.suffix)
+    try:
+        VideoEncoder(pixels.contiguous(), frame_rate=25).to_file(
+            str(made), codec=codec, pixel_format=options.pop("pixel_format", "yuv420p"), extra_options=options
+        )
+    except (RuntimeError, ValueError) as error:
+        pytest.skip(f"FFmpeg lacks what the test needs: {error}")
+    return made.rename(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        ("a.avi", "mpeg4", {"bf": "0", "q": "2"}),
+        ("a.avi", "mjpeg", {"pixel_format": "yuvj420p"}),
+        ("a.mp4", "libx264", {"bf": "3"}),
+        ("a.mkv", "mpeg4", {"bf": "2", "q": "2"}),
+        ("a.mov", "libx264", {"bf": "3"}),
+    ],
+)
+def test_frames_are_found_wherever_a_clip_begins(tmp_path, name, codec, options):
+    path = write_coded(tmp_path / "run" / name, codec, g="12", **options)
+    for first in range(0, 47, 5):
+        found = read_frames(path, lambda _, first=first: range(first, first + 4))
+        assert [round(float(frame.float().mean()) / 5) for frame in found] == list(range(first, first + 4))
+    assert len(VideoClips(root=str(tmp_path), folder="")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "written", "options"),
+    [
+        ("a.avi", "mpeg4", "", {"bf": "2"}),
+        ("a.avi", "libx264", "", {"bf": "3"}),
+        ("a.mpg", "mpeg1video", "", {}),
+        ("a.mpg", "libx264", ".ts", {}),
+        ("a.mp4", "mpeg4", ".avi", {"bf": "2"}),
+    ],
+)
+def test_a_video_in_which_wrong_frames_would_be_found_is_refused_before_training(tmp_path, name, codec, written, options):
+    path = write_coded(tmp_path / "run" / name, codec, written=written, g="12", **options)
+    for read in (lambda: read_frames(path, range), lambda: VideoClips(root=str(tmp_path), folder="")):
+        with pytest.raises(DataError, match=rf"{name}: is \w+ video in (AVI|another format)(.|\n)*convert it: ffmpeg -i IN -crf 12 OUT.mp4"):
+            read()
+
+
+def test_a_file_that_cannot_be_opened_is_named_when_it_is_read(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a.avi").write_bytes(b"RIFF1234AVI nothing")
+    made = VideoClips(root=str(tmp_path), folder="")
+    with pytest.raises(DataError, match=r"a.avi: is not a video, or is damaged"):
+        made[0]
+
+
 @pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"not a video, but some words" * 9, "is not a video"), (None, "cannot be read")])
 def test_a_file_that_is_not_a_video_is_named(tmp_path, content, message):
     if content is not None:
