@@ -92,7 +92,8 @@ class Evaluate:
     mode: Mode | None = None
     """Whether lower or higher is better; null: by the metric's name (lower for a loss, higher for an accuracy)."""
     also: dict[str, Mode] = field(default_factory=dict)
-    """More metrics, each with min or max: the best checkpoint by each is kept too, and its value shown. Changes no result."""
+    """More metrics, each with min or max: the best checkpoint by each is kept too, and its value shown. Changes no result; one that is added as a run is resumed
+    counts earlier evaluations too."""
     pictures: bool = True
     """Draw plots and pictures of the last evaluation. Changes no result."""
 
