@@ -93,12 +93,12 @@ class Muon(Optimizer):
     def _orthogonalised(self, updates: Sequence[Tensor], group: dict[str, Any], number: int) -> Sequence[Tensor]:
         """The updates as orthogonalised matrices: on CUDA from the group's second step on by a graph, if these are the shapes it was made for."""
         options: dict[str, Any] = {"steps": group["ns_steps"], "coefficients": tuple(group["ns_coefficients"]), "eps": group["eps"]}
-        graphs = self.__dict__.setdefault("_graphs", dict[int, _Graph]())  # no part of the state, nor of a copy of the optimizer
+        graphs: dict[int, _Graph] = self.__dict__.get("_graphs", {})  # no part of the state, nor of a copy of the optimizer
         if number in graphs and graphs[number].serves(updates, options):
             return graphs[number].replay(updates)
         made = [orthogonalise(update.reshape(len(update), -1), **options) for update in updates]
         if number not in graphs and _Graph.suits(updates):
-            graphs[number] = _Graph(updates, options)  # cuBLAS is ready now, as it has to be
+            self._graphs = {**graphs, number: _Graph(updates, options)}  # cuBLAS is ready now, as it has to be
         return made
 
     def _sgd(self, trained: Sequence[Tensor], group: dict[str, Any]) -> None:
