@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.arrow_rows import state_of_files, tables
+from samewise.datasets.parts.arrow_rows import class_names, state_of_files, tables
 from samewise.datasets.parts.audio_files import read_audio
 from samewise.datasets.parts.classes import require_count, sort_classes
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
@@ -82,7 +82,8 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
             chosen = set(select_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
             places = [at for at in places if texts[at] in chosen]
         self._places = places
-        self.classes, numbers = _number_classes({name: table.column(label).to_pylist() for name, table in found.items()}, features.get(label), classes, root)
+        labels = {name: table.column(label).to_pylist() for name, table in found.items()}
+        self.classes, numbers = _number_classes(labels, {name: class_names(one.get(label)) for name, one in features.items()}, classes, root)
         require_count(root, self.classes, num_classes)
         of_split = numbers[split if split in found else "train"]
         self._labels = torch.tensor([of_split[at] for at in places], dtype=torch.int64)
@@ -207,21 +208,25 @@ class HuggingFaceRecordings(_Rows):
         return {"waveform": crop_or_pad(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": f"row {self._places[index]}"}
 
 
-def _number_classes(labels: Mapping[str, list[Any]], feature: Any, classes: Sequence[str] | None, root: str) -> tuple[list[str], dict[str, list[int]]]:
-    """The classes, and each row's class number, by split."""
-    names = feature.get("names") if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" else None
-    if any(one is None for some in labels.values() for one in some):
+def _number_classes(
+    labels: Mapping[str, list[Any]], names: Mapping[str, list[Any] | None], classes: Sequence[str] | None, root: str
+) -> tuple[list[str], dict[str, list[int]]]:
+    """The classes, and each row's class number, by split. A split's numbers mean its own ClassLabel's names, whose order may differ from the training split's."""
+    if any(one is None or one != one for some in labels.values() for one in some):  # NaN, which programs write for what is missing, differs from itself
         raise DataError(Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column"))
-    if isinstance(names, list):
-        if twice := next((one for one, times in Counter(names).items() if times > 1), None):
+    for given in filter(None, names.values()):
+        if twice := next((one for one, times in Counter(given).items() if times > 1), None):
             raise DataError(Problem(root, "has two classes of the same name", twice, "a name for each class"))
-        texts = {split: [str(names[one]) if isinstance(one, int) and 0 <= one < len(names) else str(one) for one in some] for split, some in labels.items()}
-        known = list(map(str, classes or names))
-    else:
-        texts = {split: [str(one) for one in some] for split, some in labels.items()}
-        known = list(map(str, classes)) if classes else sort_classes(one for some in texts.values() for one in some)
+    numbering = names.get("train") or next(filter(None, names.values()), [])
+    texts = {split: [_class_name(one, names.get(split) or numbering) for one in some] for split, some in labels.items()}
+    known = list(map(str, classes or numbering)) or sort_classes(one for some in texts.values() for one in some)
     number = {name: place for place, name in enumerate(known)}
-    unknown = next((one for some in texts.values() for one in some if one not in number), None)
+    unknown = next(((split, one) for split, some in texts.items() for one in some if one not in number), None)
     if unknown is not None:
-        raise DataError(Problem(root, "has a row of an unknown class", unknown, ", ".join(known[:20]), nearest(unknown, known)))
+        split, name = unknown
+        raise DataError(Problem(f"{root}, {split}", "has a row of an unknown class", name, ", ".join(known[:20]), nearest(name, known)))
     return known, {split: [number[one] for one in some] for split, some in texts.items()}
+
+
+def _class_name(label: Any, names: Sequence[Any]) -> str:
+    return str(names[label]) if isinstance(label, int) and 0 <= label < len(names) else str(label)

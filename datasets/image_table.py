@@ -113,14 +113,15 @@ def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
         raise DataError(Problem(str(path), "has no rows", expected=_FORMS))
     for number, row in enumerate(rows, start=1):
         for key, column in columns.items():
-            if not isinstance(row, dict) or row.get(column) is None or not str(row[column]).strip():
+            value = row.get(column) if isinstance(row, dict) else None
+            if value is None or value != value or not str(value).strip():  # NaN, which programs write for what is missing, differs from itself
                 there = list(row) if isinstance(row, dict) else []
                 if column in there:
                     raise DataError(Problem(str(path), f"row {number} has an empty {column!r}", hint="fill it in, or leave the row out"))
                 hint = nearest(column, there) or f"set dataset.{key} to the column's name"
                 raise DataError(Problem(str(path), f"row {number} has no {column!r}", expected=f"columns: {', '.join(there)}", hint=hint))
-            if isinstance(row[column], (list, dict)):
-                raise DataError(Problem(f"{path}, row {number}, {column}", "holds several values", row[column], "one text or number"))
+            if isinstance(value, (list, dict)):
+                raise DataError(Problem(f"{path}, row {number}, {column}", "holds several values", value, "one text or number"))
     return rows
 
 

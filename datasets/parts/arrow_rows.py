@@ -16,8 +16,8 @@ _ROWS_AT_ONCE = 64
 _EXPECTED = "a folder written by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of a data set in the cache of `datasets`"
 
 
-def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pyarrow tables by split (`train` if no file says which) with the requested columns, and the features by column as the library wrote them.
+def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The pyarrow tables by split (`train` if no file says which) with the requested columns, and each split's features by column as the library wrote them.
 
     Args:
         root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them whose names, or folders, contain the split
@@ -25,22 +25,35 @@ def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         columns: The columns asked for, by the setting that names each.
 
     Raises:
-        DataError: there are none, one is damaged, or lacks a column.
+        DataError: there are none, one is damaged, or lacks a column; files of one split number the classes of a column differently.
         ConfigError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa
     except ImportError:
         raise ConfigError(Problem("dataset.root", "reading it requires pyarrow, which is not installed", hint="pip install pyarrow")) from None
-    found, features = dict[str, Any](), dict[str, Any]()
+    found, features = dict[str, Any](), dict[str, dict[str, Any]]()
     for split, files in _files(_place(root)).items():
         parts = [_read(file, columns) for file in files]
         try:
             found[split] = pa.concat_tables(parts)
         except pa.ArrowInvalid as error:
             raise DataError(Problem(str(files[0].parent), f"its files do not have the same columns: {first_line(error)}")) from None
-        features = features or _features(parts[0].schema.metadata or {})
+        of_files = [_features(part.schema.metadata or {}) for part in parts]
+        for column in dict.fromkeys(columns.values()):
+            named = {file: names for file, one in zip(files, of_files, strict=True) if (names := class_names(one.get(column))) is not None}
+            first = next(iter(named), None)
+            if other := next((file for file in named if first and named[file] != named[first]), None):
+                words = f"numbers the classes of {column} differently from {first.name if first else ''}, a file of the same split"
+                raise DataError(Problem(str(other), words, named[other][:20], str(named[first][:20] if first else "")))
+        features[split] = next(filter(None, of_files), {})
     return found, features
+
+
+def class_names(feature: Any) -> list[Any] | None:
+    """The names that a ClassLabel gives to the numbers from 0; None for other features."""
+    names = feature.get("names") if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" else None
+    return names if isinstance(names, list) else None
 
 
 def state_of_files(root: str) -> tuple[tuple[str, int, int], ...]:

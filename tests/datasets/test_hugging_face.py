@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,59 @@ def test_a_test_split_without_labels_is_empty_and_others_need_theirs(tmp_path: P
         images(tmp_path / "data", "train")
 
 
+def _write_rows(root: Path, rows: Mapping[str, tuple[list[str] | None, Sequence[Any]]], form: str = "parquet") -> Path:
+    """A file by name, with the labels and the ClassLabel's names that it has; the image of a row is `expected_image` of its place."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images = [row["bytes"] for row in parquet.read_table(next((HERE / "parquet").glob("test*"))).column("photo").to_pylist()]
+    root.mkdir(exist_ok=True)
+    for name, (names, labels) in rows.items():
+        features = {"photo": {"_type": "Image"}, "kind": {"_type": "ClassLabel", "names": names}}
+        photos = [{"bytes": images[place % len(images)], "path": None} for place in range(len(labels))]
+        table = pa.table({"photo": photos, "kind": pa.array(labels)})
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})} if names else None)
+        if form == "parquet":
+            parquet.write_table(table, root / f"{name}.parquet")
+            continue
+        (root / name).mkdir()
+        (root / "dataset_dict.json").write_text("{}")
+        (root / name / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+        with pa.OSFile(str(root / name / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    return root
+
+
+@pytest.mark.parametrize("form", ["parquet", "saved"])
+def test_the_numbers_of_a_split_mean_its_own_names(form: str, tmp_path: Path) -> None:
+    """As `DatasetDict.class_encode_column` gives them, which numbers the classes of each split alone; the training split's numbering is the model's."""
+    kinds = ["bird", "cat", "dog"]
+    root = _write_rows(tmp_path / "a", {"test": (["dog", "bird"], [0, 1]), "train": (kinds, [0, 1, 2]), "validation": (["cat", "dog"], [0, 1, 0])}, form)
+    splits = {split: images(root, split) for split in ("train", "valid", "test")}
+    assert all(data.classes == kinds for data in splits.values())
+    labels = {split: [data[index]["label"] for index in range(len(data))] for split, data in splits.items()}
+    assert labels == {"train": [0, 1, 2], "valid": [1, 2, 1], "test": [2, 0]}
+    mine = images(root, "valid", classes=["dog", "cat", "bird"])
+    assert [mine[index]["label"] for index in range(3)] == [1, 0, 1]
+    more = _write_rows(tmp_path / "b", {"train": (kinds, [0, 1, 2]), "validation": (["bird", "cow", "dog"], [0, 2, 1])}, form)
+    with pytest.raises(DataError, match=r"b, valid: has a row of an unknown class; .*\n    value: +'cow'"):
+        images(more, "train")
+    unnamed = images(_write_rows(tmp_path / "c", {"train": (kinds, [0, 1, 2]), "validation": (None, [2, 1])}, form), "valid")
+    assert [unnamed[index]["label"] for index in range(2)] == [2, 1], "without names, the training split's"
+
+
+def test_files_of_one_split_that_number_classes_differently_are_refused(tmp_path: Path) -> None:
+    files = {"train-00000-of-00002": (["cat", "dog"], [0, 1]), "train-00001-of-00002": (["dog", "cat"], [0, 1])}
+    with pytest.raises(DataError, match=r"train-00001-of-00002\.parquet: numbers the classes of kind differently from train-00000-of-00002\.parquet"):
+        images(_write_rows(tmp_path / "data", files), "train")
+
+
+def test_not_a_number_is_no_label(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has a row without a label"):
+        images(_write_rows(tmp_path / "data", {"train": (None, [1.0, float("nan"), 2.0])}), "train")
+
+
 def test_two_classes_of_one_name_and_a_row_without_an_id_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has two classes of the same name"):
-        _number_classes({"train": [0, 2]}, {"_type": "ClassLabel", "names": ["crane", "y", "crane"]}, None, "data")
+        _number_classes({"train": [0, 2]}, {"train": ["crane", "y", "crane"]}, None, "data")
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(next((HERE / "parquet").glob("train*")))
     parquet.write_table(table.append_column("patient", pa.array(["a", None] * len(table))[: len(table)]), tmp_path / "train.parquet")

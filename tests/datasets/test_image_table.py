@@ -117,6 +117,8 @@ def test_faults_in_a_table_are_reported(root: Path) -> None:
         load(write(root, "csv", [*ROWS, {**ROWS[0], "file": f"./photos/../{ROWS[0]['file']}"}]))
     with pytest.raises(DataError, match=r"row 2, kind: holds several values(.|\n)*\['9', '10'\]"):
         load(write(root, "json", [ROWS[0], {**ROWS[1], "kind": ["9", "10"]}]))  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="row 2 has an empty 'kind'"):
+        load(write(root, "json", [ROWS[0], {**ROWS[1], "kind": float("nan")}]))  # type: ignore[dict-item]
     for name, text in (("a.json", "[{"), ("a.xlsx", "x"), ("a.jsonl", "{"), ("a.json", "{}"), ("a.parquet", "x")):
         (root / name).write_text(text)
         with pytest.raises(DataError, match="is not such a table, or is damaged"):
