@@ -23,7 +23,7 @@ from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
-from samewise.runner.interfaces import Batch, Recipe
+from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.training import determinism
@@ -85,7 +85,18 @@ def make_splits(cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None
             raise ConfigError(Problem(f"dataset.{name}", "is missing", expected="a data set"))
         if not len(splits[name].dataset):
             raise DataError(Problem(f"dataset.{name}", "has no samples"))
+    _require_same_numbering({name: class_names(split.dataset) for name, split in splits.items()})
     return splits
+
+
+def _require_same_numbering(classes: Mapping[str, Sequence[str]]) -> None:
+    """Raise a ConfigError if a split's classes, by split, are not numbered as the training split's; either may have more, and one without names any."""
+    there = classes.get("train", ())
+    for split, found in classes.items():
+        if other := next(((label, *pair) for label, pair in enumerate(zip(found, there, strict=False)) if pair[0] != pair[1]), None):
+            words = "numbers its classes differently from dataset.train: label {} is {!r} here, and {!r} there".format(*other)
+            hint = "number the classes of all splits as in training; for images in folders, dataset=image_folder does"
+            raise ConfigError(Problem(f"dataset.{split}", words, first_few(found, 10), first_few(there, 10), hint))
 
 
 def _make_from_root(make: Make, path: str, root: Any) -> Any:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from PIL import Image
 
 from samewise.runner.config.annotations import fits
 from samewise.runner.config.check import problems, settings_are_sound
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.training.components import _require_same_numbering
 from samewise.runner.training.dry_run import dry_run, explain_step_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,6 +223,60 @@ def test_a_label_without_a_class_points_to_the_setting_that_counts_classes() -> 
     problem = explain_step_error(caught.value)
     assert problem.path == "dataset.num_classes"
     assert "the label 7" in problem.message
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Overrides for torchvision's ImageFolder: six images of each of three classes for training, `valid` left to be made."""
+    for number, kind in enumerate(["bird", "cat", "dog"] * 6):
+        (tmp_path / "train" / kind).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "train" / kind / f"{number}.png")
+    split = "{{_target_:torchvision.datasets.ImageFolder,root:{}}}"
+    made = [text for name in ("train", "valid") for text in (f"~dataset.{name}", f"+dataset.{name}=" + split.format(tmp_path / name))]
+    small = ["model=resnet18_small", "model.width=4", "dataset.num_classes=3", "dataset.channels=3", "dataset.mean=[0,0,0]", "dataset.std=[1,1,1]"]
+    rest = ["transforms=images", "batch_size=4", "max_steps=2", "evaluate.pictures=false", "tracking=none", "device=cpu", f"run_root={tmp_path / 'runs'}"]
+    return ["experiment=resnet18_digits", *small, *rest, *made]
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize("kinds", [["bird", "cat", "dog"], ["bird", "cat"], ["cat", "dog"]])
+def test_a_split_that_numbers_classes_otherwise_is_refused(
+    kinds: list[str], command: str, folders: list[str], samewise: Callable[..., Any], tmp_path: Path
+) -> None:
+    for kind in kinds:
+        shutil.copytree(tmp_path / "train" / kind, tmp_path / "valid" / kind)
+    done = samewise(command, *folders)
+    if kinds[0] == "bird":  # `bird, cat` have the same numbers without `dog`
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 2
+    words = "numbers its classes differently from dataset.train: label 0 is 'cat' here, and 'bird' there; hint: "
+    assert f"error: dataset.valid: {words}" in done.stderr
+    assert "'cat, dog'" in done.stderr
+    assert "expected: bird, cat, dog" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "label"),
+    [
+        (["a", "b"], ["a", "b"], None),
+        (["a"], ["a", "b"], None),
+        ([], ["a"], None),
+        (["a"], [], None),
+        (["a", "b", "c"], ["a", "c"], 1),
+        (["a", "b"], ["b", "a"], 0),
+        ([f"{number}" for number in range(100)], [f"{number}" for number in range(99)] + ["x"], 99),
+    ],
+)
+def test_classes_are_compared_label_by_label(train: list[str], valid: list[str], label: int | None) -> None:
+    splits = {"train": train, "valid": train, "test": valid}
+    if label is None:
+        _require_same_numbering(splits)
+        return
+    with pytest.raises(ConfigError, match=f"^dataset.test: .*label {label} is '{valid[label]}' here, and '{train[label]}' there") as caught:
+        _require_same_numbering(splits)
+    assert len(train) < 10 or "and 90 more" in str(caught.value)
 
 
 def test_sequences_in_place_of_images_point_to_the_dimensions_setting() -> None:
