@@ -211,7 +211,7 @@ class HuggingFaceRecordings(_Rows):
 def _number_classes(
     labels: Mapping[str, list[Any]], names: Mapping[str, list[Any] | None], classes: Sequence[str] | None, root: str
 ) -> tuple[list[str], dict[str, list[int]]]:
-    """The classes, and each row's class number, by split. A split's numbers mean its own ClassLabel's names, whose order may differ from the training split's."""
+    """The classes, and each row's class number, by split. A split's numbers mean the names of its own ClassLabel, which may differ from training's."""
     if any(one is None or one != one for some in labels.values() for one in some):  # NaN, which programs write for what is missing, differs from itself
         raise DataError(Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column"))
     for given in filter(None, names.values()):

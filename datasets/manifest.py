@@ -15,12 +15,16 @@ from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
 from samewise.runner.errors import DataError, Problem, nearest
 
+_ROUNDED = 0.1
+"""Seconds by which a recording may be longer than its listed duration."""
+
 
 @final
 class Manifest(Utterances):
     """Samples as `Utterances`, from a file with one line per recording, or per section of one.
 
-    As in NeMo's manifests: if a line has an `offset` other than 0, each line means `duration` seconds of its recording from `offset` (0 by default) on.
+    As in NeMo's manifests, a line means `duration` seconds of its recording from `offset` (0 by default) on. If no line has an `offset` other than 0, lines may
+    list their recordings' whole durations, rounded: one that is not shorter than its recording by more than 0.1 s, or is 0 or left out, means all of it.
 
     Args:
         file: NAME.csv or NAME.tsv with a first line of column names, or NAME.jsonl with an object a line. Texts in a .csv may be in quotes; in a .tsv quotes
@@ -58,7 +62,9 @@ class Manifest(Utterances):
             sections.append((_seconds(path, number, row, "offset"), _seconds(path, number, row, "duration")))
         require_files(folder, names, listed_in=path.name)
         spelling = Spelling(letters=letters, lowercase=lowercase, ignore=ignore)
-        super().__init__(folder, names, transcripts, sample_rate=sample_rate, spelling=spelling, cache=cache, sections=_used(path, sections))
+        within = None if _has_offsets(path, sections) else _ROUNDED
+        listed = sections if any(map(any, sections)) else None
+        super().__init__(folder, names, transcripts, sample_rate=sample_rate, spelling=spelling, cache=cache, sections=listed, whole_within=within)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -90,14 +96,14 @@ def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
     return row
 
 
-def _used(path: Path, sections: list[tuple[float, float]]) -> list[tuple[float, float]] | None:
-    """None if all begin with their file, and so are whole recordings, whatever duration is listed."""
+def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
+    """Whether any section begins within its recording; DataError if one then has no duration."""
     if not any(offset for offset, _ in sections):
-        return None
+        return False
     if without := sum(not duration for _, duration in sections):
         words = f"has sections of recordings (offset), and {without} of its {len(sections)} lines have no duration"
         raise DataError(Problem(str(path), words, expected="a duration in seconds in each line"))
-    return sections
+    return True
 
 
 def _seconds(path: Path, number: int, row: Mapping[str, Any], column: str) -> float:

@@ -48,13 +48,21 @@ class Recordings:
         sample_rate: In Hz; files at another rate are resampled.
         cache: "memory": all are decoded here, and kept end to end in one tensor, which worker processes share.
         sections: For each, where it begins in its file and how long it is, in seconds; None: all are whole files.
+        whole_within: A section from 0 whose listed length is 0, or less than the file's by at most so many seconds, is the whole file; None: none is.
 
     Raises:
         DataError: there are no files; one of up to 2,000, evenly spaced, is not audio according to its header; with cache="memory", any is damaged.
     """
 
     def __init__(
-        self, folder: Path, names: Sequence[str], *, sample_rate: int, cache: Cache = "none", sections: Sequence[tuple[float, float]] | None = None
+        self,
+        folder: Path,
+        names: Sequence[str],
+        *,
+        sample_rate: int,
+        cache: Cache = "none",
+        sections: Sequence[tuple[float, float]] | None = None,
+        whole_within: float | None = None,
     ) -> None:
         if cache not in ("none", "memory"):
             raise ConfigError(Problem("dataset.cache", "is not a valid cache for recordings", cache, "none or memory"))
@@ -64,14 +72,18 @@ class Recordings:
         self.sample_rate = sample_rate
         self.names = Texts(names)
         self._sections = None if sections is None else np.array(sections, dtype=np.float64)
+        self._whole_within = whole_within
         self._kept: Tensor | None = None
+        self._has_sections = sections is not None and whole_within is None
+        if cache == "none" or whole_within is not None:
+            for index in spaced_indices(len(names), _HEADERS):
+                info = audio_info(self.path(index))
+                self._frames(index, info)
+                self._has_sections = self._has_sections or self._section(index, info) != (0, info.frames)
         if cache == "memory":
             waveforms = [self._decode(index) for index in range(len(names))]
             self._kept = torch.cat(waveforms)
             self._ends = np.cumsum([0, *map(len, waveforms)])
-        else:
-            for index in spaced_indices(len(names), _HEADERS):
-                self.frames(index)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -84,12 +96,7 @@ class Recordings:
         """The recording's length in samples at `sample_rate`, at least 1."""
         if self._kept is not None:
             return int(self._ends[index + 1] - self._ends[index])
-        info = audio_info(self.path(index))
-        _, length = self._section(index, info)
-        frames = replace(info, frames=length).frames_at(self.sample_rate)
-        if not frames:
-            raise DataError(Problem(str(self.path(index)), "contains no sound"))
-        return frames
+        return self._frames(index, audio_info(self.path(index)))
 
     def stretch(self, index: int, start: int = 0, frames: int | None = None) -> Tensor:
         """float32[frames] of a recording from `start`, at `sample_rate`; up to its end if `frames` is None."""
@@ -101,14 +108,21 @@ class Recordings:
         return self._decode(index)[start:stop]
 
     def fingerprint(self) -> str:
-        """32 hex digits of names, rate, sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
+        """32 hex digits of names, rate, sections (unless all are whole files), sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
         digest = blake2b(repr((len(self), self.sample_rate)).encode(), digest_size=16)
-        if self._sections is not None:
+        if self._sections is not None and self._has_sections:
             digest.update(self._sections)
         digest.update(self.names.block)
         digest.update(self.names.ends)
         add_files(digest, self.path, len(self))
         return digest.hexdigest()
+
+    def _frames(self, index: int, info: AudioInfo) -> int:
+        _, length = self._section(index, info)
+        frames = replace(info, frames=length).frames_at(self.sample_rate)
+        if not frames:
+            raise DataError(Problem(str(self.path(index)), "contains no sound"))
+        return frames
 
     def _decode(self, index: int) -> Tensor:
         if self._sections is None:
@@ -120,7 +134,10 @@ class Recordings:
         """Its first frame in the file and the number of frames, at the file's rate. It may end up to 10 ms after the file: lists round."""
         if self._sections is None:
             return 0, info.frames
-        begin, length = (round(seconds * info.sample_rate) for seconds in self._sections[index].tolist())
+        starts, lasts = self._sections[index].tolist()
+        if self._whole_within is not None and not starts and (not lasts or lasts >= info.seconds - self._whole_within):
+            return 0, info.frames
+        begin, length = round(starts * info.sample_rate), round(lasts * info.sample_rate)
         if begin + length > info.frames + info.sample_rate // 100:
             expected = f"at least {sum(self._sections[index]):.3f} s, the end of a listed section"
             raise DataError(Problem(str(self.path(index)), "is too short", f"{info.seconds:.3f} s", expected))

@@ -66,7 +66,7 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
         sample_rate: In Hz; files at another rate are resampled.
         spelling: How transcripts are written; all are checked here, before training.
         cache: "memory": all recordings are decoded once, here, and kept.
-        sections: As in `Recordings`.
+        sections, whole_within: As in `Recordings`.
 
     Raises:
         DataError: a transcript has an unknown letter; there are no files; with cache="memory", a file is damaged.
@@ -82,10 +82,11 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
         spelling: Spelling,
         cache: Cache = "none",
         sections: Sequence[tuple[float, float]] | None = None,
+        whole_within: float | None = None,
     ) -> None:
         self.sample_rate = sample_rate
         self._transcripts = Texts([spelling(text, str(folder / name)) for name, text in zip(names, transcripts, strict=True)])
-        self._recordings = Recordings(folder, names, sample_rate=sample_rate, cache=cache, sections=sections)
+        self._recordings = Recordings(folder, names, sample_rate=sample_rate, cache=cache, sections=sections, whole_within=whole_within)
 
     def __len__(self) -> int:
         return len(self._recordings)

@@ -132,6 +132,38 @@ def test_lines_with_an_offset_are_sections_as_nemo_reads_them(tmp_path, cache, r
     assert Manifest(file=str(path), sample_rate=rate, cache=cache).fingerprint() != data.fingerprint()
 
 
+@pytest.mark.parametrize("offset", [{}, {"offset": 0.0}])
+@pytest.mark.parametrize("cache", ["none", "memory"])
+@pytest.mark.parametrize("rate", [8000, 16000])
+def test_durations_without_offsets_are_sections_unless_they_are_the_whole_recordings_rounded(tmp_path, cache, rate, offset):
+    record(tmp_path / "long.wav", 1.0, rate=8000)
+    path = tmp_path / "list.jsonl"
+
+    def data(*durations: float | None) -> Manifest:
+        lines = [{"audio": "long.wav", "text": "a", **offset, **({} if one is None else {"duration": one})} for one in durations]
+        path.write_text("\n".join(map(json.dumps, lines)))
+        return Manifest(file=str(path), sample_rate=rate, cache=cache)
+
+    whole = data(None, None, None)
+    rounded = data(0.9, 1.0, 1.5)
+    assert rounded.fingerprint() == whole.fingerprint(), "a run that has begun continues"
+    assert all(torch.equal(rounded[index]["waveform"], whole[index]["waveform"]) for index in range(3))
+    some = data(0.5, None, 0.89)
+    assert [some[index]["length"] for index in range(3)] == [round(seconds * rate) for seconds in (0.5, 1.0, 0.89)]
+    assert [some._recordings.frames(index) for index in range(3)] == [some[index]["length"] for index in range(3)]
+    if rate == 8000:
+        assert torch.equal(some[0]["waveform"], whole[0]["waveform"][:4000])
+    assert len({one.fingerprint() for one in (whole, some, data(0.5, None, 0.88))}) == 3
+
+
+def test_a_section_is_found_also_where_headers_are_not_read_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("samewise.datasets.parts.recordings._HEADERS", 2)
+    record(tmp_path / "long.wav", 1.0)
+    path = tmp_path / "list.jsonl"
+    path.write_text("\n".join(json.dumps({"audio": "long.wav", "text": "a", "duration": seconds}) for seconds in (1, 0.5, 1)))
+    assert [Manifest(file=str(path))[index]["length"] for index in range(3)] == [16000, 8000, 16000]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
