@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch.utils.data import Dataset
 
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, describe_exit, raised_at, summarise_error
 from samewise.runner.records.digest import combine, value_digest
 
 _GEOMETRIC = ("torchvision.transforms.v2._geometry", "torchvision.transforms.v2._auto_augment")
@@ -93,14 +93,31 @@ def _must_move_together(sample: Mapping[Any, Any]) -> bool:
     return any(kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ not in ("Image", "Video") for kind in kinds)
 
 
-def fingerprint(dataset: Any) -> str:
-    """The data set's own `fingerprint()`; otherwise a digest of its length and of nine evenly spaced samples."""
-    if hasattr(dataset, "fingerprint"):
-        return str(dataset.fingerprint())
-    length = len(dataset)
-    with streams.preserve_generators():
-        numbers = [length]
-        for part in range(9):
-            streams.enter(0, "fingerprint", part)
-            numbers.append(value_digest(dataset[part * (length - 1) // 8]))
+def failure(dataset: Any, name: str, at: str, error: Exception | SystemExit) -> Problem:
+    """The problem for an error in a data set's code, which `name`s it in the config: at which sample, and the user's line."""
+    who = type(without_transforms(dataset)).__name__
+    if isinstance(error, SystemExit):
+        message, where = describe_exit(who, error)
+        return Problem(name, message, hint=where)
+    return Problem(name, f"{who} fails {at}: {type(error).__name__}: {summarise_error(error)}", hint=raised_at(error))
+
+
+def fingerprint(dataset: Any, name: str = "dataset") -> str:
+    """The data set's own `fingerprint()`; otherwise a digest of its length and of nine evenly spaced samples; DataError if it or a sample cannot be made."""
+    at = "in fingerprint()"
+    try:
+        if hasattr(dataset, "fingerprint"):
+            return str(dataset.fingerprint())
+        length = len(dataset)
+        with streams.preserve_generators():
+            numbers = [length]
+            for part in range(9):
+                index = part * (length - 1) // 8
+                streams.enter(0, "fingerprint", part)
+                at = f"at {sample_name(dataset, index)}"
+                numbers.append(value_digest(dataset[index]))
+    except SamewiseError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(failure(dataset, name, at, error)) from error
     return f"{combine(numbers):016x}"

@@ -18,11 +18,11 @@ import torch
 from torch.utils.data import Dataset
 
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import differing_entry, sample_name, without_transforms
+from samewise.runner.data.dataset import differing_entry, failure, sample_name
 from samewise.runner.data.generator_tracker import GeneratorTracker, next_draws
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, describe_exit, raised_at, summarise_error
+from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.interfaces import Batch
 
 Collate = Callable[[Sequence[Any]], Batch]
@@ -103,8 +103,7 @@ class KeyedDataset(Dataset[Any]):
                     samples = [self.dataset[index] for index in key.indices]
             return Failure(error.problems if len(samples) < len(key.indices) else self._locate_fault(error, key.indices, samples))
         except SystemExit as error:
-            message, where = describe_exit(type(without_transforms(self.dataset)).__name__, error)
-            return Failure((Problem(self._name, message, hint=where),))
+            return Failure((failure(self.dataset, self._name, "", error),))
         except Exception as error:  # a worker's traceback is not passed on, so say where the error was raised
             if self._whole is not None:
                 at, fault = f"in batch(indices), for samples {', '.join(map(str, key.indices))}", error
@@ -113,8 +112,7 @@ class KeyedDataset(Dataset[Any]):
             else:
                 odd = self._find_odd_sample(key.indices, samples, Exception)
                 at, fault = (f"at {odd[0]}", odd[1]) if odd else (f"over samples {', '.join(map(str, key.indices))}", error)
-            who = type(without_transforms(self.dataset)).__name__
-            return Failure((Problem(self._name, f"{who} fails {at}: {type(fault).__name__}: {summarise_error(fault)}", hint=raised_at(fault)),))
+            return Failure((failure(self.dataset, self._name, at, fault),))
 
     def find_unlike(self, key: Key, *, within_s: float = math.inf) -> str | Failure | None:
         """The first of the samples that differs when it is made again from the same seeds, after others, with the entry that differs; None if there is none.

@@ -218,7 +218,8 @@ def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strat
 def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
     name = composed.choices.get("dataset", "data")
     return {
-        split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset), **_labels(part.dataset)} for split, part in splits.items()
+        split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset, f"dataset.{split}"), **_labels(part.dataset)}
+        for split, part in splits.items()
     }
 
 

@@ -187,7 +187,8 @@ def describe_foreign(foreign: Sequence[str], again: Run) -> str:
     if not data:
         return said[0]
     samples = {name: split.dataset for name, split in again.splits.items() if not hasattr(split.dataset, "fingerprint")}
-    changing = [f"dataset.{name}" for name, dataset in samples.items() if fingerprint(dataset) != again.environment["data"][name]["fingerprint"]]
+    prints = {f"dataset.{name}": (again.environment["data"][name]["fingerprint"], fingerprint(data, f"dataset.{name}")) for name, data in samples.items()}
+    changing = [name for name, (one, two) in prints.items() if one != two]
     reason = f"{' and '.join(changing)} gives other samples each time it is read" if changing else "files have changed, or the data set does not repeat"
     return "; ".join([*said, f"the data differ ({reason}): " + "; ".join(data)])
 

@@ -104,13 +104,15 @@ import torch
 from samewise.runner.interfaces import Loss, Recipe, Scores
 
 class Marks(torch.utils.data.Dataset):
-    def __init__(self, *, unknown=None):
-        self.unknown = unknown
+    def __init__(self, *, unknown=None, broken=None):
+        self.unknown, self.broken = unknown, broken
 
     def __len__(self):
         return 40
 
     def __getitem__(self, index):
+        if index == self.broken:
+            raise KeyError("missing")
         return {"image": torch.full((1, 8, 8), index / 40), "number": torch.tensor(12 if index == self.unknown else 1)}
 
 class Net(torch.nn.Linear):
@@ -191,6 +193,19 @@ def test_an_error_in_a_later_step_names_the_step_and_the_users_line(steps: Calla
     said = steps("fails")
     assert said.startswith("error: step 4: KeyError: 'hue'; hint: raised at ")
     assert "steps_lab.py:" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("sample", [19, 20])  # of 40; the fingerprint looks at 19
+def test_an_error_in_any_sample_names_the_split_the_sample_and_the_users_line(
+    sample: int, split: str, workers: int, steps: Callable[..., str], samewise: Callable[..., Any]
+) -> None:
+    broken = [f"~dataset.{split}", f"+dataset.{split}={{_target_:steps_lab.Marks,broken:{sample}}}", f"loader.num_workers={workers}"]
+    done = samewise("train", *steps.given("loss"), *broken)  # pyright: ignore
+    assert f"error: dataset.{split}: Marks fails at sample {sample}: KeyError: 'missing'; hint: raised at " in done.stderr
+    assert 'raise KeyError("missing")' in done.stderr
 
 
 def test_a_recipe_whose_loss_is_a_tensor_is_told_what_to_return(steps: Callable[..., str]) -> None:
