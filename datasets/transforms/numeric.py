@@ -18,14 +18,14 @@ class ToFloat(ImageTransform):
     """uint8 in [0, 255], or uint16 in [0, 65535], to float32 in [0, 1]; floating-point images do not change.
 
     Raises:
-        ConfigError: they are int32 or int64, whose largest number no image reaches.
+        ConfigError: they are other integers, whose largest number no image reaches: those that hold 0 to 255 would be almost black.
     """
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if images.dtype is torch.uint8:  # torchvision's arithmetic, without the questions that it asks first
             return images.to(torch.float32).mul_(1.0 / 255)
-        if images.dtype in (torch.int32, torch.int64):
-            hint = "convert them where they are read, to uint8 or uint16"
+        if not images.is_floating_point() and images.dtype not in (torch.uint16, torch.bool):
+            hint = "convert them where they are read, to uint8 or uint16, or to floats"
             raise ConfigError(Problem("transforms", "images of this type have no known range", str(images.dtype), "uint8, uint16, or floats from 0 to 1", hint))
         return images if images.is_floating_point() else functional.to_dtype_image(images, torch.float32, scale=True)
 

@@ -69,9 +69,15 @@ def test_images_of_16_bits_are_scaled_not_clipped(form: type):
     assert torch.allclose(ToFloat()(batch)["image"][0, 0].double(), torch.from_numpy(numbers / 65535), atol=1e-6)
 
 
-def test_integers_without_a_largest_value_are_refused():
-    with pytest.raises(ConfigError, match=r"have no known range(.|\n)*torch\.int64(.|\n)*uint8"):
-        ToFloat()({"image": torch.zeros(1, 3, 4, 4, dtype=torch.int64)})
+@pytest.mark.parametrize("name", ["int8", "int16", "int32", "int64", "uint32"])
+def test_integers_without_a_largest_value_are_refused(name: str):
+    with pytest.raises(ConfigError, match=rf"have no known range(.|\n)*torch\.{name}(.|\n)*uint8"):
+        ToFloat()({"image": torch.zeros(1, 3, 4, 4, dtype=getattr(torch, name))})
+
+
+def test_a_mask_of_bits_is_0_and_1():
+    bits = torch.tensor([[[[True, False]]]])
+    assert torch.equal(ToFloat()({"image": bits})["image"], bits.float())
 
 
 def test_the_gradient_of_the_loss_is_probability_minus_target():
