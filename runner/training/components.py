@@ -22,7 +22,7 @@ from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few
+from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few, raised_at, summarise_error
 from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
@@ -142,8 +142,15 @@ def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split:
 def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     """The training split's order: `loader.order`, or else shuffled or not."""
     if cfg.loader.order is not None:
-        with streams.scope(cfg.seed, "order"):
-            order = make("loader.order")(dataset, seed=cfg.seed)
+        create = make("loader.order")
+        try:
+            with streams.scope(cfg.seed, "order"):
+                order = create(dataset, seed=cfg.seed)
+        except SamewiseError:
+            raise
+        except Exception as error:  # also of the data set's, whose samples an order may read
+            words = f"cannot be created: {type(error).__name__}: {summarise_error(error)}"
+            raise ConfigError(Problem("loader.order", words, hint=raised_at(error))) from error
         return order if type(order).__module__.startswith("samewise.") else Checked(order, samples=len(dataset))
     return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
 

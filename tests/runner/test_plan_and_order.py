@@ -162,11 +162,20 @@ def test_an_order_that_repeats_is_taken_as_it_is_and_leaves_the_generators(indic
     assert torch.equal(order.indices(3), indices(3))
 
 
-def test_a_check_refuses_an_order_that_draws_from_a_global_generator(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "own_order.py").write_text(
-        "import torch\nfrom samewise.runner.data.order import InOrder\n\n"
-        "class Any(InOrder):\n    def indices(self, epoch):\n        return torch.randperm(len(self))\n"
-    )
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("def indices(self, epoch):\n        return torch.randperm(len(self))\n", "loader.order: Any.indices(0) draws from torch's global generator"),
+        (
+            'def __init__(self, dataset, *, seed):\n        raise KeyError("weight")\n',
+            "loader.order: cannot be created: KeyError: 'weight'; hint: raised at {}/own_order.py:6, in __init__: raise KeyError",
+        ),
+    ],
+)
+def test_a_check_refuses_an_order_that_fails_or_draws_from_a_global_generator(
+    method: str, said: str, tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "own_order.py").write_text(f"import torch\nfrom samewise.runner.data.order import InOrder\n\nclass Any(InOrder):\n    {method}")
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own_order"]\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -180,4 +189,4 @@ def test_a_check_refuses_an_order_that_draws_from_a_global_generator(tmp_path: P
         "debug=tiny",
         "device=cpu",
     )
-    assert (done.returncode, "loader.order: Any.indices(0) draws from torch's global generator" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, said.format(tmp_path) in done.stderr) == (2, True), done.stderr
