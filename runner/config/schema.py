@@ -92,7 +92,7 @@ class Evaluate:
     mode: Mode | None = None
     """Whether lower or higher is better; null: by the metric's name (lower for a loss, higher for an accuracy)."""
     also: dict[str, Mode] = field(default_factory=dict)
-    """More metrics, each with min or max: the best checkpoint by each is kept too. Changes no result; added as a run is resumed, it counts earlier evaluations."""
+    """More metrics, each with min or max: the best checkpoint by each is kept too. Changes no result; added on resuming, it counts earlier evaluations."""
     pictures: bool = True
     """Draw plots and pictures of the last evaluation. Changes no result."""
 
