@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def test_help_lists_the_exit_codes_of_errors(samewise: Run) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_train_stopped_before_it_trains_says_so(here: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "samewise", "train", "experiment=resnet18_digits", "debug=tiny", "tracking=none"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    as_usual = partial(signal.signal, number, signal.SIG_DFL)  # also if these tests were started with nohup
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=as_usual) as process:
         while not caught_signals(process.pid) >> (number - 1) & 1:
             assert process.poll() is None
         process.send_signal(number)
