@@ -6,7 +6,7 @@ import argparse
 import secrets
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,15 +168,16 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         again.recorder.log_every_steps = 1  # so that everything the run logged can be compared
         again.callbacks["verify"] = comparison
         again.recorder.trace.algorithm = comparison.algorithm
+        left_out = record_comparison.left_out_on_resuming(folder.metrics)
         if args.audit is None:
-            said += _train_again(again, comparison, folder, args.steps, divergences)
+            said += _train_again(again, comparison, folder, args.steps, divergences, left_out)
             if any(one.startswith("trace.jsonl was altered") for one in altered) and folder.checkpoints.is_dir():
                 said.append("`--audit all` repeats the run from checkpoint to checkpoint and names which lines of the trace were altered")
             divergences.sort(key=lambda divergence: divergence.step)
         else:
             verdict["audit"] = _audit(args, again, comparison, folder, divergences, said)
-        gone = record_comparison.not_logged_any_more(folder.metrics, logged_values(again.folder.metrics))
-        said += [f"cannot be verified: {name}, which was logged before the run was resumed without its callback" for name in gone]
+        gone = sorted(record_comparison.unlogged(left_out, logged_values(again.folder.metrics)))
+        said += [f"cannot be verified: {name}, which training again does not log, nor did the run once it had been resumed" for name in gone]
         apart = next((one for one in divergences if one.stage in STAGES and not one.altered), None)
         if apart and not args.coarse:
             verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike))
@@ -203,29 +204,23 @@ def _read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
     return [(entry.step, name, value) for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()]
 
 
-def _train_again(again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, divergences: list[Divergence]) -> list[str]:
-    """Train all of it again, or the first `steps`; return the result in words. What is found is added to `divergences`."""
+def _train_again(
+    again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, divergences: list[Divergence], left_out: Collection[str]
+) -> list[str]:
+    """Train all of it again, or the first `steps`; return the result in words, and add what is found to `divergences`. `left_out`: of `logged_divergences`."""
     from samewise.runner.records.rerun_comparison import Diverged
     from samewise.runner.training.loop import fit
-    from samewise.runner.training.record_comparison import (
-        MEASURED,
-        artifact_divergences,
-        logged_divergences,
-        not_logged,
-        not_logged_any_more,
-        summary_divergences,
-    )
+    from samewise.runner.training.record_comparison import MEASURED, artifact_divergences, logged_divergences, not_logged, summary_divergences
 
     told, recorded = _read_logged(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
     try:
         summary = fit(again)
     except Diverged as diverged:
-        logged = logged_values(again.folder.metrics)
-        found = logged_divergences(told, logged, until=diverged.divergence.step - 1, without=not_logged_any_more(folder.metrics, logged))
+        found = logged_divergences(told, logged_values(again.folder.metrics), until=diverged.divergence.step - 1, left_out=left_out)
         divergences += [diverged.divergence, *found]
         return [f"diverges at {diverged.divergence}", *map(str, found)]
     logged = logged_values(again.folder.metrics)
-    found = logged_divergences(told, logged, until=None if recorded else again.step, without=not_logged_any_more(folder.metrics, logged))
+    found = logged_divergences(told, logged, until=None if recorded else again.step, left_out=left_out)
     tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
     found += [*summary_divergences(recorded, summary), *tables] if recorded else []
     divergences += found

@@ -22,7 +22,7 @@ from samewise.runner.records.trace import STAGES
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training.due import at_end
-from samewise.runner.training.record_comparison import logged_divergences, not_logged_any_more, summary_divergences
+from samewise.runner.training.record_comparison import left_out_on_resuming, logged_divergences, summary_divergences
 from samewise.runner.training.replay import parameter_names, replay
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, state_of, summarise
@@ -90,6 +90,7 @@ class Audit:
 
     def __post_init__(self) -> None:
         self._initial = copy_to_cpu(state_of(self.run))
+        self._left_out = left_out_on_resuming(self.folder.metrics)
         self.run.recorder.tracker = Tracker(self.run.folder, resume_step=None)
         for callback in self.run.callbacks.values():
             callback.on_start(self.run.recorder.view)
@@ -101,9 +102,7 @@ class Audit:
             replay(self.run, self._state(segment.start), segment.end)
             self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
             after, until = segment.start or -1, None if at_end(self.run) else segment.end
-            again = logged_values(self.run.folder.metrics)
-            gone = not_logged_any_more(self.folder.metrics, again)
-            metrics = logged_divergences(self.logged, again, after=after, until=until, without=gone)
+            metrics = logged_divergences(self.logged, logged_values(self.run.folder.metrics), after=after, until=until, left_out=self._left_out)
             end = state_of(self.run) if segment.kept else {}
             differing = state_differences(self._kept_state(segment), end, parameter_names(self.run)) if segment.kept else []
             self.replayed[segment] = Replayed(segment, list(self.comparison.divergences), differing, metrics)

@@ -19,10 +19,10 @@ from samewise.runner.data import streams
 from samewise.runner.data.device import Prefetcher, prefetch_one
 from samewise.runner.data.keyed import evaluation_keys
 from samewise.runner.data.loading import Loader
-from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
+from samewise.runner.errors import ConfigError, Problem, first_few, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
-from samewise.runner.tracking.best import is_better
+from samewise.runner.tracking.best import best_logged, is_better
 from samewise.runner.training.run import Run, Split
 
 
@@ -248,6 +248,23 @@ def _compare_with_best(run: Run) -> None:
     progress = run.progress
     progress.best = _better(run, progress.best, run.evaluate.monitor, str(run.evaluate.mode))
     progress.also = {name: _better(run, progress.also.get(name, {}), name, str(mode)) for name, mode in run.evaluate.also.items()}
+
+
+def find_earlier_best(run: Run) -> None:
+    """Of metrics that `evaluate.also` names since the run is resumed, find the best evaluation before."""
+    progress, added = run.progress, {name: str(mode) for name, mode in run.evaluate.also.items() if name not in run.progress.also}
+    if not added or progress.evaluated < 0:
+        return
+
+    def find() -> dict[str, dict[str, float]]:
+        names = progress.metrics.keys()
+        return {name: best_logged(run.folder.metrics, name, mode=mode, names=names, until=run.step) for name, mode in added.items()}
+
+    found = run.strategy.peers.first(find)
+    progress.also |= {name: best for name, best in found.items() if best}
+    if unknown := [name for name, best in found.items() if not best]:
+        words = f"evaluations up to step {run.step} are not compared by {first_few(unknown, 3)}: {run.folder.metrics.name} does not have them"
+        run.recorder.cautions.append(Problem("evaluate.also", words))
 
 
 def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[str, float]:

@@ -34,7 +34,7 @@ Logged = Mapping[tuple[int, str], float]
 
 
 def logged_divergences(
-    told: Iterable[tuple[int, str, float]], again: Logged, *, after: int = -1, until: int | None = None, without: Collection[str] = ()
+    told: Iterable[tuple[int, str, float]], again: Logged, *, after: int = -1, until: int | None = None, left_out: Collection[str] = ()
 ) -> list[Divergence]:
     """Where logged metrics differ from those of another training: for each metric the first step, and how many more.
 
@@ -43,11 +43,11 @@ def logged_divergences(
         again: What another training gave.
         after: The step behind which it began.
         until: The last step that it took; None: it ended, and nothing comes after that.
-        without: Metrics that cannot be compared.
+        left_out: As from `left_out_on_resuming`: of these, one that `again` never has cannot be compared.
     """
-    found = dict[str, list[Divergence]]()
+    found, skipped = dict[str, list[Divergence]](), unlogged(left_out, again)
     for step, name, value in told:
-        if step <= after or (until is not None and step > until) or name.startswith(MEASURED) or name in without:
+        if step <= after or (until is not None and step > until) or name.startswith(MEASURED) or name in skipped:
             continue
         computed = again.get((step, name))
         if computed is None:
@@ -64,15 +64,19 @@ def _with_more(divergences: list[Divergence]) -> Divergence:
     return Divergence(first.step, first.stage, first.layer, first.reason + more)
 
 
-def not_logged_any_more(journal: Path, again: Logged) -> list[str]:
-    """Metrics that a run logged before it was resumed and not since, and that training again does not log: their callback was left out as it was resumed."""
+def left_out_on_resuming(journal: Path) -> set[str]:
+    """Metrics that a run logged before it was last resumed and not since: perhaps of a callback that it was resumed without."""
     before, now, sessions = set[str](), set[str](), 0
     for entry, _ in read_entries(journal):
         if entry.status == "RUNNING":
             before, now, sessions = before | now, set[str](), sessions + 1
         now |= entry.metrics.keys()
-    gone = before - now - {name for _, name in again} if sessions > 1 else set[str]()
-    return sorted(name for name in gone if not name.startswith(MEASURED))
+    return {name for name in before - now if not name.startswith(MEASURED)} if sessions > 1 else set()
+
+
+def unlogged(names: Collection[str], again: Logged) -> set[str]:
+    """Those metrics that another training does not log at any step."""
+    return set(names) - {name for _, name in again} if names else set()
 
 
 def not_logged(told: Iterable[tuple[int, str, float]], again: Logged, *, every: int) -> list[str]:

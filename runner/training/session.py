@@ -22,17 +22,16 @@ from samewise.runner.config import compose
 from samewise.runner.config.fingerprint import finds_data, fingerprint_of
 from samewise.runner.config.tree import differing_keys
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError, describe_exit, first_few, first_line
+from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError, describe_exit, first_line
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, read_mapping, write_atomically, write_json
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
-from samewise.runner.tracking.best import best_logged
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.continued import measures_the_same, require_left, require_same_kind
 from samewise.runner.training.determinism import memory_ran_short
-from samewise.runner.training.evaluation import draw, rehearse, validate
+from samewise.runner.training.evaluation import draw, find_earlier_best, rehearse, validate
 from samewise.runner.training.hidden_state import require_none_learned
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
@@ -116,7 +115,7 @@ def _restore(run: Run, begun: dict[str, Any]) -> None:
         if state["fingerprint"] != run.fingerprint:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
         restore(run, checkpoint.load_sharded(state, kept.path, run.strategy.layout.empty))
-        _find_earlier_best(run)
+        find_earlier_best(run)
     state = state or begun
     run.recorder.tracker = Silent()
     if run.strategy.peers.is_main:
@@ -137,23 +136,6 @@ def _restore(run: Run, begun: dict[str, Any]) -> None:
         if kept and last // every < run.step // every:
             words = f"steps {last + 1} to {run.step} are missing, since it was deleted or cut short; they cannot be restored"
             print(f"warning: {run.folder.metrics}: {words}, but the tracking store may have them", file=sys.stderr)
-
-
-def _find_earlier_best(run: Run) -> None:
-    """Of metrics that `evaluate.also` names since the run is resumed, find the best evaluation before."""
-    progress, added = run.progress, {name: str(mode) for name, mode in run.evaluate.also.items() if name not in run.progress.also}
-    if not added or progress.evaluated < 0:
-        return
-
-    def find() -> dict[str, dict[str, float]]:
-        names = progress.metrics.keys()
-        return {name: best_logged(run.folder.metrics, name, mode=mode, names=names, until=run.step) for name, mode in added.items()}
-
-    found = run.strategy.peers.first(find)
-    progress.also |= {name: best for name, best in found.items() if best}
-    if unknown := [name for name, best in found.items() if not best]:
-        words = f"evaluations up to step {run.step} are not compared by {first_few(unknown, 3)}: {run.folder.metrics.name} does not have them"
-        run.recorder.cautions.append(Problem("evaluate.also", words))
 
 
 def continue_from(run: Run, given: str) -> dict[str, Any]:

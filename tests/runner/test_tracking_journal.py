@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from samewise.runner.tracking.best import best_logged
 from samewise.runner.tracking.journal import Journal, read_entries
 
 
@@ -139,3 +140,16 @@ def test_a_full_disk_costs_neither_a_value_nor_the_order(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("held in memory") == 1
     assert points(path) == [(step, "loss", step / 3) for step in range(210)]
+
+
+def test_the_best_evaluation_up_to_a_step_is_found(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
+    for step, value in enumerate([math.nan, 2.0, 3.0, 2.0, 1.0]):
+        journal.log({"train/loss": 0.0}, step)
+        journal.log({"valid/loss": value, "valid/accuracy": step / 10, "epoch": 1.0}, step)
+    journal.close()
+    names = ("valid/loss", "valid/accuracy")
+    lowest, highest = (best_logged(tmp_path / "metrics.jsonl", "valid/loss", mode=mode, names=names, until=3) for mode in ("min", "max"))
+    assert lowest == {"valid/loss": 2.0, "valid/accuracy": 0.1, "step": 1}
+    assert highest == {"valid/loss": 3.0, "valid/accuracy": 0.2, "step": 2}
+    assert best_logged(tmp_path / "nothing.jsonl", "valid/loss", mode="min", names=names, until=3) == {}
