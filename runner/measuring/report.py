@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.measuring.ranges import RANGES
+from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
@@ -20,7 +20,7 @@ def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Print a profile, as JSON if `given["json"]`, and log it if tracking (`given["tracking"]`) is on."""
     out = Path(given["asked"]["out"])
     if given["json"]:
-        print(json.dumps({**found, "folder": str(out)}, indent=2))
+        print(to_json({**found, "folder": str(out)}, indent=2))
     else:
         print("\n".join(lines(found, out)))
     if "mlflow" in backends_of(given["tracking"]):

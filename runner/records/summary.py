@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import Any
 
 from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.json_text import to_json
 
 
 def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | None, as_json: bool = False, fresh: bool = True) -> None:
     """Print the run's result as a table or a JSON object; `uri` is for the command that opens the UI (None: tracking is off)."""
     if as_json:
-        print(json.dumps({**summary, "folder": str(folder.path)}))
+        print(to_json({**summary, "folder": str(folder.path)}))
         return
     console = PlainConsole(soft_wrap=True, highlight=False)
     console.print("finished" if fresh else "already finished: nothing to train", style="bold green")

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.check import check, settings_are_sound
+from samewise.runner.config.compose import load
 from samewise.runner.config.fingerprint import data_places, fingerprint_of
 from samewise.runner.config.saved import satisfies
+from samewise.runner.config.tree import differences
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import is_rank
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 10_000
 """At most so many files and folders of each data folder, so that a finished run is reported at once."""
+_WRITTEN_WHILE_TRAINING = ("evaluate", "trace")
+"""The groups of the config with settings that change no result, but what a run writes as it trains."""
 
 
 def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | Mapping[str, Any] | None:
@@ -75,6 +79,9 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
         print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
     for path in _modified_after(composed.folder, data_places(composed.whole).values()):
         print(f"warning: {path} was modified after this run had ended; `train --fresh` trains with the data as they are now", file=sys.stderr)
+    saved, here = ({part: one.whole[part] for part in _WRITTEN_WHILE_TRAINING} for one in (load(composed.folder.config), composed))
+    if changed := [path for path, *values in differences(saved, here) if {} not in values]:
+        print(f"warning: changing {', '.join(changed)} has no effect: this run is finished; `train --fresh` trains it again", file=sys.stderr)
     return {"mlflow_run_id": read_mapping(composed.folder.tracking, shapes.TRACKING).get("run_id"), **summary}
 
 

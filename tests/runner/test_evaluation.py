@@ -47,6 +47,14 @@ def test_a_run_of_zero_steps_evaluates_and_saves_the_initial_model(samewise, tmp
     assert samewise("verify", folder).returncode in (0, 2)  # having no step to compare is reported and does not crash
 
 
+def test_settings_of_what_a_run_writes_as_it_trains_give_a_warning_once_it_is_finished(samewise, tmp_path) -> None:
+    given = ["train", *TINY, "max_steps=1", f"run_root={tmp_path}"]
+    assert "has no effect" not in samewise(*given).stderr + samewise(*given).stderr
+    done = samewise(*given, "+evaluate.also={valid/loss: min}", "trace.every_steps=5")
+    assert "warning: changing evaluate.also.valid/loss, trace.every_steps has no effect: this run is finished; `train --fresh` trains it again" in done.stderr
+    assert "already finished" in done.stdout
+
+
 def test_a_run_is_evaluated_without_the_weights_file_it_started_from(samewise, tmp_path) -> None:
     file = tmp_path / "weights.pt"
     torch.save(resnet18_small(width=4, in_channels=3).state_dict(), file)
