@@ -91,7 +91,7 @@ def parts(runs: Sequence[StoredRun]) -> list[Part]:
         files.setdefault(run.params.get("choices.experiment", ""), []).append(run)
         if sweep := run.tags.get("sweep"):
             sweeps.setdefault(sweep, []).append(run)
-    found = [Part(KEY, next(iter(files)) if len(files) == 1 else "all runs", "", runs)]
+    found = [Part(KEY, (next(iter(files)) if len(files) == 1 else "") or "all runs", "", runs)]
     if len(files) > 1:
         found = [Part(f"{KEY}-{name}", name, f"params.`choices.experiment` = '{name}'", some) for name, some in files.items() if name] + found
     return found + [Part(f"{KEY}-sweep-{name}", f"sweep {name}", f"tags.`sweep` = '{name}'", some) for name, some in list(sweeps.items())[:_LISTED]]

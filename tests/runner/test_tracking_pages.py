@@ -46,7 +46,8 @@ def test_experiment_files_and_sweeps_have_their_own_views_and_the_latest_is_firs
         ("samewise", "", 6),
         ("samewise-sweep-wide-1", "tags.`sweep` = 'wide-1'", 2),
     ]
-    assert [(one.key, one.where) for one in parts(RUNS[:1])] == [("samewise", "")]
+    assert [(one.key, one.where, one.title) for one in parts(RUNS[:1])] == [("samewise", "", "digits")]
+    assert [one.title for one in parts([run(1, 0.7, experiment="")])] == ["all runs"]
 
 
 @pytest.mark.parametrize(("which", "key", "lower"), [(0, "best/valid/distance", True), (1, "best/valid/accuracy", False)])
