@@ -29,6 +29,7 @@ from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole
 from samewise.runner.strategies.tree import copy_all
+from samewise.runner.strategies.used import Used, require_all_called
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -110,6 +111,7 @@ class FSDP(OneReplicaEach):
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
         self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
+        self._used: Used | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         chosen = large_children(model, self.shard_min_parameters) if self.shard is None else match_modules(model, self.shard, "strategy.shard")
@@ -121,10 +123,12 @@ class FSDP(OneReplicaEach):
             return model
         if not hasattr(FSDPModule, "reset_iter_state"):
             raise ConfigError(Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14"))
+        require_all_called(model, self._units)
         mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
         cut = partial(self._shard, mesh=mesh)
         self.layout = Shards(self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut)
         cut(model)
+        self._used = Used(model, reshards=self.reshard_after_forward)
         return model
 
     def _require_nothing_of_many(self) -> None:
@@ -190,7 +194,9 @@ class FSDP(OneReplicaEach):
         copy_all(list(self._model.buffers()), buffers)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, _ = self.gather(tallies)
+        everyone, used = self.gather(tallies, None if self._used is None else self._used.take())
+        if self._used is not None:
+            self._used.settle(used)
         self._follow_first(self._model, "sharing batch norm's statistics")
         return add_tallies(everyone)
 

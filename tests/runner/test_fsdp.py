@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +15,39 @@ from torch import nn
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import checkpoint
 from samewise.runner.strategies import fsdp
+from samewise.runner.strategies.used import require_all_called
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
 MORE = ["clip_norm=0.5", "accumulate=2", "callbacks=ema", "callbacks.ema.every_steps=2", "optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"]
 """Other settings that read gradients, weights and the optimizer's state."""
+
+LEAVES_OUT_A_LAYER = """
+from torchvision.models.resnet import BasicBlock
+seen, whole = {}, BasicBlock.forward
+def forward(self, x):
+    number = seen.setdefault(id(self), len(seen))
+    return x if self.training and number in (int(os.environ["RANK"]), 7) else whole(self, x)
+BasicBlock.forward = forward
+"""
+"""In training, rank 0 leaves out what is in the first block, rank 1 what is in the second, and both what is in the last."""
+
+CALLS_ONE_LAYER = """
+from torch.nn import Sequential
+whole = Sequential.forward
+def forward(self, x):
+    first = getattr(self[0], "conv1", None)
+    return self[int(os.environ["RANK"])](x) if self.training and first is not None and first.out_channels == 8 else whole(self, x)
+Sequential.forward = forward
+"""
+"""In training, rank 0 calls the first block only, and rank 1 the second."""
+
+
+def train(run_root: Path, before: str, *overrides: str) -> Path:
+    """The folder of a run on two ranks that first execute some code."""
+    job = Job(run_root, 2, *overrides, before=before)
+    assert job.wait() == [0, 0], job.errors
+    return next(run_root.glob("*/*/summary.json")).parent
 
 
 def final(folder: Path) -> dict[str, torch.Tensor]:
@@ -130,6 +159,43 @@ def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise
     done = samewise("digest", latest)
     assert done.returncode == 2
     assert "__1_0.distcp" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.fsdp
+def test_processes_whose_losses_depend_on_different_layers_agree_with_elastic(tmp_path):
+    """Both layers have as many weights: torch would add the gradients of one to those of the other, without an error."""
+    settings = [*MILD, *MORE, "checkpoint.every_steps=1"]
+    reference = train(tmp_path / "elastic", LEAVES_OUT_A_LAYER, *settings)
+    folder = train(tmp_path / "fsdp", LEAVES_OUT_A_LAYER, *settings, *FSDP)
+    assert_close(folder, reference, tolerance=2e-3)
+    unused = "layer4.1.conv1.weight"
+    assert torch.equal(final(folder)[unused], final(reference)[unused]), "weight decay does not move it"
+
+
+@pytest.mark.slow
+@pytest.mark.fsdp
+def test_processes_that_call_different_layers_are_refused_before_a_step_is_made(tmp_path):
+    job = Job(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1", before=CALLS_ONE_LAYER)
+    assert set(job.wait()) == {2}
+    assert "strategy.shard: the processes call different layers" in job.errors
+    assert not list(tmp_path.glob("*/*/checkpoints/step-*"))
+
+
+def test_a_model_that_drops_layers_is_refused_in_several_processes_where_they_are_gathered_apart():
+    def wrap(setting: dict[str, object]) -> None:
+        model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2))})
+        vars(model["encoder"]).update(setting)
+        fsdp.FSDP(shard=["Linear"]).wrap(model)
+        require_all_called(model, ["encoder"])
+        require_all_called(model, ["encoder.0"])
+
+    wrap({"layer_drop": 0.0, "config": SimpleNamespace(layerdrop=0.0)})
+    with pytest.raises(ConfigError, match=r"each process drops other layers \(encoder.layer_drop = 0.1\)"):
+        wrap({"layer_drop": 0.1})
+    for key in ("layerdrop", "decoder_layerdrop"):
+        with pytest.raises(ConfigError, match=f"transformers drops no layers under FSDP, and the model's {key} is 0.1"):
+            wrap({"config": SimpleNamespace(**{key: 0.1})})
 
 
 @pytest.mark.parametrize(

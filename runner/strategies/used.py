@@ -1,0 +1,80 @@
+"""What each process's loss depends on in FSDP, which may differ, as with several heads or experts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.strategies.sharding import parts
+
+OTHER_STRATEGIES = "strategy=elastic, or strategy=ddp with strategy.find_unused_parameters=true"
+
+
+class Used:
+    """Marks the parameters that get a gradient in this process, and the units that it calls.
+
+    torch would sum a unit's gradients packed: those of different parameters together, without an error if they have as many elements. So all take part, those
+    that were not used with zeros; what no process used has no gradient after that, as in other strategies, since weight decay and momentum would move it.
+    """
+
+    def __init__(self, model: nn.Module, *, reshards: bool) -> None:
+        self._model, self._reshards = model, reshards
+        self._place = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+        self._watched = set[int]()
+        self._marks, self._calls = 0, list[int]()
+        for number, part in enumerate(parts(model)):
+            part.set_reduce_scatter_unused_params(True)
+            assert isinstance(part, nn.Module)
+            part.register_forward_pre_hook(partial(self._enter, number))  # after torch's own, which gathers the weights
+
+    def _enter(self, number: int, part: nn.Module, inputs: Any) -> None:
+        if number not in self._watched:
+            self._watched.add(number)
+            for name, parameter in part.named_parameters(prefix=next(name for name, one in self._model.named_modules() if one is part)):
+                if parameter.requires_grad and not isinstance(parameter, DTensor) and name in self._place:
+                    parameter.register_post_accumulate_grad_hook(partial(self._mark, self._place[name]))
+        if number and torch.is_grad_enabled():  # the model's own weights are gathered for the whole step
+            self._calls.append(number)
+
+    def _mark(self, place: int, parameter: Tensor) -> None:
+        self._marks |= 1 << place
+
+    def take(self) -> tuple[int, str]:
+        """This process's marks since the last call, and a digest of its calls."""
+        calls = self._calls if self._reshards else list(dict.fromkeys(self._calls))
+        taken = self._marks, hashlib.sha256(str(calls).encode()).hexdigest()
+        self._marks, self._calls = 0, []
+        return taken
+
+    def settle(self, everyone: Sequence[tuple[int, str]]) -> None:
+        """Remove the gradients of what no process used; ConfigError if the processes called different units, whose weights torch has then mixed up."""
+        if len({calls for _, calls in everyone}) > 1:
+            message = "the processes call different layers, or in another order, and each layer is gathered in all of them as it is called"
+            raise ConfigError(Problem("strategy.shard", message, expected="modules that every process calls in every step", hint=OTHER_STRATEGIES))
+        used = 0
+        for marks, _ in everyone:
+            used |= marks
+        for name, parameter in self._model.named_parameters():
+            if not used >> self._place[name] & 1:
+                parameter.grad = None
+
+
+def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
+    """Raise a ConfigError if the model drops layers at random: each process draws the layers that it leaves out."""
+    for name, module in model.named_modules():
+        rate = getattr(module, "layer_drop", None)  # torchaudio's
+        if isinstance(rate, float) and rate > 0 and (own := [unit for unit in units if unit.startswith(f"{name}.")]):
+            message = f"each process drops other layers ({name}.layer_drop = {rate:g}), where each of strategy.shard is called by all or none"
+            hint = f"shard {name} as a whole; {OTHER_STRATEGIES}"
+            raise ConfigError(Problem("strategy.shard", message, own, f"modules above {name}, or layer_drop = 0", hint))
+        for key, rate in getattr(getattr(module, "config", None), "__dict__", {}).items():  # of transformers, which then drops no layer
+            if key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop") and isinstance(rate, float) and rate > 0:
+                message = f"transformers drops no layers under FSDP, and the model's {key} is {rate:g}"
+                raise ConfigError(Problem("strategy", message, "fsdp", f"{key} = 0", OTHER_STRATEGIES))
