@@ -34,8 +34,14 @@ _LENGTH_UNKNOWN = 1 << 62
 _ENDLESS = 1 << 50
 """Bytes beyond the end of any file."""
 
-_RESERVOIR = 32 * 1152
-"""An MP3's frame uses bits of frames before it: samples that are decoded before the first that is wanted."""
+_RUN_UP = {"MPEG_LAYER_III": 32 * 1152, "VORBIS": 255 * 4096} | dict.fromkeys(
+    ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM"), 0
+)
+"""The samples to decode before the first that is wanted; from the beginning on in the other encodings.
+
+An MP3's frame uses bits of frames before it. libsndfile misjudges where the last page of an Ogg Vorbis file begins, if it seeks into it: a page ends at most
+255 packets, of at most 4096 samples. An Opus frame depends on all frames before it; in GSM 6.10 and several ADPCMs libsndfile cannot seek.
+"""
 
 _CHUNKS = {"WAV": ("<4sI", b"data"), "WAVEX": ("<4sI", b"data"), "AIFF": (">4sI", b"SSND")}
 """How the header of a chunk is packed, and the name of the chunk with the sound."""
@@ -72,6 +78,8 @@ def read_audio(
     path: str | os.PathLike[str], *, sample_rate: int | None = None, mono: bool = True, start: int = 0, frames: int | None = None
 ) -> tuple[Tensor, int]:
     """Decode a file, or a section of it, and resample it if its rate differs.
+
+    A section, at the file's own rate, has the samples of that part of the whole, the same bits but for MP3, where they may be rounded otherwise.
 
     Args:
         path: The file.
@@ -256,11 +264,11 @@ def _stretch(path: str | os.PathLike[str], file: _Sound, start: int, frames: int
         raise DataError(Problem(os.fspath(path), f"is too short: it has {file.length} frames", expected=f"more than {start} frames"))
     wanted = file.length - start if frames is None else min(frames, file.length - start)
     SAMPLES.check(path, wanted * file.channels)
-    before = min(start, _RESERVOIR) if file.format == "MP3" else 0
+    before = min(start, _RUN_UP.get(file.subtype, start))
     if start > before:
         file.seek(start - before)
-    if before:
-        file.read(before, dtype="float32", always_2d=True)
+    while before and (dropped := len(file.read(min(before, _BLOCK), dtype="float32", always_2d=True))):
+        before -= dropped
     samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
     if samples.shape[1] < wanted:
         raise _cut_short(path, f"{start + samples.shape[1]} of the {file.length} frames that its header promises")
