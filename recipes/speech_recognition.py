@@ -28,7 +28,8 @@ class SpeechRecognition(Recipe):
 
     The transforms make of the waveforms what the model reads, `features` float32[B, F, N] and `feature_length` int64[B]. The model gives
     scores or log-probabilities float32[B, K, M], class 0 being the blank and the others the letters; where it has a method
-    `output_lengths(feature_length)`, it is called with the lengths beside the features; where not, M follows from its 1-d convolutions.
+    `output_lengths(feature_length)`, it is called with the lengths beside the features; where not, M follows from its 1-d convolutions, and
+    utterances are evaluated one by one.
 
     The loss of an utterance is its negative log-likelihood divided by its characters, and a step's loss the mean over utterances: what
     `torch.nn.CTCLoss` gives by default, and the published recipe (pytorch/audio, examples/pipeline_wav2letter) trains on. Error rates
@@ -241,8 +242,12 @@ def _waveform(sample: Any) -> Tensor:
 
 
 def _apply(model: nn.Module, features: Tensor, frames: Tensor, count: Callable[[Tensor], Tensor], *, with_lengths: bool) -> Any:
-    """The model's output for a batch. In evaluation, each utterance at its own length if a norm over time, as in wav2vec 2.0's base models, counts padding."""
-    apart = not model.training and any(isinstance(part, nn.GroupNorm | nn.InstanceNorm1d) for part in model.modules())
+    """The model's output for a batch. In evaluation, each utterance at its own length where padding would count.
+
+    So it does in a model that is not told the lengths, and in a norm over time, as in wav2vec 2.0's base models.
+    """
+    norms = any(isinstance(part, nn.GroupNorm | nn.InstanceNorm1d) for part in model.modules())
+    apart = not model.training and (norms or not with_lengths)
     cut = [length if length >= 1 and int(count(torch.tensor(length))) >= 1 else features.shape[-1] for length in (frames.tolist() if apart else ())]
     if all(length == features.shape[-1] for length in cut):
         return model(features, frames) if with_lengths else model(features)

@@ -175,6 +175,10 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     calls = [call_in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
     if not calls:
         call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
+        if not (call.whole or args.bare or quantised or args.module):  # perhaps because the recipe calls the model for one sample after the other
+            one = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", 1))
+            alone = observe(run.recipe, model, one, transform)
+            call = alone if alone.whole else call
         more = quantising.examples(run, model, call, module=args.module) if quantised else ()
         calls = [replace(call, examples=more)]
     measured = checkpoint.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}  # of the trained weights (valid/loss) and of averages (ema/valid/loss)

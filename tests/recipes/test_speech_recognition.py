@@ -199,6 +199,25 @@ def test_rates_and_losses_do_not_depend_on_the_batch_size():
     assert reported[0]["cer"] != reported[0]["wer"]
 
 
+def test_rates_and_losses_of_a_model_without_lengths_do_not_depend_on_the_batch_size():
+    """In a padded batch, the biases of torchaudio's network spread from the padding into the last frames."""
+    torch.manual_seed(0)
+    recipe, model, frames, reported = SpeechRecognition(letters=LETTERS), torchaudio.models.Wav2Letter(29, "mfcc", 13).eval(), [23, 60, 4, 41], []
+    features = [5 * torch.randn(13, count) for count in frames]
+    for cuts in ([(0, 4)], [(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]):
+        counted = recipe.scores(None)
+        for start, stop in cuts:
+            batch = make_batch(frames[start:stop], WORDS[start:stop])
+            for row, one in enumerate(features[start:stop]):
+                batch["features"][row, :, : one.shape[1]] = one
+            with torch.no_grad():
+                measured = recipe.measure(model, batch)
+                assert [one.values()["text"] for one in recipe.predict(model, batch)] == [line.hypothesis for line in measured.lines]
+            counted.add(measured)
+        reported.append(counted.compute())
+    assert reported[0] == reported[1] == reported[2]
+
+
 def test_edit_distances_equal_torchaudios():
     chance = random.Random(0)
     for _ in range(200):

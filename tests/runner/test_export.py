@@ -144,6 +144,24 @@ def test_a_speech_model_takes_raw_recordings(samewise: Callable[..., Any], tmp_p
 
 
 @pytest.mark.slow
+def test_a_speech_model_that_is_told_no_lengths_takes_one_raw_recording(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    import samewise as package
+
+    network = ["model=wav2letter", "model._target_=torch.nn.Conv1d", "~model.input_type", "~model.num_classes", "~model.num_features"]
+    network += ["+model.in_channels=13", "+model.out_channels=29", "+model.kernel_size=3", "+model.padding=1"]
+    task = ["recipe=speech_recognition", "dataset=generated_speech_recognition", "dataset.samples=4", "transforms=mfcc", *network]
+    assert samewise("train", *task, "batch_size=2", "max_steps=1", "tracking=none", "callbacks=none", f"run_root={tmp_path}", "name=conv").returncode == 0
+    run = next(tmp_path.glob("conv/*"))
+    assert samewise("export", run, "--out", tmp_path / "out").returncode == 0
+    model, transforms, _ = package.load(run, trust=True)
+    waveform = torch.randn(1, 6000, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(transforms.predictor.transform({"waveform": waveform, "length": torch.tensor([6000])})["features"])
+        (found,) = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()(waveform, torch.tensor([6000]))
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.slow
 def test_an_export_is_verified_in_every_runtime(samewise: Callable[..., Any], exported: Path) -> None:
     found = verified(samewise, exported, 0)
     assert [found[name]["sound"] for name in ("safetensors", "pt2", "onnx")] == [True, True, True]
