@@ -9,13 +9,15 @@ backward (of Faster R-CNN, not of RetinaNet) has none either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.annotated_images import annotated_sample, require_whole, size_before
@@ -37,6 +39,9 @@ class Detection(Recipe):
     they were resized: results are in those pixels, as is `area`, a list of float32[N]. The model is one of torchvision's detectors, or has their
     interface: in training `model(images, targets)` gives a dict of losses, each a mean over the images; in evaluation `model(images)` gives a list of
     `{"boxes", "labels", "scores"}`. Images reach it as floats in [0, 1]; it normalises and resizes them itself.
+
+    Under autocast (precision=bf16 or fp16) RetinaNet's anchors, boxes and losses are float32. Other detectors are evaluated without autocast, as in
+    torchvision's references/detection: torchvision's would decode and suppress boxes in the low format. In training theirs are in that format, as there.
 
     Args:
         num_classes: With the background (label 0), to find a label out of range in the loader's worker; None: any label from 1.
@@ -76,7 +81,8 @@ class Detection(Recipe):
         anchors, both over their number (Lin et al. 2017, arXiv 1708.02002, section 4.1).
         """
         images = _floats(batch["image"])
-        losses: Mapping[str, Tensor] = model(images, _targets(batch))
+        with _anchors_kept(model, images[0].device):
+            losses: Mapping[str, Tensor] = model(images, _targets(batch))
         if not isinstance(losses, Mapping) or not losses:
             words = "does not return a dict of losses in training"
             raise ConfigError(Problem("model", words, type(losses).__name__, "a detector with torchvision's interface", none_hint(losses)))
@@ -89,8 +95,8 @@ class Detection(Recipe):
 
         def detect(places: list[int]) -> list[Mapping[str, Tensor]]:
             some = [images[place] for place in places]
-            if not hasattr(model, "losses_and_detections"):
-                return model(some)
+            if not _gives_both(model):
+                return _detect(model, some)
             means, found = model.losses_and_detections(some, [targets[place] for place in places])
             for name, mean in means.items():
                 losses[_short(name)] = losses.get(_short(name), 0.0) + float(mean) * len(places)
@@ -113,7 +119,7 @@ class Detection(Recipe):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         images = _floats(batch["image"])
-        found = _at_own_size(images, lambda places: model([images[place] for place in places]))
+        found = _at_own_size(images, lambda places: _detect(model, [images[place] for place in places]))
         return [
             Detected(_image(batch, place, one), image.cpu(), self.classes, self.category_ids)
             for place, (image, one) in enumerate(zip(images, found, strict=True))
@@ -221,6 +227,33 @@ def _floats(images: Sequence[Tensor] | Tensor) -> list[Tensor]:
     if images[0].is_floating_point():
         return list(images)
     return [image.to(torch.float32) / 255 for image in images]
+
+
+def _gives_both(model: nn.Module) -> bool:
+    """Whether the model is ours, or one like it: it gives losses and detections in one pass, and cares for their number format itself."""
+    return hasattr(model, "losses_and_detections")
+
+
+def _detect(model: nn.Module, images: list[Tensor]) -> list[Mapping[str, Tensor]]:
+    """Detections, without autocast in a model that would decode them in its format."""
+    if _gives_both(model):
+        return model(images)
+    with torch.autocast(images[0].device.type, enabled=False):
+        return model(images)
+
+
+@contextmanager
+def _anchors_kept(model: nn.Module, device: torch.device) -> Generator[None]:
+    """Restore, after a pass under autocast, the anchors that torchvision's generators keep as rounded as the features: evaluations would depend on it."""
+    generators = list[AnchorGenerator]()
+    if torch.is_autocast_enabled(device.type) and not _gives_both(model):
+        generators = [module for module in model.modules() if isinstance(module, AnchorGenerator)]
+    for generator in generators:
+        generator.set_cell_anchors(torch.float32, device)
+    anchors = [generator.cell_anchors for generator in generators]
+    yield
+    for generator, kept in zip(generators, anchors, strict=True):
+        generator.cell_anchors = kept
 
 
 def _detect_in_one(model: nn.Module, image: Tensor) -> dict[str, Tensor]:

@@ -181,7 +181,7 @@ def retinanet(
     pyramid = BackboneWithFPN(body, {f"layer{stage}": str(place) for place, stage in enumerate(stages)}, widths, channels, extra_blocks=extra)
     anchors = _anchors(anchor_sizes, aspect_ratios, levels=len(stages) + 2 * extra_levels)
     group = head_norm == "group" if head_norm else version == 2
-    head = RetinaNetHead(channels, anchors.num_anchors_per_location()[0], num_classes, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None)
+    head = _Head(channels, anchors.num_anchors_per_location()[0], num_classes, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None)
     if head_convs != 4:
         _shorten(head, head_convs, channels, group=group)
     head.regression_head._loss_type = box_loss or ("l1" if version == 1 else "giou")
@@ -206,6 +206,22 @@ def retinanet(
         made.load_state_dict(published.get_state_dict(check_hash=True))
         overwrite_eps(made, 0.0 if version == 1 else 1e-5)  # COCO_V1 of version 1 was trained before frozen batch norm had an epsilon
     return made
+
+
+@final
+class _Head(RetinaNetHead):
+    """Its outputs are at least float32, also under autocast: boxes, overlaps and losses are computed in their format."""
+
+    def forward(self, x: list[Tensor]) -> dict[str, Tensor]:
+        return {name: output.float() if output.dtype.itemsize < 4 else output for name, output in super().forward(x).items()}
+
+
+@final
+class _Anchors(AnchorGenerator):
+    """At least float32, whatever the format of the features. bfloat16 has only multiples of 4 from 512 on."""
+
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().set_cell_anchors(torch.float32 if dtype.itemsize < 4 else dtype, device)
 
 
 @final
@@ -256,7 +272,7 @@ def _anchors(sizes: Sequence[Sequence[float]] | None, ratios: Sequence[float], *
     if len(sizes) != levels or len({len(one) for one in sizes}) != 1:
         words = "do not fit the pyramid"
         raise ConfigError(Problem("model.anchor_sizes", words, [list(one) for one in sizes], f"{levels} lists of equal length, one per level"))
-    return AnchorGenerator(tuple(tuple(one) for one in sizes), (tuple(ratios),) * levels)
+    return _Anchors(tuple(tuple(one) for one in sizes), (tuple(ratios),) * levels)
 
 
 def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> None:

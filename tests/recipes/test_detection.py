@@ -14,7 +14,9 @@ import pycocotools.cocoeval
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection import retinanet_resnet50_fpn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import box_iou
 from torchvision.transforms import v2
 
@@ -23,6 +25,7 @@ from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 from samewise.datasets.transforms.detection import RandomShortestSide
 from samewise.recipes.detection import Detection
 from samewise.recipes.models.retinanet import RetinaNet, retinanet
+from samewise.recipes.parts import dense_losses
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Batch, Phase
 
@@ -133,6 +136,65 @@ def test_one_pass_gives_torchvisions_losses_and_detections(batch: Batch):
         assert all(torch.equal(ours[name], theirs[name]) for name in ("boxes", "scores", "labels"))
 
 
+def heads_outputs(model: RetinaNet) -> dict[str, Tensor]:
+    """Filled by each pass with what the two heads give, in the format in which they compute it."""
+    found = dict[str, Tensor]()
+    model.head.classification_head.register_forward_hook(lambda _, given, output: found.update(cls_logits=output))
+    model.head.regression_head.register_forward_hook(lambda _, given, output: found.update(bbox_regression=output))
+    return found
+
+
+def anchors_by_hand() -> Tensor:
+    """Those of `small`, float64[A, 4], for images of 64 x 80, padded to 64 x 96."""
+    made = list[list[float]]()
+    for stride, sizes in ((8, (16, 24)), (16, (32, 40)), (32, (56, 64))):
+        half = [(round(size / math.sqrt(ratio) / 2), round(size * math.sqrt(ratio) / 2)) for ratio in (0.5, 1.0, 2.0) for size in sizes]
+        places = [(x, y) for y in range(0, 64, stride) for x in range(0, 96, stride)]
+        made += [[float(x - w), float(y - h), float(x + w), float(y + h)] for x, y in places for w, h in half]
+    return torch.tensor(made, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_boxes_are_decoded_and_suppressed_in_float32(batch: Batch, dtype: torch.dtype):
+    """By float64, from what the heads give in the low format, in which a box here would be rounded by up to a quarter of a pixel, or a 64th."""
+    recipe, model = Detection(num_classes=11), small().eval()
+    outputs, anchors = heads_outputs(model), anchors_by_hand()
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        measured = recipe.measure(model, batch).images
+        predicted = [one.found for one in recipe.predict(model, batch)]
+    assert {output.dtype for output in outputs.values()} == {dtype}
+    for place, (image, again) in enumerate(zip(measured, predicted, strict=True)):
+        codes, scores = outputs["bbox_regression"][place].double(), outputs["cls_logits"][place].double().sigmoid()
+        size, centre = anchors[:, 2:] - anchors[:, :2], (anchors[:, 2:] + anchors[:, :2]) / 2
+        middle, half = codes[:, :2] * size + centre, codes[:, 2:].exp() * size / 2
+        by_hand = torch.cat([middle - half, middle + half], 1).clamp(min=0).minimum(torch.tensor([80.0, 64, 80, 64]))
+        distance = (image.found_boxes.double()[:, None] - by_hand).abs().amax(2) + (image.found_scores.double()[:, None] - scores.T[image.found_labels]).abs()
+        assert distance.amin(1).max() < 1e-4  # each is an anchor's box, with its score
+        overlap = box_iou(image.found_boxes, image.found_boxes).nan_to_num().triu(1)
+        assert overlap[image.found_labels[:, None] == image.found_labels].max() <= model.nms_thresh + 1e-6
+        assert len(image.found_boxes) > 10
+        assert torch.equal(image.found_boxes, again.found_boxes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("box_loss", ["l1", "giou"])
+def test_under_autocast_losses_are_float32(batch: Batch, dtype: torch.dtype, box_loss: str):
+    """By torchvision's loss in float64, from what the heads give in the low format."""
+    model, images = small(box_loss=box_loss), [image.float() / 255 for image in batch["image"]]
+    outputs, anchors = heads_outputs(model), [anchors_by_hand()] * 4
+    aims = [{**one, "boxes": one["boxes"].double()} for one in targets(batch)]
+    for losses in (
+        lambda: model.eval().losses_and_detections(images, targets(batch))[0],
+        lambda: model.train()(images, targets(batch)),
+        lambda: dense_losses.losses(model.train(), images, targets(batch)),
+    ):
+        with torch.no_grad(), torch.autocast("cpu", dtype):
+            given = losses()
+        wanted = TorchvisionRetinaNet.compute_loss(model, aims, {name: output.double() for name, output in outputs.items()}, anchors)
+        assert {output.dtype for output in outputs.values()} == {dtype}
+        assert {name: float(one) for name, one in given.items()} == {name: pytest.approx(float(one), rel=1e-5) for name, one in wanted.items()}
+
+
 @pytest.mark.parametrize("head_norm", ["none", "group"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_scores_and_predictions_do_not_depend_on_the_batch_size(head_norm: str, turned: bool):
@@ -171,6 +233,26 @@ def test_another_detector_of_torchvision_is_trained_and_measured(batch: Batch):
     with torch.no_grad():
         scores.add(recipe.measure(model.eval(), batch))
     assert set(scores.compute()) >= {"map", "map_50"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_detector_of_torchvision_is_evaluated_without_autocast(batch: Batch, dtype: torch.dtype):
+    torch.manual_seed(0)
+    anchors = AnchorGenerator(((16, 24, 9001),) * 3, ((0.5, 1.0, 2.0),) * 3)  # the low formats round the largest
+    model = TorchvisionRetinaNet(small().backbone, 11, anchor_generator=anchors, min_size=64, max_size=80, score_thresh=0.001)
+    recipe, state, found = Detection(num_classes=11), {name: value.clone() for name, value in model.state_dict().items()}, list[list[Tensor]]()
+    for context in (contextlib.nullcontext(), torch.autocast("cpu", dtype)):
+        with torch.no_grad(), context:
+            found.append([one.found_boxes for one in recipe.measure(model.eval(), batch).images])
+            found.append([one.found.found_boxes for one in recipe.predict(model, batch)])
+        with torch.autocast("cpu", dtype):
+            recipe.loss(model.train(), batch, Phase())
+        model.load_state_dict(state)
+    for one in zip(*found, strict=True):
+        assert len(one[0])
+        assert all(torch.equal(one[0], other) for other in one)
+    fresh = AnchorGenerator(anchors.sizes, anchors.aspect_ratios).cell_anchors
+    assert all(map(torch.equal, anchors.cell_anchors, fresh)), "evaluations after a training under autocast would differ from those of the saved weights"
 
 
 def test_images_of_one_size_become_a_tensor_and_of_several_a_list():
