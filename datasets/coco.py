@@ -29,6 +29,8 @@ class COCO(AnnotatedImages):
     As torchvision's references/detection have it, boxes are cut at the image's border, those that then have no area are left out, and in training so are crowds
     and images that have no box left.
 
+    `category_ids` are the file's numbers of the labels, the background's 0 first, and -1 for a class that the file lacks; empty if labels are these numbers.
+
     Args:
         root: The folder that the other two are relative to.
         images: The folder of images.
@@ -93,7 +95,9 @@ class COCO(AnnotatedImages):
         if split is not None:
             wanted = set(select_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
             chosen = [one for one in chosen if one.name in wanted]
-        self.category_ids = [0, *sorted(names)] if category_ids == "dense" and given is None else []
+        numbers = {label: number for number, label in reversed(labels.items())}
+        last = max(count, num_classes or 0)
+        self.category_ids = [0, *(numbers.get(label, -1) for label in range(1, last))] if category_ids == "dense" or given is not None else []
         super().__init__(base / images, chosen, classes=known, training=training, size=size, cache=cache)
 
 

@@ -173,7 +173,7 @@ class Detected(Prediction):
         found: The boxes, in pixels of the file, even where the data set or the transforms of evaluation resize it.
         image: float32[3, H, W] in [0, 1]; it is resized to that image's size as it is drawn.
         classes: The names of the labels, the background's first; empty: their numbers.
-        category_ids: The labels' numbers in COCO's results; empty: the labels themselves.
+        category_ids: The labels' numbers in COCO's results, -1 for a label that has none; empty: the labels themselves.
         least: The score of what is drawn; None: .3, or the three best.
     """
 
@@ -208,12 +208,16 @@ class Detected(Prediction):
         return Detected(chosen, self._image, self.classes, self._category_ids, least=score)
 
     def coco(self, image: int | str) -> list[dict[str, Any]]:
-        """In the form of https://cocodataset.org/#format-results: `bbox` is [x, y, width, height] in pixels, `category_id` from the data set's file."""
+        """In the form of https://cocodataset.org/#format-results: `bbox` is [x, y, width, height] in pixels, `category_id` from the data set's file.
+
+        Boxes of a class that the file lacks are left out: it has no number for them.
+        """
         made = list[dict[str, Any]]()
         for one in self.values()["detections"]:
             (x1, y1, x2, y2), label = one["box"], one["label"]
             number = self._category_ids[label] if label < len(self._category_ids) else label
-            made.append({"image_id": image, "category_id": number, "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)], "score": one["score"]})
+            if number >= 0:
+                made.append({"image_id": image, "category_id": number, "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)], "score": one["score"]})
         return made
 
     def _plain_values(self, place: int) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Recipe(abc.ABC):
     """The names of the labels, if the run's data set has them: set before `predict` is called."""
 
     category_ids: Sequence[int] = ()
-    """The labels' numbers in the data set's own file, if it numbers them differently: set likewise."""
+    """The labels' numbers in the data set's own file, if it numbers them differently, -1 for a label that it lacks: set likewise."""
 
     read_size: Sequence[int] | None = None
     """[height, width] to which the run's data set resizes images as it reads them in evaluation, as `read` should: set likewise."""

@@ -275,7 +275,7 @@ def test_given_classes_number_categories_by_name(tmp_path: Path, category_ids: s
     write(tmp_path, content())
     write_valid(tmp_path, {0: "dog", 4: "cat"})
     given = load_valid(tmp_path, category_ids=category_ids, classes=[*background, "cat", "bird", "dog"], num_classes=4)
-    assert (given[2]["labels"].tolist(), given.classes, given.category_ids) == ([3, 1], ["background", "cat", "bird", "dog"], [])
+    assert (given[2]["labels"].tolist(), given.classes, given.category_ids) == ([3, 1], ["background", "cat", "bird", "dog"], [0, 4, -1, 0])
     with pytest.raises(DataError, match=r"(?s)categories that are not among the classes; expected: some of: cat, bird.*'0: dog'"):
         load_valid(tmp_path, category_ids=category_ids, classes=["cat", "bird"])
 
