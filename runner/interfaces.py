@@ -238,6 +238,9 @@ class BatchTransform(nn.Module, abc.ABC):
     needs_places = False
     """Whether in training it needs the entry `place`, int64[B, 2], on the batch's device: each sample's epoch, from 0, and its index in the data set."""
 
+    mixes = False
+    """Whether it mixes each sample with the one before, in its micro-batch: training warns if that is the same image."""
+
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         """Random choices for `size` samples: names to CPU tensors whose first dimension is `size`. Default: none."""
         return {}

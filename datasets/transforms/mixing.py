@@ -27,6 +27,8 @@ class Mixing(BatchTransform):
         num_classes: K.
     """
 
+    mixes = True
+
     def __init__(self, *, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes

@@ -121,7 +121,7 @@ class RepeatedAugmentation(Order):
     def __init__(self, dataset: Sized, *, seed: int, repeats: int, batch_size: int, replicas: int) -> None:
         require_positive({"loader.order.repeats": repeats})
         self._shuffled = Shuffled(dataset, seed=seed)
-        self._repeats = repeats
+        self.repeats = repeats
         self._batch_size = batch_size
         self._replicas = replicas
         self._length = len(dataset) // 256 * 256 or len(dataset)
@@ -130,7 +130,7 @@ class RepeatedAugmentation(Order):
         return self._length
 
     def indices(self, epoch: int) -> Tensor:
-        repeated = self._shuffled.indices(epoch).repeat_interleave(self._repeats)[: self._length]
+        repeated = self._shuffled.indices(epoch).repeat_interleave(self.repeats)[: self._length]
         whole = len(repeated) // self._batch_size * self._batch_size
         # Neighbours go to different replicas: within a batch, replica r takes the samples r, r + replicas, r + 2 replicas, ...
         spread = repeated[:whole].view(-1, self._batch_size // self._replicas, self._replicas).transpose(1, 2).reshape(-1)

@@ -47,6 +47,7 @@ from samewise.runner.training.components import (
     make_order,
     make_part,
     make_splits,
+    mixing_cautions,
     require_decoded,
     training_images,
 )
@@ -121,6 +122,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
             *(class_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
             *_max_steps_caution(composed, plan),
+            *(mixing_cautions(transforms, order, plan) if train and "debug" not in composed.choices else ()),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],
     )

@@ -22,6 +22,7 @@ from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
+from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few, raised_at, summarise_error
 from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.groups import freeze_groups
@@ -173,6 +174,7 @@ class _BatchTransforms:
     def __init__(self, transforms: Sequence[Callable[[Batch], Batch]]) -> None:
         self._transforms = transforms
         self.decodes = bool(transforms) and getattr(transforms[0], "takes_encoded", False)
+        self.mixing = [type(one).__name__ for one in transforms if getattr(one, "mixes", False)]
         self.need_places = any(getattr(one, "needs_places", False) for one in transforms)
 
     def __call__(self, batch: Batch) -> Batch:
@@ -212,3 +214,28 @@ def decoding_cautions(cfg: DictConfig, train: Split, transforms: Mapping[str, Ca
     hint = instead if given is ... else f"dataset.decode=device; or {instead}"
     words = "the data set decodes the images itself, so Decode in transforms.train.batch does nothing, and whole images are sent to the device"
     return [Problem("dataset.decode", words, given, hint=hint)]
+
+
+_FEW = 0.1
+"""The share of images with their own copy before them from which there is a warning: an order that draws with replacement has some by chance."""
+
+
+def mixing_cautions(transforms: Mapping[str, Callable[[Batch], Batch]], order: Order, plan: Plan) -> list[Problem]:
+    """A warning if a transform that mixes images, as MixUp does, would mix them with themselves."""
+    names, micro_batches = " and ".join(getattr(transforms["train"], "mixing", ())), plan.micro_batches
+    if not names:
+        return []
+    if min(plan.batch_size, plan.samples) <= micro_batches:
+        words = f"leaves one image for each micro-batch, so {names} in transforms.train.batch does nothing: it mixes images of a micro-batch"
+        return [Problem("batch_size", words, plan.batch_size, hint=f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas")]
+    if isinstance(order, InOrder):
+        return []
+    indices = order.indices(0)
+    parts = [indices[slice(*plan.bounds(0, number)[1:])] for number in range(micro_batches)]
+    share = sum(int((part == part.roll(1)).sum()) for part in parts) / sum(map(len, parts))
+    if share < _FEW:
+        return []
+    words = f"puts copies of an image into one micro-batch: {names} in transforms.train.batch mixes {share:.0%} of the images with another copy of themselves"
+    fewest = max(micro_batches, getattr(order, "repeats", plan.batch_size))  # of an order of the user's it is unknown
+    number = next((number for number in range(fewest, plan.batch_size) if plan.batch_size % number == 0), None)
+    return [Problem("loader.order", words, hint=f"replicas={number} accumulate=1 puts each copy into another micro-batch" if number else "")]

@@ -30,6 +30,9 @@ EMA = "callbacks=[default,ema] callbacks.ema."
 
 OTHER = "experiment=resnet18_digits model=resnet18_small optimizer=adamw"
 
+MIXUP = "transforms=imagenet_v2 transforms.size=8 transforms.eval_size=8 transforms.eval_resize=8"
+REPEATED = "loader.order={_target_:samewise.runner.data.order.RepeatedAugmentation,_partial_:true,repeats:4,batch_size:${batch_size},replicas:${replicas}}"
+
 WARNINGS: dict[str, tuple[str, str]] = {
     "A schedule longer than the training": ("training ends before the schedule does", "scheduler=warmup_cosine"),
     "A milestone after the end": ("the learning rate is never lowered", "scheduler=multi_step scheduler.milestones=[30]"),
@@ -47,6 +50,8 @@ WARNINGS: dict[str, tuple[str, str]] = {
         "the images are decoded already",
         "transforms=imagenet_on_device transforms.size=8 transforms.eval_resize=8",
     ),
+    "MixUp or CutMix with one image in each micro-batch": ("images are mixed with others of their micro-batch", f"{MIXUP} batch_size=8 accumulate=8"),
+    "MixUp or CutMix with copies of an image in a micro-batch": ("images are mixed with themselves", f"{MIXUP} {REPEATED}"),
     "A key that is set more than once": ("the last value is used", "optimizer.lr=0.1 optimizer.lr=0.2"),
 }
 

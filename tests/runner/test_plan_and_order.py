@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
+from samewise.datasets.transforms.geometry import RandomHorizontalFlip
+from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
+from samewise.datasets.transforms.numeric import ToFloat
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmentation, Shuffled
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import BatchTransform
+from samewise.runner.training.components import make_batch_transforms, mixing_cautions
 
 
 def positions(plan: Plan, step: int) -> list[range]:
@@ -102,6 +108,44 @@ def test_repeated_augmentation_shows_each_sample_to_different_replicas():
     batch = indices[:64].view(8, 8)  # replica, sample
     assert all(len(replica.unique()) == 8 for replica in batch)
     assert len(indices[:64].unique()) == 16
+
+
+def mixing_warnings(order: Order, batch_size: int, micro_batches: int, *transforms: BatchTransform) -> list[Problem]:
+    plan = Plan(samples=len(order), batch_size=batch_size, micro_batches=micro_batches, drop_last=False)
+    return mixing_cautions({"train": make_batch_transforms(lambda _: {"batch": transforms}, "train")}, order, plan)
+
+
+@pytest.mark.parametrize("transform", [MixUp(num_classes=2), CutMix(num_classes=2), MixUpOrCutMix(num_classes=2)])
+def test_mixing_in_micro_batches_of_one_image_gives_a_warning(transform: BatchTransform):
+    (found,) = mixing_warnings(Shuffled(range(100), seed=0), 8, 8, transform)
+    assert (found.path, found.value, type(transform).__name__ in found.message) == ("batch_size", 8, True)
+    assert not mixing_warnings(Shuffled(range(100), seed=0), 16, 8, transform)
+    assert not mixing_warnings(Shuffled(range(65), seed=0), 16, 8, transform), "a last micro-batch of one image does no harm"
+    assert not mixing_warnings(Shuffled(range(100), seed=0), 8, 8, ToFloat())
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4])
+@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (1, 8), (2, 1), (2, 4), (4, 1), (4, 2), (8, 1)])
+def test_mixing_copies_of_an_image_gives_a_warning_whose_hint_spreads_them(repeats: int, replicas: int, accumulate: int):
+    def made(replicas: int) -> RepeatedAugmentation:
+        return RepeatedAugmentation(range(1024), seed=0, repeats=repeats, batch_size=64, replicas=replicas)
+
+    found = mixing_warnings(made(replicas), 64, replicas * accumulate, RandomHorizontalFlip(), MixUp(num_classes=2))
+    micro_batches = made(replicas).indices(0).view(-1, 64 // (replicas * accumulate)).tolist()
+    assert len(found) == any(one[place] == one[place - 1] for one in micro_batches for place in range(len(one)))
+    if found:
+        given = re.match(r"replicas=(\d+) accumulate=1 ", found[0].hint)
+        assert given
+        assert found[0].path == "loader.order"
+        assert not mixing_warnings(made(int(given[1])), 64, int(given[1]), MixUp(num_classes=2))
+        assert not mixing_warnings(made(replicas), 64, replicas * accumulate, RandomHorizontalFlip())
+
+
+def test_copies_that_are_drawn_by_chance_give_no_warning():
+    order = Checked(Own(lambda epoch: torch.randint(20, (12,), generator=torch.Generator().manual_seed(epoch))), samples=20)
+    assert not mixing_warnings(order, 12, 1, MixUp(num_classes=2))
+    (found,) = mixing_warnings(Checked(Own(lambda epoch: torch.arange(12) // 2), samples=20), 12, 1, MixUp(num_classes=2))
+    assert (found.path, "50%" in found.message, found.hint) == ("loader.order", True, "")
 
 
 GENERATOR = torch.Generator()
