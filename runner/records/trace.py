@@ -79,8 +79,10 @@ class Trace:
         self._every = every_steps
         self._layers_every = layers_every_steps
         self._parameters = list(model.parameters())
-        self._state = list(model.state_dict(keep_vars=True).values())
-        self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(model.state_dict())}
+        self._state = model.state_dict(keep_vars=True)
+        held = [(path, one._buffers) for path, one in model.named_modules(remove_duplicate=False)]  # pyright: ignore[reportPrivateUsage]
+        self._buffers = [(key, name, buffers) for path, buffers in held for name in buffers.keys() if (key := f"{path}.{name}".lstrip(".")) in self._state]  # noqa: SIM118
+        self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(self._state)}
         self._chain = 0
         self._gradients: list[Callable[[], list[int]]] = []
         self._weights: Callable[[], list[int]] = list
@@ -113,7 +115,10 @@ class Trace:
     def digest_weights(self, step: int) -> None:
         """Begin to digest the weights after `step`."""
         if self.records(step):
-            self._weights = self._digests(self._state, self.algorithm)
+            for key, name, held in self._buffers:
+                if held[name] is not self._state[key]:  # the model has assigned another tensor
+                    self._state[key] = held[name]
+            self._weights = self._digests(list(self._state.values()), self.algorithm)
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
         """Write the step's line, whose digests have been begun; on a device only once the next step's is started, or when it is requested."""

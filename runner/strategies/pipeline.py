@@ -16,7 +16,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.strategies.base import Forward, Tally
 from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy, cut_model, draws
-from samewise.runner.strategies.tree import copy_all
+from samewise.runner.strategies.tree import unchanged_buffers
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -126,10 +126,8 @@ class Pipeline(StageStrategy):
         given = asked.inputs
         taken = given
         for stage in self._stages[: self.peers.rank + 1]:
-            kept = [buffer.clone() for buffer in stage.buffers()]
-            with asked.surroundings.enter():
+            with unchanged_buffers(stage), asked.surroundings.enter():
                 output = stage(*given)
-            copy_all(list(stage.buffers()), kept)
             taken, given = given, output if isinstance(output, tuple) else (output,)
         first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
         return taken if first else _require_gradients(taken), given if last else _require_gradients(given)

@@ -150,7 +150,7 @@ class StageParts:
 
     def __init__(self, stages: Sequence[nn.Module], peers: Processes) -> None:
         self._trained = [[parameter for parameter in stage.parameters() if parameter.requires_grad] for stage in stages]
-        self._buffers = [list(stage.buffers()) for stage in stages]
+        self._stages = stages
         self._peers = peers
 
     def have_gradients(self) -> list[bool]:
@@ -163,15 +163,15 @@ class StageParts:
         for owner, marks in enumerate(touched):
             self._peers.doing = f"sharing the gradients of stage {owner}"
             trained = [parameter for parameter, mark in zip(self._trained[owner], marks, strict=True) if mark]
-            mine = owner == self._peers.rank
-            tensors = [*(parameter.grad if mine and parameter.grad is not None else parameter for parameter in trained), *self._buffers[owner]]
+            mine, buffers = owner == self._peers.rank, list(self._stages[owner].buffers())  # looked up: a layer may assign another tensor to one
+            tensors = [*(parameter.grad if mine and parameter.grad is not None else parameter for parameter in trained), *buffers]
             if not tensors:
                 continue
             values = from_rank(owner, tensors)
             if not mine:
                 for parameter, value in zip(trained, values, strict=False):
                     parameter.grad = value
-                for buffer, value in zip(self._buffers[owner], values[len(trained) :], strict=True):
+                for buffer, value in zip(buffers, values[len(trained) :], strict=True):
                     buffer.copy_(value)
 
 

@@ -6,7 +6,8 @@ ranks' partial sums are then added in the tree's upper levels, so the result dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -155,37 +156,79 @@ def buckets(parameters: Sequence[nn.Parameter], *, megabytes: float, shards: int
 
 @final
 class ReplicaBuffers:
-    """Batch norm's running statistics: each replica starts from the step's initial ones, and replica 0's are kept."""
+    """Buffers, such as batch norm's running statistics: each replica starts from the step's initial ones, and replica 0's are kept.
+
+    A forward pass may change a buffer in place or assign another tensor to it, so the model's own are looked up each time.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self.tensors = [buffer for _, buffer in model.named_buffers()]
-        self._start: list[Tensor] = []
-        self._kept: list[Tensor] = []
+        held = [module._buffers for module in model.modules()]  # pyright: ignore[reportPrivateUsage]
+        self._slots = [(buffers, name, tensor) for buffers in held for name, tensor in buffers.items()]
+        self._start: Snapshot | None = None
+        self._kept: Snapshot | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The buffers as they are; the first tensor of one whose shape or dtype has changed, such as a cache that grows: processes differ in it."""
+        pairs = [(held[name], first) for held, name, first in self._slots if first is not None]
+        return [first if now is None or (now is not first and (now.shape, now.dtype) != (first.shape, first.dtype)) else now for now, first in pairs]
 
     def begin(self, replica: int) -> None:
         """Before a replica's first forward pass."""
+        if not self._slots:
+            return
         if not self._start:
-            self._start = self._copies()
+            self._start = self._snapshot()
         if replica > 0:
             if not self._kept:  # replica 0's buffers, or the step's initial ones if replica 0 is in another process or had no samples
-                self._kept = self._copies()
-            self.set(self._start)
+                self._kept = self._snapshot()
+            self.restore()
+
+    def restore(self) -> None:
+        """Return to the step's initial ones."""
+        if self._start:
+            self._restore(self._start)
 
     def finish(self) -> None:
         """After the last replica of the step."""
         if self._kept:
-            self.set(self._kept)
-        self._start, self._kept = [], []
+            self._restore(self._kept)
+        self._start, self._kept = None, None
 
     @torch.no_grad()
     def set(self, values: Sequence[Tensor]) -> None:
         """Overwrite all buffers."""
         copy_all(self.tensors, values)
 
-    def _copies(self) -> list[Tensor]:
-        made = [torch.empty_like(buffer) for buffer in self.tensors]
-        copy_all(made, self.tensors)
-        return made
+    @torch.no_grad()
+    def _snapshot(self) -> Snapshot:
+        now = [held[name] for held, name, _ in self._slots]
+        made = [torch.empty_like(tensor) for tensor in now if tensor is not None]
+        copy_all(made, [tensor for tensor in now if tensor is not None])
+        return now, made
+
+    @torch.no_grad()
+    def _restore(self, snapshot: Snapshot) -> None:
+        tensors, values = snapshot
+        for (held, name, _), tensor in zip(self._slots, tensors, strict=True):
+            if held[name] is not tensor:
+                held[name] = tensor
+        copy_all([tensor for tensor in tensors if tensor is not None], values)
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Generator[None]:
+    """Afterwards the model's buffers are what they were before, with the same values."""
+    buffers = ReplicaBuffers(model)
+    buffers.begin(0)
+    try:
+        yield
+    finally:
+        buffers.restore()
+
+
+Snapshot = tuple[list[Tensor | None], list[Tensor]]
+"""The tensors that a model's buffers are, and copies of their values."""
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

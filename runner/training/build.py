@@ -54,6 +54,7 @@ from samewise.runner.training.components import (
 from samewise.runner.training.due import evaluation_interval
 from samewise.runner.training.evaluation import watched
 from samewise.runner.training.finite import nonfinite_names
+from samewise.runner.training.held_tensors import HeldTensors
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.portable import is_portable
 from samewise.runner.training.recorder import Recorder
@@ -147,6 +148,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         model=model,
         network=network,
         parameters=list(model.parameters()),
+        held=HeldTensors(model if strategy.compiles else nn.Identity()),  # other strategies hold parameters of their own during a step
         phases=_phases(recipe, model, optimizers, strategy, later),
         schedule=schedule,
         precision=precision,

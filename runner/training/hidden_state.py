@@ -24,6 +24,7 @@ from samewise.runner.optim.schedules.base import Schedule
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import value_digest
 from samewise.runner.records.files import read_json, write_json
+from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.evaluation import evaluating, tell
 from samewise.runner.training.run import Run
 
@@ -91,7 +92,7 @@ def find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
 
     Only for code of the user's, and where the whole model is in this process. The model is left as it was. None too if it fails: the step itself will.
     """
-    with suppress(Exception, SystemExit):
+    with suppress(Exception, SystemExit), unchanged_buffers(run.model):
         return _find(run, micro_batches)
     return None
 

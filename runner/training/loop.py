@@ -59,6 +59,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         run.clear_gradients()
         with phase.training(run.step):
             tallies = run.strategy.carry(micro_batches, partial(forward, run, phase))
+        run.held.require_same()
         tally = run.strategy.reduce(tallies)
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
         readings.add(phase, tally, norm, tallies)  # on the CPU, what is not finite ends here

@@ -18,6 +18,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.keyed import Key
 from samewise.runner.errors import Problem, requested_memory
 from samewise.runner.records.digest import tensors_in
+from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.run import Run
 
 PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
@@ -108,9 +109,8 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
     """The bytes that a forward pass of the first samples keeps for its backward pass, and those of its batch. The run is not changed."""
     epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
     loaded: Any = run.splits["train"].keyed[Key(epoch, start, tuple(run.order.indices(epoch)[start : start + samples].tolist()))]
-    buffers = {name: one.clone() for name, one in run.model.named_buffers()}
     most, held = 0, 0
-    with streams.preserve_generators():
+    with streams.preserve_generators(), unchanged_buffers(run.model):
         for phase in run.phases:
             streams.enter(run.seed, "step", 0, 0, phase.number)
             batch = run.transforms["train"](run.to_device(loaded))
@@ -127,9 +127,6 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
                 loss = run.recipe.loss(run.model, batch, phase.spec)
             most, held = max(most, sum(kept.values())), max(held, size_of([batch]))
             del loss  # until here the graph has held the saved tensors, so that no address was reused
-    with torch.no_grad():
-        for name, one in run.model.named_buffers():
-            one.copy_(buffers[name])
     return most, held
 
 

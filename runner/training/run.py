@@ -22,6 +22,7 @@ from samewise.runner.precision import Precision
 from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
+from samewise.runner.training.held_tensors import HeldTensors
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
 
@@ -90,6 +91,8 @@ class Parts:
     """The model as the strategy wraps it; called in training."""
     parameters: Sequence[nn.Parameter]
     """All of the model's."""
+    held: HeldTensors
+    """What steps leave as it is."""
     phases: Sequence[TrainingPhase]
     schedule: Schedule
     precision: Precision

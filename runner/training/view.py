@@ -19,10 +19,14 @@ from samewise.runner.training.run import Run
 class View:
     """Implements `RunView` for a run."""
 
-    __slots__ = ("__run",)
+    __slots__ = ("__names", "__run")
 
     def __init__(self, run: Run) -> None:
         self.__run = run
+        names = dict[int, str]()
+        for name, tensor in run.model.state_dict(keep_vars=True).items():
+            names.setdefault(id(tensor), name)
+        self.__names = list(names.values())  # once: a forward pass may assign one tensor to two buffers
 
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
@@ -114,11 +118,8 @@ class View:
         return {phase.spec.name: phase.learning_rates() for phase in self.__run.phases}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        seen = set[int]()
-        for name, tensor in self.__run.model.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield name, tensor.detach().clone()
+        state = self.__run.model.state_dict(keep_vars=True)
+        yield from ((name, state[name].detach().clone()) for name in self.__names)
 
     def copy_model(self) -> nn.Module:
         return self.__run.strategy.layout.copy_model(self.__run.model)
