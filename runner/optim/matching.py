@@ -1,9 +1,11 @@
 """Matches a config's patterns to parameters, in the same way for `param_groups` and `initialise`.
 
+A parameter that several layers share (tied weights) matches under each of its names, and as a part of each of these layers.
+
 A pattern is one of
 
     norm, bias, embedding, linear, convolution, recurrent    a kind: KINDS says which modules; `bias` goes by the parameter's name
-    head                                                      the layer that has the model's last parameter
+    head                                                      the layer that has the model's last parameter, which others may share
     type:Conv2d, type:torch.nn.Conv2d                         the module's class, or a class it derives from
     layer4.*                                                  the parameter's whole name, with *, ? and [...]
     re:^layer[34]                                             a regular expression that is found in the name
@@ -17,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Any, Final, cast, final
@@ -50,19 +52,47 @@ class Named:
     name: str
     parameter: Tensor
     module: nn.Module
+    others: tuple[tuple[str, nn.Module], ...] = ()
+    """Its further names and the modules there, if it is shared, in the model's order."""
+    last: int = -1
+    """The place of its last name among all of the model's."""
+
+    @property
+    def names(self) -> list[str]:
+        """All of its names."""
+        return [self.name, *(name for name, _ in self.others)]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules that contain it, by name."""
+        return [self.module, *(module for _, module in self.others)]
 
     @property
     def is_bias(self) -> bool:
-        """Whether it is named as a bias (`bias`, `bias_hh_l0`, `in_proj_bias`), parametrised or not."""
-        name = f".{self.name}".partition(".parametrizations.")[2].partition(".")[0] or self.name.rpartition(".")[2]
-        return name == "bias" or name.startswith("bias_") or name.endswith("_bias")
+        """Whether its first name is that of a bias."""
+        return _is_bias(self.name)
+
+    def is_below(self, prefixes: Sequence[str]) -> bool:
+        """Whether one of its names is, or lies below, one of these."""
+        return any(name == prefix or name.startswith(f"{prefix}.") for name in self.names for prefix in prefixes)
+
+
+def _is_bias(name: str) -> bool:
+    """Whether a parameter is named as a bias (`bias`, `bias_hh_l0`, `in_proj_bias`), parametrised or not."""
+    name = f".{name}".partition(".parametrizations.")[2].partition(".")[0] or name.rpartition(".")[2]
+    return name == "bias" or name.startswith("bias_") or name.endswith("_bias")
 
 
 def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Named]:
     """The parameters in the model's order, shared ones once, only those below `prefixes` (none: all)."""
-    modules = dict(model.named_modules())
-    every = [Named(name, parameter, holder(modules, name)) for name, parameter in model.named_parameters()]
-    return [one for one in every if not prefixes or any(one.name == prefix or one.name.startswith(f"{prefix}.") for prefix in prefixes)]
+    modules, found = dict(model.named_modules(remove_duplicate=False)), dict[int, Named]()
+    for number, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
+        before, module = found.get(id(parameter)), holder(modules, name)
+        if before is None:
+            found[id(parameter)] = Named(name, parameter, module, last=number)
+        else:
+            found[id(parameter)] = replace(before, others=(*before.others, (name, module)), last=number)
+    return [one for one in found.values() if not prefixes or one.is_below(prefixes)]
 
 
 def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Named]:
@@ -105,22 +135,22 @@ def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
 
 def _predicate(pattern: str, path: str, parameters: Sequence[Named]) -> Callable[[Named], bool]:
     if pattern == "bias":
-        return lambda one: one.is_bias
+        return lambda one: any(map(_is_bias, one.names))
     if pattern == "head":
-        last = next((one.module for one in reversed(parameters) if isinstance(one.parameter, nn.Parameter)), None)
-        return lambda one: one.module is last
+        last = max(parameters, key=lambda one: one.last).modules[-1] if parameters else None
+        return lambda one: any(module is last for module in one.modules)
     if pattern in KINDS:
-        return lambda one: isinstance(one.module, KINDS[pattern])
+        return lambda one: any(isinstance(module, KINDS[pattern]) for module in one.modules)
     if pattern.startswith("type:"):
         wanted = pattern.removeprefix("type:").strip()
-        return lambda one: any(_is_called(base, wanted) for base in type(one.module).__mro__)
+        return lambda one: any(_is_called(base, wanted) for module in one.modules for base in type(module).__mro__)
     if pattern.startswith("re:"):
         try:
             expression = re.compile(pattern.removeprefix("re:"))
         except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(Problem(path, f"is not a valid regular expression: {error}", pattern)) from None
-        return lambda one: expression.search(one.name) is not None
-    return lambda one: fnmatchcase(one.name, pattern)
+        return lambda one: any(expression.search(name) for name in one.names)
+    return lambda one: any(fnmatchcase(name, pattern) for name in one.names)
 
 
 def _is_called(kind: type, wanted: str) -> bool:
@@ -131,9 +161,9 @@ def _is_called(kind: type, wanted: str) -> bool:
 
 def _hint(patterns: Sequence[str], parameters: Sequence[Named]) -> str:
     pattern = patterns[0]
-    names = [one.name for one in parameters]
+    names = [name for one in parameters for name in one.names]
     if pattern.startswith("type:"):
-        return nearest(pattern, {f"type:{type(one.module).__name__}" for one in parameters})
+        return nearest(pattern, {f"type:{type(module).__name__}" for one in parameters for module in one.modules})
     if pattern == "bias" or pattern in KINDS:
         return "the model has none: set this rule to null, such as param_groups.norms=null"
     if any(name.startswith(f"{pattern}.") for name in names):

@@ -89,6 +89,9 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
             raise ConfigError(Problem(f"{path}.{unknown[0]}", f"is not an argument of {kind}", settings[unknown[0]], hint=nearest(unknown[0], accepted)))
         weights = [one for one in matching(pattern, named_parameters(model), path=f"{path}.match") if not one.is_bias]
         for one in weights:
+            if len({(id(module), each.rpartition(".")[2]) for each, module in zip(one.names, one.modules, strict=True)}) > 1:
+                words = f"cannot make {kind} of {one.name}: it is also {', '.join(one.names[1:])}, which would then be another weight"
+                raise ConfigError(Problem(f"{path}.match", words, pattern, hint="leave shared weights out of the pattern"))
             try:
                 KINDS[kind](one.module, name=one.name.rpartition(".")[2], **settings)
             except (ValueError, RuntimeError, KeyError) as error:

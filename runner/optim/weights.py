@@ -46,7 +46,8 @@ def load_weights(
         sha256: What the file's must be, or begin with.
         into: A module of the model to load into (`backbone.body`); None: the model itself.
         strict: Whether names that only the file, or only the model, has are an error. Shapes that differ always are.
-        exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`).
+        exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`). Of a tensor with several names either all or none, unless
+            the file has several values for it.
         parametrise: Parametrises the model's weights; called before loading if the file's are parametrised, otherwise after.
         made_by: The `_target_` of the model.
     """
@@ -70,6 +71,7 @@ def load_weights(
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
     _require_matches(patterns, {**held, **state})
     kept = {name: tensor for name, tensor in state.items() if not any(fnmatchcase(name, pattern) for pattern in patterns)}
+    _require_none_by_another_name(target, state, kept, patterns)
     _load(target, kept, patterns, strict=strict)
     if not parametrised:
         parametrise()
@@ -197,6 +199,18 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
         raise ConfigError(*(Problem("initialise.exclude", words, one, such_as, did_you_mean(one, folders | set(state)) or such_as) for one in idle))
 
 
+def _require_none_by_another_name(target: nn.Module, state: Mapping[str, Tensor], kept: Mapping[str, Tensor], patterns: Sequence[str]) -> None:
+    """Raise a ConfigError if a tensor is excluded by one of its names and loaded by another, unless that chooses among the file's values for it."""
+    problems = list[Problem]()
+    for names in sorted({tuple(sorted(names)) for names in _tied_names(target).values()}):
+        loaded, excluded = [name for name in names if name in kept], [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if loaded and excluded and all(state[name].equal(state[loaded[0]].to(state[name].dtype)) for name in excluded if name in state):
+            words = f"leaves out {excluded[0]}, but the model ties it to {loaded[0]}, which would be loaded"
+            problems.append(Problem("initialise.exclude", words, hint=f"leave out {' and '.join(names)}, or none of them"))
+    if problems:
+        raise ConfigError(*problems)
+
+
 def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> None:
     held: dict[str, Any] = target.state_dict()
     common = [name for name in state if name in held]
@@ -215,7 +229,7 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
             words = f"the model ties {' and '.join(names)} to one tensor, and the file has several values for it"
             problems.append(Problem(PATH, words, hint=f"leave out all but one: initialise.exclude={others}"))
     if strict:
-        wanted = [name for name in missing if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+        wanted = [name for name in missing if not any(fnmatchcase(each, pattern) for each in twins.get(name, {name}) for pattern in patterns)]
         problems += [Problem(PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)) for name in wanted]
         problems += _unused_problems(unexpected, missing, held)
     if not common:

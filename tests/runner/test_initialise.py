@@ -108,6 +108,22 @@ def test_weights_are_parametrised_by_pattern_and_biases_left_alone(kind: str) ->
     assert model(torch.ones(2, 3, 3, 3)).shape == (2, 4)
 
 
+@pytest.mark.parametrize("settings", [{"kind": "weight_norm"}, {"kind": "lora", "rank": 1}])
+@pytest.mark.parametrize("match", ["embedding", "linear", "1.*"])
+def test_a_weight_that_layers_share_is_not_parametrised_in_one_of_them(match: str, settings: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4))
+    model[1].weight = model[0].weight
+    with pytest.raises(ConfigError, match=rf"cannot make {settings['kind']} of 0\.weight: it is also 1\.weight, which would then be another weight"):
+        initialise(model, {"parametrisations": {"some": {"match": match, **settings}}})
+
+
+def test_a_layer_that_is_used_twice_is_parametrised_once() -> None:
+    layer = nn.Linear(3, 3)
+    model = nn.Sequential(layer, nn.ReLU(), layer)
+    initialise(model, {"parametrisations": {"some": {"match": "2.*", "kind": "weight_norm"}}})
+    assert len(layer.parametrizations.weight) == 1
+
+
 def test_plain_and_parametrised_weights_both_load_into_a_parametrised_model(tmp_path: Path) -> None:
     settings = {"weights": str(tmp_path / "weights.pt"), "parametrisations": {"head": {"match": "linear", "kind": "weight_norm"}}}
     torch.save(other_weights(), tmp_path / "weights.pt")

@@ -176,6 +176,42 @@ def test_shared_parameters_are_taken_once_under_their_first_name() -> None:
     assert {name: names(group) for name, group in groups.items()} == {"tables": ["embed.weight"]}
 
 
+def tied(*, bias: bool) -> nn.ModuleDict:
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 3), "body": nn.Linear(3, 3), "norm": nn.LayerNorm(3), "out": nn.Linear(3, 4, bias=bias)})
+    model["out"].weight = model["embed"].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("out.*", ["embed.weight", "out.bias"]),
+        ("embed.*", ["embed.weight"]),
+        ("re:^out", ["embed.weight", "out.bias"]),
+        ("linear", ["embed.weight", "body.weight", "body.bias", "out.bias"]),
+        ("type:Linear", ["embed.weight", "body.weight", "body.bias", "out.bias"]),
+        ("embedding", ["embed.weight"]),
+        ("head", ["embed.weight", "out.bias"]),
+        ("norm", ["norm.weight", "norm.bias"]),
+    ],
+)
+def test_a_tied_weight_matches_by_each_of_its_names_and_layers(pattern: str, expected: list[str]) -> None:
+    groups = by_name(parameter_groups(tied(bias=True), {"some": {"match": pattern}}))
+    assert names(groups["some"]) == expected
+
+
+def test_a_tied_output_layer_without_a_bias_is_the_head() -> None:
+    model = tied(bias=False)
+    groups = by_name(parameter_groups(model, {"head": {"match": "head"}, "body": {"match": "*", "frozen": True}}))
+    assert {name: names(group) for name, group in groups.items()} == {"head": ["embed.weight"]}
+
+
+def test_a_weight_that_two_phases_share_is_trained_by_both() -> None:
+    model = tied(bias=True)
+    assert [names(group) for group in parameter_groups(model, {}, prefixes=("embed", "body"))] == [["embed.weight", "body.weight", "body.bias"]]
+    assert [names(group) for group in parameter_groups(model, {}, prefixes=("norm", "out"))] == [["embed.weight", "norm.weight", "norm.bias", "out.bias"]]
+
+
 def test_a_phase_gets_its_share_while_rules_see_the_whole_model() -> None:
     model = nn.ModuleDict({"generator": nn.Linear(2, 2), "generator2": nn.Linear(2, 2), "critic": nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))})
     rules = {"norms": {"match": "norm", "weight_decay": 0.0}}
