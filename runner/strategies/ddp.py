@@ -127,7 +127,7 @@ class DDP(OneReplicaEach):
             if unused is None:
                 raise
             names = ", ".join(self._trained[int(number)] for number in unused[1].split())
-            message = f"the loss does not depend on {names}, for which DDP waits; this happens in each phase of a recipe with several phases"
+            message = f"the loss does not depend on {names}, for which DDP waits; this happens in each phase of a recipe with several phases, and in layer drop"
             hint = "strategy.find_unused_parameters=true, or strategy=elastic"
             raise ConfigError(Problem("strategy.find_unused_parameters", message, self.find_unused_parameters, hint=hint)) from error
 
@@ -152,6 +152,8 @@ class DDP(OneReplicaEach):
             network.require_forward_param_sync = False  # no exchange of buffers: some processes have finished their last micro-batch
         with nullcontext() if is_last or network is None else network.no_sync():
             yield
+        if is_last and network is not None:  # else torch tells it only in the next step, before which another process may wait for this one's gradients forever
+            network._check_reducer_finalized()  # pyright: ignore[reportPrivateUsage]
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         parameters = [] if self._network is None else [parameter for parameter in self._network.parameters() if parameter.requires_grad]

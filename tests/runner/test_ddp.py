@@ -98,6 +98,38 @@ def test_sharded_optimizer_state_resumes_on_two_ranks_with_the_same_bits(plain, 
     assert weights(run(tmp_path, 2, *MILD, "strategy.zero=true", "checkpoint.every_steps=1")) == weights(plain)
 
 
+DROPPING = """
+import os
+from torch import nn
+
+
+class Dropping(nn.Module):
+    # a rank that leaves out a layer never has gradients for which the other waits
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.extra, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, images):
+        x = self.body(images.flatten(1))
+        return self.head(self.extra(x) if os.environ["RANK"] == "0" or not self.training else x)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_out_a_layer_ends_the_run_with_its_name_instead_of_a_wait(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(DROPPING)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "own.yaml").write_text("# A model\n_target_: own.Dropping\n")
+    monkeypatch.chdir(tmp_path)
+    given = ["recipe=classification", "model=own", "dataset=digits", "transforms=images", "batch_size=32", "max_steps=1", "tracking=none", "evaluate.limit=1"]
+    job = Job(tmp_path / "runs", 2, *MILD, "max_steps=1", "--config-dir", "configs", experiment=given)
+    assert 0 not in job.wait()
+    assert "the loss does not depend on extra.weight, extra.bias, for which DDP waits" in job.errors
+    assert "strategy.find_unused_parameters=true" in job.errors
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run_within_the_timeout(tmp_path):
     job = Job(tmp_path, 2, *MILD, "max_steps=4000", "max_epochs=4000", "strategy.timeout_s=5")
