@@ -359,3 +359,26 @@ def test_a_failing_step_names_an_override_that_gives_the_model_no_size() -> None
 def test_a_failing_step_is_not_blamed_on_a_dropout_of_0(override: str, path: str) -> None:
     composed = compose(["experiment=wav2letter_spoken_digits", f"model.{override}"], project=BARE)
     assert explain_step_error(RuntimeError("out of range"), composed).path == path
+
+
+@pytest.mark.parametrize(
+    ("norm", "overrides", "is_warned_of"),
+    [
+        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240", "replicas=2"], True),
+        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240", "accumulate=2", "max_steps=6"], False),
+        ("BatchNorm1d", ["batch_size=240", "replicas=2"], False),
+        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240"], False),
+        ("LayerNorm", ["loader.drop_last=false", "batch_size=240", "replicas=2"], False),
+    ],
+)
+def test_a_micro_batch_of_one_sample_that_a_norm_cannot_take_is_warned_about(norm: str, overrides: list[str], is_warned_of: bool, tmp_path: Path) -> None:
+    """An epoch has six whole batches and two samples more."""
+    (tmp_path / "model").mkdir()
+    layers = f"[{{_target_: torch.nn.Flatten}}, {{_target_: torch.nn.Linear, in_features: 64, out_features: 10}}, {{_target_: torch.nn.{norm}, _args_: [10]}}]"
+    (tmp_path / "model" / "normed.yaml").write_text(f"# A model\n_target_: torch.nn.Sequential\n_args_: {layers}\n")
+    project = Project(ROOT, configs=(tmp_path,))
+    given = ["recipe=classification", "model=normed", "dataset=digits", "transforms=images", "device=cpu", "max_epochs=2", *overrides]
+    said = [one for one in dry_run(compose(given, project=project), project) if "needs several" in one]
+    assert bool(said) == is_warned_of
+    if said:
+        assert "loader.drop_last: step 7 fails: some of its micro-batches, of an epoch's last batch of 2, have one sample" in said[0]
