@@ -253,8 +253,8 @@ class Spread:
     Args:
         count: How many runs.
         mean: Their mean.
-        deviation: Their standard deviation (n - 1); NaN for one run.
-        margin: Half the width of the 95 % confidence interval of the mean, by Student's t; NaN for one run.
+        deviation: Their standard deviation (n - 1); NaN for one run, or if a value is infinite.
+        margin: Half the width of the 95 % confidence interval of the mean, by Student's t; NaN likewise.
     """
 
     count: int
@@ -268,6 +268,8 @@ class Spread:
         known = [value for value in values if not math.isnan(value)]
         if len(known) < 2:
             return cls(len(known), known[0] if known else math.nan)
+        if not all(map(math.isfinite, known)):
+            return cls(len(known), sum(known) / len(known))
         deviation = statistics.stdev(known)
         return cls(len(known), statistics.fmean(known), deviation, _student(len(known) - 1) * deviation / math.sqrt(len(known)))
 

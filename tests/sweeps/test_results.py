@@ -246,6 +246,17 @@ def seeds_of(setting: int, *ends: float | State, mode: str = "max") -> list[Poin
     return made
 
 
+def test_an_infinite_metric_leaves_the_tables_and_the_effects_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (Spread.of([math.inf, 1.0]).mean, Spread.of([-math.inf, math.inf]).count) == (math.inf, 2)
+    found = [*seeds_of(0, math.inf, 2.0, mode="min"), *seeds_of(1, 3.0, 5.0, mode="min"), *seeds_of(2, 6.0, -math.inf, mode="min")]
+    assert [setting[0].point.setting for setting in rank_settings(found[:4])] == [1, 0]
+    (effect,) = effects(found[:4])
+    assert (effect.best, [level.spread.mean for level in effect.levels]) == ("1", [math.inf, 4.0])
+    print_settings(SweepFolder(tmp_path / "some-1"), found)
+    print_effects(effects(found), "")
+    assert "inf" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("end", [State.failed, State.pruned])
 def test_a_setting_with_a_seed_that_failed_is_never_ahead_of_a_complete_one(mode, end, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
