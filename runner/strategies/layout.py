@@ -50,4 +50,8 @@ class Layout:
 
     def copy_model(self, model: nn.Module) -> nn.Module:
         """A copy of the run's model with the same layout, for an average of weights."""
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, nn.RNNBase):  # of parametrised weights, it holds tensors with a graph, which cannot be copied
+                    module._init_flat_weights()  # pyright: ignore[reportPrivateUsage]
         return copy.deepcopy(model)

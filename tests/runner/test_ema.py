@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from samewise.runner.callbacks.ema import ExponentialMovingAverage
@@ -19,7 +20,9 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Callback, Outcome, RunView
+from samewise.runner.processes.peers import Alone
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.strategies.layout import Layout
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import fit
 
@@ -101,6 +104,22 @@ def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[st
             torch.testing.assert_close(tensor.double(), wanted[name], rtol=1e-5, atol=1e-6)
         else:
             assert tensor.item() == states[max(shares)][name].item()  # a count
+
+
+@pytest.mark.parametrize("parametrise", [weight_norm, spectral_norm])
+def test_a_parametrised_recurrent_layer_is_averaged(parametrise: Callable[..., Any]) -> None:
+    layer, features = nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    parametrise(layer, "weight_hh_l0")
+    layer.eval()(features)[0].sum().backward()
+    copied = Layout(Alone()).copy_model(layer)
+    expected = layer(features)[0]
+    assert torch.equal(copied(features)[0], expected)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(2.0)
+    assert not torch.equal(copied(features)[0], expected)
+    layer(features)[0].sum().backward()
+    assert layer.get_parameter("bias_ih_l0").grad is not None
 
 
 def test_complex_weights_are_averaged_as_torch_does() -> None:
