@@ -27,20 +27,21 @@ class Used:
     def __init__(self, model: nn.Module, *, reshards: bool) -> None:
         self._model, self._reshards = model, reshards
         self._place = {name: place for place, (name, _) in enumerate(model.named_parameters())}
-        self._watched = set[int]()
         self._marks, self._calls = 0, list[int]()
+        names = {id(module): name for name, module in model.named_modules()}
         for number, part in enumerate(parts(model)):
-            part.set_reduce_scatter_unused_params(True)
             assert isinstance(part, nn.Module)
-            part.register_forward_pre_hook(partial(self._enter, number))  # after torch's own, which gathers the weights
+            part.set_reduce_scatter_unused_params(True)
+            part.unshard()  # the tensors that get the gradients exist from here on
+            for name, parameter in part.named_parameters(prefix=names[id(part)]):
+                if parameter.requires_grad and not isinstance(parameter, DTensor):
+                    parameter.register_post_accumulate_grad_hook(partial(self._mark, self._place[name]))
+            part.reshard()
+            if number:  # the model's own weights, which are part 0, are gathered for the whole step
+                part.register_forward_pre_hook(partial(self._enter, number))
 
     def _enter(self, number: int, part: nn.Module, inputs: Any) -> None:
-        if number not in self._watched:
-            self._watched.add(number)
-            for name, parameter in part.named_parameters(prefix=next(name for name, one in self._model.named_modules() if one is part)):
-                if parameter.requires_grad and not isinstance(parameter, DTensor) and name in self._place:
-                    parameter.register_post_accumulate_grad_hook(partial(self._mark, self._place[name]))
-        if number and torch.is_grad_enabled():  # the model's own weights are gathered for the whole step
+        if torch.is_grad_enabled():
             self._calls.append(number)
 
     def _mark(self, place: int, parameter: Tensor) -> None:

@@ -127,7 +127,7 @@ def _as_distinct(numbers: Sequence[float]) -> Callable[[float], str]:
 
 
 def _share(groups: Sequence[Sequence[float]]) -> float:
-    """Eta squared: the sum of squares between groups divided by the total. NaN if no group has two values, where it would always be 1, or if a value is infinite."""
+    """Eta squared: the sum of squares between groups divided by the total. NaN if a value is infinite, or no group has two, where it would always be 1."""
     everything = [value for group in groups for value in group]
     if all(len(group) < 2 for group in groups) or not all(map(math.isfinite, everything)):
         return math.nan

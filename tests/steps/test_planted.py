@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     ),
     "a buffer that keeps the last step's sum": (ONE, "strategies.tree", "torch._foreach_copy_(*pairs)", "torch._foreach_add_(*pairs)"),
     "a replica that goes on from another's statistics": (ONE, "strategies.tree", "if replica > 0:", "if replica > 1:"),
-    "statistics of no replica": (ONE, "strategies.tree", "self.set(self._kept)", "self.set(self._start)"),
+    "statistics of no replica": (ONE, "strategies.tree", "self._restore(self._kept)", "self._restore(self._start)"),
     "gradients that stay from the step before": (ONE, "training.run", "parameter.grad = None", "parameter.grad"),
     "a mean that is multiplied by its count": (ONE, "training.phase", "_foreach_mul_(gradients, 1.0 / tally.weight)", "_foreach_mul_(gradients, tally.weight)"),
     "clipping of small gradients": (ONE, "training.phase", "max=1.0)", "min=1.0)"),
