@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
 STEP: Final = 1e-2
 """How far a quantised file may be from what it gave when it was written: another CPU may round a number to the next of the few steps."""
+LITTLE: Final = 0.5
+"""A share of int8 weights in a quantised file below which a warning is printed."""
 SHAPE: Final = {"average?": (str, None), "files": {str: SHA256}, "inputs": dict, "outputs": dict, "tolerance": float, "weights": {str: SHA256}}
 
 
@@ -65,7 +68,7 @@ def write(
         f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs), ("check", call.checks)) for name, tensor in of.items()
     }
     in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a JSON parser
-    found, numbers, lost = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]]()
+    found, numbers, lost, shares = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]](), dict[str, float]()
     for name in to:
         form = formats.FORMATS[name]
         try:
@@ -83,8 +86,13 @@ def write(
                 raise ConfigError(Problem("--to", words, name, hint=f"the file is left at {folder / form.file} for inspection"))
             apart, loss = difference(call.outputs, given), accuracy(form.load(folder / form.file))
             lost[name] = asdict(loss) | {"differs": apart.relative if apart else 0.0}
+            shares[name] = form.int8_share(folder / form.file, weights)
             words = f"{apart.output} differs by {apart.relative:.2g} of its largest number" if apart else "the same bits"
-            found.append(Runtime(name, f"{words}; {loss}", same=apart is None, sound=True, apart=apart))
+            words = f"{words}; {shares[name]:.0%} of the weights are int8; {loss}"
+            found.append(Runtime(name, words, same=apart is None, sound=True, apart=apart))
+            if shares[name] < LITTLE:
+                words = f"only {shares[name]:.0%} of the weights are int8: the others are not those of a convolution or a matrix product alone"
+                print(f"warning: {folder / form.file}: {words}", file=sys.stderr)
             continue
         held = try_runtime(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
@@ -106,7 +114,7 @@ def write(
         "tolerance": tolerance,
         "formats": {
             one.format: {"file": files[one.format].name, "compared": one.words, "sizes": sizes[one.format], "operators": kinds[one.format]}
-            | ({"accuracy": lost[one.format]} if one.format in lost else {})
+            | ({"accuracy": lost[one.format], "int8_share": shares[one.format]} if one.format in lost else {})
             for one in found
         },
         "weights": {name: _sha256(tensor) for name, tensor in weights.items()},

@@ -72,6 +72,10 @@ class Format(ABC):
         held = self.weights(path)
         return [name for name, tensor in held.items() if name in weights and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))]
 
+    def int8_share(self, path: Path, weights: Mapping[str, Tensor]) -> float:
+        """The share of the model's floating-point numbers, given by name, that are int8 in the file. Default: none."""
+        return 0.0
+
 
 def program_of(call: Call) -> torch.export.ExportedProgram:
     """Export the model to a torch.export program; sizes that may vary (batch, length) stay dynamic, as found by torch.export."""

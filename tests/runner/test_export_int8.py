@@ -13,6 +13,12 @@ import pytest
 import torch
 import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
+from torch import nn
+
+from samewise.runner.exports.call import Call, Function
+from samewise.runner.exports.folder import write
+from samewise.runner.exports.formats import FORMATS
+from samewise.runner.exports.quantised import Accuracy
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +132,64 @@ def test_an_executorch_program_takes_any_batch_size_and_lists_its_operators(same
 
     done = samewise("export", run, "memory_format=channels_last", "--bare", "--to", "executorch", "--out", tmp_path / "last")
     assert done.returncode == 0, done.stderr  # its kernels do not accept weights in this memory format
+
+
+class Products(nn.Module):
+    """Every way to write a product: a linear layer of sequences and of vectors, `x @ W`, `W @ x`, and the weights of an embedding, which stay in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 8)
+        self.sequences, self.vectors = nn.Linear(8, 12), nn.Linear(12, 6)
+        self.square, self.wide, self.before = (nn.Parameter(torch.randn(shape)) for shape in ((12, 12), (6, 10), (3, 7)))
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        vectors = self.embedding(tokens)
+        hidden = torch.tanh(self.before @ self.sequences(vectors)) @ self.square
+        return torch.tanh(self.vectors(hidden.mean(1))) @ self.wide, vectors @ self.embedding.weight.T
+
+
+def call_of(model: nn.Module) -> Call:
+    tokens = torch.randint(0, 5, (4, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, alike = model(tokens)
+    return Call("", Function(model, (tokens,), {}).eval(), {"tokens": tokens}, {"logits": logits, "alike": alike})
+
+
+def test_a_product_becomes_int8_however_it_is_written_and_a_fault_in_its_weight_is_named(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    from onnx import numpy_helper
+
+    torch.manual_seed(0)
+    model = Products().eval()
+    call, form, path, weights = call_of(model), FORMATS["onnx-int8"], tmp_path / "model.onnx", model.state_dict()
+    form.write(call, path)
+    int8 = {"sequences.weight", "vectors.weight", "square", "wide", "before"}
+    assert form.int8_share(path, weights) == sum(weights[name].numel() for name in int8) / sum(weight.numel() for weight in weights.values())
+    held = form.weights(path)
+    assert all(0 < (held[name] - weights[name]).abs().max() < weights[name].abs().max() / 60 for name in int8)
+    assert torch.equal(held["embedding.weight"], weights["embedding.weight"])
+    for given, expected in zip(form.load(path)(call.inputs), call.outputs.values(), strict=True):
+        assert (given - expected).abs().max() < 0.1 * expected.abs().max()
+    assert form.altered_weights(path, weights) == []
+
+    for name in int8:
+        faulty = onnx.load(str(path))
+        scale = next(one for one in faulty.graph.initializer if one.name.removeprefix("model.") in (f"{name}_scale", f"{name}.transposed_scale"))
+        scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(2), scale.name))
+        onnx.save(faulty, str(tmp_path / "faulty.onnx"))
+        assert form.altered_weights(tmp_path / "faulty.onnx", weights) == [name]
+
+
+def test_an_export_of_which_little_becomes_int8_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    model = Products().eval()
+    model.embedding = nn.Embedding(100, 8)
+    about = {"experiment": "one", "run": "3f2a", "step": 1, "model": {}, "metrics": {}, "transforms": {}}
+    write(tmp_path / "out", call_of(model), to=["onnx-int8"], tolerance=1e-4, about=about, accuracy=lambda _: Accuracy("loss", 1.0, 1.0, 0.0, 4))
+    form = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["onnx-int8"]
+    assert 0.3 < form["int8_share"] < 0.4
+    assert f"{form['int8_share']:.0%} of the weights are int8" in form["compared"]
+    assert form["compared"] in (tmp_path / "out" / "README.md").read_text()
+    assert f"only {form['int8_share']:.0%} of the weights are int8" in capsys.readouterr().err
