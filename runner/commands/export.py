@@ -155,6 +155,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from samewise.runner.data import streams
     from samewise.runner.exports import quantised as quantising
     from samewise.runner.exports.call import call_in_form, observe
+    from samewise.runner.optim.parametrise import merge
     from samewise.runner.records import checkpoint
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate
     from samewise.runner.training.restored import at_checkpoint
@@ -162,6 +163,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     note_weights(composed, args)
     run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
     model, transform = next(iter(models_to_evaluate(run, args.weights).values())).eval(), run.transforms["eval"]
+    merge(model)
     # AOTInductor's code assumes the example's strides without a check; other programs, and tensors from files, have contiguous ones
     loaded = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", run.recipe.export_samples))
     streams.enter(run.seed, "eval", 0)

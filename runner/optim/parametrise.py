@@ -96,3 +96,20 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
                 KINDS[kind](one.module, name=one.name.rpartition(".")[2], **settings)
             except (ValueError, RuntimeError, KeyError) as error:
                 raise ConfigError(Problem(path, f"cannot make {kind} of {one.name} {list(one.parameter.shape)}: {error}")) from None
+
+
+def merge(model: nn.Module) -> None:
+    """Store parametrised weights as what they are computed to, with the same bits, by the names of plain ones.
+
+    Args:
+        model: In eval mode; changed in place, and no longer trained.
+    """
+    for module in list(model.modules()):
+        for name in list(cast("Any", module).parametrizations) if parametrize.is_parametrized(module) else ():
+            held = cast("Any", module).parametrizations[name]
+            for one, tensor in list(held.named_parameters(recurse=False)):
+                # A copy, as torch writes into it and another layer may have it too; without gradient, as in evaluation, since an LSTM chooses kernels by that.
+                setattr(held, one, nn.Parameter(tensor.detach().clone(), requires_grad=False))
+            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+            if isinstance(module, nn.RNNBase):
+                module.to(device=getattr(module, name).device)  # it keeps a list of its weights, which this makes anew

@@ -64,7 +64,7 @@ def load_weights(
         state = {name: tensor for path in paths for name, tensor in _unwrap(_read(path)).items()}
     target = _target(model, into)
     held = target.state_dict()
-    state = _rename_parametrised(_fitting_prefix(state, held), held)
+    state = _split_normed(_rename_parametrised(_fitting_prefix(state, held), held), target, held)
     parametrised = any("parametrizations." in name and name not in held for name in state)
     if parametrised:
         parametrise()
@@ -173,6 +173,22 @@ def _rename_parametrised(state: dict[str, Tensor], held: Mapping[str, Any]) -> d
     return {new[name] if name not in held and new.get(name) in held else name: tensor for name, tensor in state.items()}
 
 
+def _split_normed(state: dict[str, Tensor], target: nn.Module, held: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The two tensors of weight norm, for a model that has them and a file with the weight itself, as exports have it."""
+    split = dict(state)
+    for place in [name.removesuffix(".original0") for name in held if name.endswith(".original0")]:
+        plain, parts = _plain_name(f"{place}.original0"), [f"{place}.original0", f"{place}.original1"]
+        if plain in state and parts[0] not in state and held[parts[1]].shape == state[plain].shape:
+            norm: Any = target.get_submodule(f"{place}.0")
+            split |= dict(zip(parts, norm.right_inverse(split.pop(plain)), strict=True))
+    return split
+
+
+def _plain_name(name: str) -> str:
+    """The name of the weight that a parametrisation's tensor is part of: `fc.weight` for `fc.parametrizations.weight.original0`."""
+    return re.sub(r"(^|\.)parametrizations\.([^.]+)\..*", r"\1\2", name)
+
+
 def _require_same_input(model: nn.Module) -> None:
     """Refuse a model that does not rescale images if the weights were trained with it: torchvision's Inception and GoogLeNet."""
     if getattr(model, "transform_input", None) is False:
@@ -228,11 +244,15 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
         if any(not state[first].equal(state[other].to(state[first].dtype)) for other in others):
             words = f"the model ties {' and '.join(names)} to one tensor, and the file has several values for it"
             problems.append(Problem(PATH, words, hint=f"leave out all but one: initialise.exclude={others}"))
+    merged = {name: _plain_name(name) for name in unexpected if _plain_name(name) != name and _plain_name(name) in missing}
+    if strict or not common:
+        problems += _parametrised_problems(merged)
     if strict:
+        missing, unexpected = [name for name in missing if name not in merged.values()], [name for name in unexpected if name not in merged]
         wanted = [name for name in missing if not any(fnmatchcase(each, pattern) for each in twins.get(name, {name}) for pattern in patterns)]
         problems += [Problem(PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)) for name in wanted]
         problems += _unused_problems(unexpected, missing, held)
-    if not common:
+    if not common and not merged:
         problems = [Problem(PATH, "has no name in common with the model", sorted(state)[:3], f"such as {', '.join(list(held)[:3])}")]
     if problems:
         more = [Problem(PATH, f"and {len(problems) - SHOWN} more", hint="initialise.strict=false loads what fits by name")] if len(problems) > SHOWN else []
@@ -260,6 +280,17 @@ def _unused_problems(unexpected: Sequence[str], missing: Sequence[str], held: Ma
     ]
     others = [name for name in unexpected if name.partition(".")[0] not in several]
     return problems + [Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing)) for name in others]
+
+
+def _parametrised_problems(merged: Mapping[str, str]) -> list[Problem]:
+    """A problem if the file has tensors from which the model's plain weights are computed."""
+    if not merged:
+        return []
+    first, plain = next(iter(merged.items()))
+    others = f" and {count - 1} more" if (count := len(set(merged.values()))) > 1 else ""
+    words = f"the file is parametrised (LoRA, weight norm or another), and the model is not: it has no '{plain}'{others}, but what it is computed from"
+    hint = "`samewise export RUN --to safetensors --out F` merges them: use F/weights.safetensors; or set initialise.parametrisations as in the run of the file"
+    return [Problem(PATH, words, first, plain, hint)]
 
 
 def _exclude_hint(name: str) -> str:

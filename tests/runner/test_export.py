@@ -24,6 +24,7 @@ from samewise.runner.exports.call import Call, Function, observe
 from samewise.runner.exports.folder import write
 from samewise.runner.exports.formats import FORMATS
 from samewise.runner.interfaces import Loss, Phase, Recipe
+from samewise.runner.optim.parametrise import merge
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
 
@@ -297,6 +298,34 @@ def test_a_folder_that_is_not_empty_is_not_overwritten(samewise: Callable[..., A
 
 
 @pytest.mark.slow
+def test_parametrised_weights_are_merged_in_every_format(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    import samewise as package
+
+    kinds = {"conv1.*": "weight_norm", "layer1.*.conv1.*": "spectral_norm", "layer2.*.conv1.*": "orthogonal", "layer3.*.conv1.*, rank: 2": "lora"}
+    parametrised = [f"+initialise.parametrisations.rule{place}={{match: {match}, kind: {kind}}}" for place, (match, kind) in enumerate(kinds.items())]
+    sizes = ["model.width=4", "dataset.image_size=16"]
+    assert samewise("train", "experiment=resnet18_digits", *TINY, *sizes, *parametrised, f"run_root={tmp_path / 'runs'}").returncode == 0
+    found = next(tmp_path.glob("runs/resnet18_digits/*"))
+    done = samewise("export", found, "--bare", "--to", "pt2,onnx,onnx-int8", "--most-lost", "0.9", "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    pt2, onnx, _ = json.loads(done.stdout)["formats"]
+    assert pt2["same"]
+    assert onnx["same"] or onnx["apart"]["relative"] < 1e-5
+    weights, vectors = read_tensors(tmp_path / "out" / "weights.safetensors"), read_tensors(tmp_path / "out" / "vectors.safetensors")
+    model = package.load(found, trust=True).model
+    with torch.no_grad():
+        assert torch.equal(model(*(tensor for name, tensor in vectors.items() if name.startswith("input/"))), vectors["output/output"])
+        assert torch.equal(model.conv1.weight, weights["conv1.weight"])
+    plain = package.load(run, trust=True).model
+    plain.load_state_dict(weights)
+    for name in ("pt2", "onnx", "onnx-int8"):
+        assert FORMATS[name].weights(tmp_path / "out" / FORMATS[name].file).keys() & weights.keys() >= {"conv1.weight", "layer3.0.conv1.weight"}
+    form = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["onnx-int8"]
+    assert form["int8_share"] > 0.9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", [pytest.param("wav2letter_spoken_digits", marks=pytest.mark.long), "conv_tasnet_spoken_digits", "gan_digits"])
 def test_models_of_other_recipes_are_exported(samewise: Callable[..., Any], tmp_path: Path, experiment: str) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -370,6 +399,21 @@ def test_a_convolution_in_three_dimensions_runs_as_onnx(tmp_path: Path, bias: bo
     clips = torch.randn(3, 3, 6, 7, 8)
     (found,) = onnxruntime.InferenceSession(str(tmp_path / "model.onnx")).run(None, {"clip": clips.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), model(clips).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["pt2", "onnx"])
+def test_a_file_holds_the_merged_weights_of_a_recurrent_layer(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    torch.manual_seed(0)
+    model = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4, batch_first=True), "weight_hh_l0")
+    with torch.no_grad():
+        model.parametrizations.weight_hh_l0.original0.mul_(2)
+    expected = model.eval()(x := torch.randn(2, 5, 3))[0].detach()
+    weight = model.weight_hh_l0.detach()
+    merge(model)
+    FORMATS[name].write(Call("", Function(model, (x,), {}).eval(), {"x": x}, {"output": expected}), tmp_path / "model.pt2")
+    assert torch.equal(FORMATS[name].weights(tmp_path / "model.pt2")["weight_hh_l0"], weight)
+    assert torch.allclose(FORMATS[name].load(tmp_path / "model.pt2")({"x": x})[0], expected, atol=1e-6)
 
 
 def test_a_size_that_an_onnx_file_does_not_take_is_fixed_in_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.initialise import METHODS, initialise
+from samewise.runner.optim.parametrise import KINDS, merge
 
 CHOICES = sorted(path for path in (Path(__file__).parents[2] / "configs" / "initialise").glob("*.yaml") if path.stem not in ("lora", "whitening"))
 
@@ -135,6 +136,90 @@ def test_plain_and_parametrised_weights_both_load_into_a_parametrised_model(tmp_
     initialise(second, settings)
     assert same(dict(first.state_dict()), dict(second.state_dict()))
     assert len(second[3].parametrizations.weight) == 1
+
+
+class Recurrent(nn.Module):
+    """Convolutions, a linear layer and recurrent ones, of which torch keeps a list of the weights beside the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.rnn, self.fc = nn.Conv1d(3, 6, 2), nn.LSTM(6, 4, num_layers=2, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.rnn(self.conv(x).transpose(1, 2))[0])
+
+
+@pytest.mark.parametrize("is_trained", [True, False])  # of the layers' biases
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_weights_have_the_bits_of_the_parametrised_ones_and_plain_names(kind: str, is_trained: bool) -> None:
+    torch.manual_seed(0)
+    model, settings = Recurrent(), {"rank": 2} if kind == "lora" else {}
+    initialise(model, {"parametrisations": {"some": {"match": ["*.weight", "rnn.weight_*"], "kind": kind, **settings}}})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) / 5)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_trained or "bias" not in name)
+    model(x := torch.randn(5, 3, 7))  # a recurrent layer's list is of computed weights now
+    with torch.no_grad():
+        expected = model.eval()(x)
+        held = {name: getattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]).clone() for name in Recurrent().state_dict()}
+        merge(model)
+        assert torch.equal(model(x), expected)
+        assert same({name: model.state_dict()[name] for name in held}, held)
+        plain = Recurrent().eval()
+        plain.load_state_dict(model.state_dict())
+        assert torch.allclose(plain(x), expected, rtol=1e-4)  # torch has other kernels for an LSTM of which nothing is trained
+
+
+def test_merging_leaves_alone_another_layer_with_the_same_original() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    before = second.weight.detach().clone()
+    merge(nn.Sequential(KINDS["lora"](first, rank=1), second).eval())
+    assert torch.equal(first.weight, before)
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    KINDS["spectral_norm"](first)
+    second.weight = first.parametrizations.weight.original
+    before = second.weight.detach().clone()
+    merge(nn.Sequential(first, second).eval())
+    assert torch.equal(second.weight, before)
+    assert not torch.equal(first.weight, before)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("settings", [{"kind": "weight_norm"}, {"kind": "lora", "rank": 2}, {"kind": "spectral_norm"}])
+def test_a_parametrised_file_for_a_plain_model_is_called_so_and_loads_when_it_is_merged(tmp_path: Path, settings: dict[str, Any], bias: bool) -> None:
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3, bias=bias), nn.Flatten(), nn.Linear(8, 4, bias=bias))
+
+    file, model, x = tmp_path / "weights.pt", plain(), torch.randn(2, 3, 3, 3)
+    initialise(model, {"parametrisations": {"some": {"match": "*.weight", **settings}}})
+    torch.save(model.eval().state_dict(), file)
+    expected, other = model(x), plain()
+    with pytest.raises(ConfigError, match=r"the file is parametrised .* it has no '0\.weight' and 1 more.*samewise export RUN --to safetensors") as caught:
+        initialise(other, {"weights": str(file)})
+    assert len(caught.value.problems) == 1
+    if not bias:
+        with pytest.raises(ConfigError, match="the file is parametrised"):  # nothing fits by name
+            initialise(other, {"weights": str(file), "strict": False})
+    merge(model)
+    torch.save(model.state_dict(), file)
+    initialise(other, {"weights": str(file)})
+    assert torch.equal(other(x), expected)
+
+
+def test_merged_weights_load_into_a_model_whose_own_class_uses_weight_norm(tmp_path: Path) -> None:
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3), dim=2), nn.Flatten(), nn.Linear(8, 4))
+
+    first, second, x = normed().eval(), normed(), torch.randn(2, 3, 3, 3)
+    expected = first(x)
+    merge(first)
+    torch.save(first.state_dict(), tmp_path / "weights.pt")
+    initialise(second, {"weights": str(tmp_path / "weights.pt")})
+    assert nn.utils.parametrize.is_parametrized(second[0], "weight")
+    assert torch.allclose(second(x), expected, atol=1e-6)
 
 
 def test_frozen_parameters_need_no_gradient() -> None:
