@@ -67,7 +67,7 @@ class Pipeline(StageStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._keep_stages(self._cut(model))
-        self._mine = Mine(self._stages[self.peers.rank], first=self.peers.rank == 0, last=self.peers.rank == len(self._stages) - 1)
+        self._mine = Mine(self._stages[self.peers.rank], self._device, first=self.peers.rank == 0, last=self.peers.rank == len(self._stages) - 1)
         self._network = CallCapture(self._device)
         return self._network
 
@@ -126,7 +126,7 @@ class Pipeline(StageStrategy):
         given = asked.inputs
         taken = given
         for stage in self._stages[: self.peers.rank + 1]:
-            with unchanged_buffers(stage), asked.surroundings.enter():
+            with unchanged_buffers(stage), asked.surroundings.enter(self._device):
                 output = stage(*given)
             taken, given = given, output if isinstance(output, tuple) else (output,)
         first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
@@ -142,9 +142,10 @@ class Mine(nn.Module):
     gradient of a small tensor that goes with each activation.
     """
 
-    def __init__(self, stage: nn.Module, *, first: bool, last: bool) -> None:
+    def __init__(self, stage: nn.Module, device: torch.device, *, first: bool, last: bool) -> None:
         super().__init__()
         self.stage = stage
+        self._device = device
         self.asked: Iterator[ModelCall] = iter(())
         self.strides: list[tuple[int, ...]] = []
         """Of its inputs, as the stage before it gives them."""
@@ -157,7 +158,7 @@ class Mine(nn.Module):
         else:
             tensors, carriers = inputs[: len(self.strides)], inputs[len(self.strides) :]
             inputs = tuple(Arrive.apply(*each) for each in zip(tensors, carriers, self.strides, strict=True))  # pyright: ignore[reportAssignmentType]
-        with asked.surroundings.enter():
+        with asked.surroundings.enter(self._device):
             output = self.stage(*inputs)
         if self._last:
             return output

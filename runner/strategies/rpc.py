@@ -21,7 +21,7 @@ from torch.distributed.rpc import internal
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.strategies.base import Forward, Tally
-from samewise.runner.strategies.stages import StageStrategy, Surroundings, cut_model
+from samewise.runner.strategies.stages import Generators, StageStrategy, Surroundings, cut_model
 
 _PURPOSE = "a remote call"
 
@@ -49,7 +49,7 @@ class RPC(StageStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._keep_stages(cut_model(model, self.split))
-        _here.stage, _here.gradients = Served(self._stages[self.peers.rank]), Gradients([])
+        _here.stage, _here.gradients = Served(self._stages[self.peers.rank], self._device), Gradients([])
         devices = self.peers.gather(str(self._device))
         self._begin_serving(devices)
         if self.peers.rank > 0:
@@ -114,18 +114,20 @@ class RPC(StageStrategy):
 class Served(nn.Module):
     """A process's stage, called from another process."""
 
-    def __init__(self, stage: nn.Module) -> None:
+    def __init__(self, stage: nn.Module, device: torch.device) -> None:
         super().__init__()
         self.stage = stage
+        self._device = device
 
-    def forward(self, surroundings: Surroundings, *inputs: Tensor) -> Any:
-        with surroundings.enter():
-            return self.stage(*inputs)
+    def forward(self, surroundings: Surroundings, *inputs: Tensor) -> tuple[Any, Generators]:
+        """What the stage gives, and the generators' states after it."""
+        with surroundings.enter(self._device):
+            return self.stage(*inputs), Generators.now(self._device)
 
 
 @final
 class Driver(nn.Module):
-    """The whole model: the first stage here, the others called remotely in order, each with the caller's generator states."""
+    """The whole model: the first stage here, the others called remotely in order, each with the generators as the one before left them."""
 
     def __init__(self, first: nn.Module, others: Sequence[RemoteModule], device: torch.device) -> None:
         super().__init__()
@@ -136,7 +138,8 @@ class Driver(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         value = self._first(*inputs)
         for stage in self._others:
-            value = stage(Surroundings.now(self._device), *(value if isinstance(value, tuple) else (value,)))
+            value, after = stage(Surroundings.now(self._device), *(value if isinstance(value, tuple) else (value,)))
+            after.set(self._device)
         return value
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import abc
 import operator
+import random
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.split_module import split_module
@@ -120,26 +122,45 @@ def draws(stage: nn.Module) -> str | None:
 
 
 @dataclass(frozen=True)
+class Generators:
+    """The states of Python's, NumPy's and torch's generators."""
+
+    python: Any
+    numpy: Any
+    torch: Tensor
+    cuda: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device | None = None) -> Generators:
+        """Those of the CPU, and the device's if it is CUDA."""
+        cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
+        return cls(random.getstate(), np.random.get_state(), torch.default_generator.get_state(), cuda)
+
+    def set(self, device: torch.device) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.default_generator.set_state(self.torch)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, device)
+
+
+@dataclass(frozen=True)
 class Surroundings:
-    """The state around a forward pass: autocast, and torch's generators."""
+    """The state around a forward pass: autocast, and the generators."""
 
     device: str
     autocast: bool
     dtype: torch.dtype
-    generator: Tensor
-    cuda_generator: Tensor | None
+    generators: Generators
 
     @classmethod
     def now(cls, device: torch.device) -> Surroundings:
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         kind = device.type
-        return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.default_generator.get_state(), cuda)
+        return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), Generators.now(device))
 
     @contextmanager
-    def enter(self) -> Generator[None]:
-        torch.default_generator.set_state(self.generator)
-        if self.cuda_generator is not None:
-            torch.cuda.set_rng_state(self.cuda_generator)
+    def enter(self, device: torch.device) -> Generator[None]:
+        self.generators.set(device)
         with torch.autocast(self.device, self.dtype, enabled=self.autocast):
             yield
 

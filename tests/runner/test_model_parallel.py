@@ -187,6 +187,30 @@ def test_three_stages_give_the_weights_of_one_process(samewise, tmp_path) -> Non
     assert result(run(tmp_path / "three", 3, *three, experiment=TINY)) == train(samewise, tmp_path / "one")
 
 
+DROPS = """
+_target_: torch.nn.Sequential
+_args_:
+  - {_target_: torch.nn.Conv2d, in_channels: "${dataset.channels}", out_channels: 4, kernel_size: 3, stride: 2}
+  - {_target_: torch.nn.Dropout, p: 0.2}
+  - {_target_: torch.nn.Conv2d, in_channels: 4, out_channels: 6, kernel_size: 3}
+  - {_target_: torch.nn.Dropout, p: 0.2}
+  - {_target_: torch.nn.Flatten}
+  - {_target_: torch.nn.Dropout, p: 0.2}
+  - {_target_: torch.nn.Linear, in_features: 1014, out_features: "${dataset.num_classes}"}
+"""
+
+
+@pytest.mark.slow
+def test_three_stages_that_draw_random_numbers_give_the_weights_of_one_process_under_rpc(samewise, tmp_path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "drops.yaml").write_text(DROPS)
+    drops = [*DIGITS, f"--config-dir={tmp_path}", "model=drops", "param_groups.norms=null", "batch_size=16", "accumulate=2", "max_steps=4"]
+    three = ["strategy=rpc", "strategy.split=['2','4']", "activation_checkpointing=['3']"]  # which draws again in the backward pass
+    done = samewise("train", *drops, f"run_root={tmp_path / 'one'}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert result(run(tmp_path / "three", 3, *three, experiment=drops)) == result(Path(json.loads(done.stdout)["folder"]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], pytest.param(STRATEGIES["rpc"], marks=pytest.mark.long)], ids=["pipeline", "rpc"])
 def test_a_checkpoint_can_be_resumed_by_one_process(samewise, tmp_path, strategy) -> None:
