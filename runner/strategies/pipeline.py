@@ -14,8 +14,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.strategies.base import Forward, Tally
-from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy, cut_model, draws
+from samewise.runner.strategies.base import Forward, Tally, add_tallies
+from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy, cut_model, draws, name_of_draw
 from samewise.runner.strategies.tree import unchanged_buffers
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -30,7 +30,7 @@ class Pipeline(StageStrategy):
 
     Args:
         rank_invariant: Says to the fingerprint that the result is that of one process. Refused where a later stage draws random numbers (dropout), which
-            would be others.
+            would be others, and where the recipe draws some after it has called a model whose first stage draws.
         split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
         schedule: gpipe: all forward passes, then all backward passes (Huang et al. 2019, arXiv 1811.06965). 1f1b: a backward pass as soon as there can be
             one, so that fewer activations wait (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503); wants `accumulate` of at least the stages.
@@ -43,6 +43,7 @@ class Pipeline(StageStrategy):
         if self.schedule not in SCHEDULES:
             raise ConfigError(Problem("schedule", "no such schedule", self.schedule, ", ".join(SCHEDULES), nearest(self.schedule, SCHEDULES)))
         self._made: dict[Any, Any] = {}  # torch's schedules, by the number and shapes of micro-batches
+        self._drew, self._recipe_drew = "", False  # in this step: what in this process's stage; and whether the recipe did after calling the model
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         if self.schedule == "1f1b" and accumulate <= len(self.split):
@@ -57,13 +58,12 @@ class Pipeline(StageStrategy):
         self._cut(model)
 
     def _cut(self, model: nn.Module) -> list[nn.Module]:
+        stages = cut_model(model, self.split)
         for number, stage in enumerate(cut_model(model, self.split, opened=True)[1:], 1):
             name = draws(stage)
             if name and self.rank_invariant:
-                message = f"stage {number} draws random numbers ({name}) that differ from those in one process"
-                hint = "strategy=rpc; or strategy.rank_invariant=false, which makes it a different experiment"
-                raise ConfigError(Problem("strategy.rank_invariant", message, True, hint=hint))
-        return cut_model(model, self.split)
+                raise _other_draws(f"stage {number} draws random numbers ({name})")
+        return stages
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._keep_stages(self._cut(model))
@@ -93,21 +93,37 @@ class Pipeline(StageStrategy):
         tallies: list[Callable[[], Tally]] = []
 
         def loss(output: Any, place: Tensor) -> Tensor:
-            total, first, tally = self._network.run_with_output(output, partial(forward, group[int(place)][0]))
+            (total, first, tally), drew = self._network.run_with_output(output, partial(forward, group[int(place)][0]))
+            self._recipe_drew |= drew
             tallies.append(tally)
             return total * first
 
-        schedule, losses, self._mine.strides = self._schedule_for(group[0][1], len(group))
+        schedule, losses, self._mine.strides, name = self._schedule_for(group[0][1], len(group))
         losses[:] = [loss]
         self._mine.asked = iter([asked for _, asked in group])
         schedule.step(target=torch.arange(len(group)), return_outputs=False)
+        if self._mine.drew:
+            self._drew, self._mine.drew = name or "not each time", False
         return [tally() for tally in tallies]
 
-    def _schedule_for(self, asked: ModelCall, count: int) -> tuple[Any, list[Callable[[Any, Tensor], Tensor]], list[tuple[int, ...]]]:
-        """Torch's schedule for so many micro-batches shaped like this one, the slot for the loss that it calls, and its inputs' strides."""
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        everyone, facts = self.gather(tallies, (self._parts.have_gradients(), self._drew, self._recipe_drew))
+        self._drew, self._recipe_drew = "", False
+        touched, drew, after = zip(*facts, strict=True)
+        if self.rank_invariant:  # all processes have heard of it, and raise the same error
+            for number, name in enumerate(drew):
+                if name and number:
+                    raise _other_draws(f"stage {number} draws random numbers ({name})")
+                if name and any(after):
+                    raise _other_draws(f"the recipe draws random numbers after it has called the model, whose stage 0 does too ({name}), so it gets some")
+        self._parts.share(touched)
+        return add_tallies(everyone)
+
+    def _schedule_for(self, asked: ModelCall, count: int) -> tuple[Any, list[Callable[[Any, Tensor], Tensor]], list[tuple[int, ...]], str]:
+        """Torch's schedule for so many micro-batches shaped like this one, the slot for the loss that it calls, its inputs' strides, and what draws in it."""
         key = (asked.form, count)
         if key not in self._made:
-            taken, given = self._stage_shapes(asked)
+            taken, given, name = self._stage_shapes(asked)
             first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
             received, sent = () if first else _stage_message(taken), given if last else _stage_message(given)
             stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=received, output_args=sent)
@@ -117,20 +133,30 @@ class Pipeline(StageStrategy):
             def loss(output: Any, place: Tensor) -> Tensor:
                 return losses[0](output, place)
 
-            self._made[key] = kind(stage, count, loss_fn=loss, scale_grads=False), losses, [tensor.stride() for tensor in taken]
+            self._made[key] = kind(stage, count, loss_fn=loss, scale_grads=False), losses, [tensor.stride() for tensor in taken], name
         return self._made[key]
 
     @torch.no_grad()
-    def _stage_shapes(self, asked: ModelCall) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The shapes that this process's stage takes and returns for such an input: runs the stages up to it once; their buffers do not change."""
+    def _stage_shapes(self, asked: ModelCall) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], str]:
+        """The shapes that this process's stage takes and returns for such an input, and the name of what draws in it.
+
+        Runs the stages up to it once; their buffers do not change.
+        """
         given = asked.inputs
-        taken = given
+        taken, name = given, ""
         for stage in self._stages[: self.peers.rank + 1]:
             with unchanged_buffers(stage), asked.surroundings.enter(self._device):
                 output = stage(*given)
+                if stage is self._mine.stage and asked.surroundings.generators.differ(self._device):
+                    name = name_of_draw(stage, given, self._device)
             taken, given = given, output if isinstance(output, tuple) else (output,)
         first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
-        return taken if first else _require_gradients(taken), given if last else _require_gradients(given)
+        return taken if first else _require_gradients(taken), given if last else _require_gradients(given), name
+
+
+def _other_draws(what: str) -> ConfigError:
+    hint = "strategy=rpc; or strategy.rank_invariant=false, which makes it a different experiment"
+    return ConfigError(Problem("strategy.rank_invariant", f"{what} that differ from those in one process", True, hint=hint))
 
 
 @final
@@ -145,6 +171,8 @@ class Mine(nn.Module):
     def __init__(self, stage: nn.Module, device: torch.device, *, first: bool, last: bool) -> None:
         super().__init__()
         self.stage = stage
+        self.drew = False
+        """Whether it drew random numbers."""
         self._device = device
         self.asked: Iterator[ModelCall] = iter(())
         self.strides: list[tuple[int, ...]] = []
@@ -160,6 +188,7 @@ class Mine(nn.Module):
             inputs = tuple(Arrive.apply(*each) for each in zip(tensors, carriers, self.strides, strict=True))  # pyright: ignore[reportAssignmentType]
         with asked.surroundings.enter(self._device):
             output = self.stage(*inputs)
+        self.drew = self.drew or asked.surroundings.generators.differ(self._device)
         if self._last:
             return output
         tensors, carriers = zip(*(Depart.apply(one) for one in (output if isinstance(output, tuple) else (output,))), strict=True)  # pyright: ignore[reportArgumentType]

@@ -29,6 +29,10 @@ from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.recompute import is_recomputed
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+DRAWING = ("stochastic_depth", "gumbel_softmax", *(f"fractional_max_pool{n}d{more}" for n in (2, 3) for more in ("", "_with_indices")))
+"""Functions that draw random numbers, beside torch's operators that are tagged so."""
+MAY_DRAW = ("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Operators that are tagged, but draw only with dropout."""
 
 
 class _Tracer(fx.Tracer):
@@ -113,12 +117,44 @@ def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> No
 
 
 def draws(stage: nn.Module) -> str | None:
-    """The name of a layer that draws random numbers in training, or None."""
+    """The name of a layer or function that by its kind draws random numbers in training, or None. Others are noticed when they draw."""
     if isinstance(stage, fx.GraphModule):
         for node in stage.graph.nodes:
-            if node.op == "call_function" and "dropout" in getattr(node.target, "__name__", ""):
+            if node.op in ("call_function", "call_method") and _function_draws(node):
                 return node.name
-    return next((name for name, part in stage.named_modules() if isinstance(part, DROPOUTS) and getattr(part, "p", 1.0) > 0), None)
+    return next((name for name, part in stage.named_modules() if _layer_draws(part)), None)
+
+
+def _layer_draws(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+        return layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
+    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d) or (isinstance(layer, DROPOUTS) and getattr(layer, "p", 1.0) > 0)
+
+
+def _function_draws(node: fx.Node) -> bool:
+    name: str = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in MAY_DRAW:
+        return bool(node.kwargs.get("dropout_p", node.args[4] if name == MAY_DRAW[0] and len(node.args) > 4 else 0.0))
+    operators = getattr(torch.ops.aten, name, None)
+    tagged = operators is not None and any(torch.Tag.nondeterministic_seeded in getattr(operators, one).tags for one in operators.overloads())
+    return tagged or "dropout" in name or name in DRAWING
+
+
+def name_of_draw(stage: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> str:
+    """Runs the stage; the name of the first layer or function in it that draws random numbers, or an empty text."""
+    found: list[str] = []
+
+    class Watched(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            before = Generators.now(device)
+            value = super().run_node(n)
+            if before.differ(device):
+                found.append(str(n.target) if n.op == "call_module" else n.name)
+            return value
+
+    assert isinstance(stage, fx.GraphModule)
+    Watched(stage).run(*inputs)
+    return found[0] if found else ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +178,14 @@ class Generators:
         torch.default_generator.set_state(self.torch)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)
+
+    def differ(self, device: torch.device | None = None) -> bool:
+        """Whether any was drawn from since."""
+        now = Generators.now(device)
+        pairs = [(self.torch, now.torch), *([(self.cuda, now.cuda)] if self.cuda is not None and now.cuda is not None else [])]
+        tensors = all(torch.equal(before, after) for before, after in pairs)
+        numpy = self.numpy[2:] == now.numpy[2:] and np.array_equal(self.numpy[1], now.numpy[1])
+        return not (tensors and numpy and self.python == now.python)
 
 
 @dataclass(frozen=True)
@@ -222,9 +266,11 @@ class CallCapture(nn.Module):
         self._device = device
         self._asked: ModelCall | None = None
         self._given: list[Any] = []
+        self._begun: Generators | None = None
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
         if self._given:
+            self._begun = Generators.now(self._device)
             return self._given.pop()
         if further or not all(isinstance(value, Tensor) for value in inputs):
             hint = "strategy=elastic"
@@ -244,10 +290,12 @@ class CallCapture(nn.Module):
         asked, self._asked = self._asked, None
         return asked
 
-    def run_with_output(self, output: Any, run: Callable[[], Any]) -> Any:
-        """The result of `run` if the model returns `output`."""
+    def run_with_output(self, output: Any, run: Callable[[], Any]) -> tuple[Any, bool]:
+        """The result of `run` if the model returns `output`, and whether it draws random numbers after that."""
         self._given = [output]
-        return run()
+        result = run()
+        begun, self._begun = self._begun, None
+        return result, begun is not None and begun.differ(self._device)
 
 
 @dataclass(kw_only=True, eq=False)

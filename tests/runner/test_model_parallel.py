@@ -8,18 +8,25 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from samewise_forked import Forked
 from samewise_runner_jobs import run
 from samewise_tiny import DIGITS
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
 
 from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.errors import ConfigError
-from samewise.runner.strategies.stages import cut_model, draws
+from samewise.runner.strategies.base import Tally
+from samewise.runner.strategies.pipeline import Mine, Pipeline
+from samewise.runner.strategies.stages import CallCapture, ModelCall, Surroundings, cut_model, draws, name_of_draw
 
 TINY = [*DIGITS, "model.width=8", "batch_size=16", "accumulate=4", "max_steps=6", "checkpoint.every_steps=2"]
 STRATEGIES = {"gpipe": ["strategy=pipeline"], "1f1b": ["strategy=pipeline", "strategy.schedule=1f1b"], "rpc": ["strategy=rpc"]}
@@ -131,10 +138,128 @@ def test_where_tracing_stops_is_told() -> None:
         assert f"strategy=elastic; raised at {__file__}:{line}, in forward: return self.second(value) if value.sum() > 0" in str(caught.value)
 
 
-def test_a_stage_that_draws_random_numbers_is_recognised() -> None:
-    first, second = cut_model(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.1)), ["1"])
+class Calls(nn.Module):
+    """Computes a function of its layer's output; without a layer, of the input."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.function, self.layer = function, layer
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.function(value if self.layer is None else self.layer(value))
+
+
+class Attends(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=dropout)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.attention(value, value, value, need_weights=False)[0]
+
+
+@torch.fx.wrap
+def hidden(value: Tensor) -> Tensor:
+    """Not traced into, so what it calls is not known before it is called."""
+    return value + torch.randn(len(value), 1)
+
+
+@torch.fx.wrap
+def hidden_numpy(value: Tensor) -> Tensor:
+    return value * float(np.random.rand())
+
+
+def attend(dropout: float) -> Callable[[Tensor], Tensor]:
+    return lambda value: F.scaled_dot_product_attention(value, value, value, dropout_p=dropout)
+
+
+DRAW = {
+    "dropout": nn.Dropout(0.1),
+    "dropout as a function": Calls(lambda value: F.dropout(value, 0.1)),
+    "stochastic depth": StochasticDepth(0.1, "row"),
+    "noise": Calls(lambda value: value + torch.randn_like(value)),
+    "a mask": Calls(lambda value: value * value.new_empty(4, 4).bernoulli_(0.5)),
+    "pooling": nn.FractionalMaxPool2d(2, output_ratio=0.5),
+    "pooling as a function": Calls(lambda value: F.fractional_max_pool2d(value[None], 2, output_ratio=(0.5, 0.5))),
+    "recurrent": Calls(lambda pair: pair[0], nn.LSTM(4, 4, 2, dropout=0.5)),
+    "attention": Attends(0.5),
+    "attention as a function": Calls(attend(0.5)),
+}
+DO_NOT = {
+    "dropout": nn.Dropout(0.0),
+    "recurrent": Calls(lambda pair: pair[0], nn.LSTM(4, 4, 2)),
+    "recurrent, one layer": Calls(lambda pair: pair[0], nn.GRU(4, 4, 1)),
+    "attention": Attends(0.0),
+    "attention as a function": Calls(attend(0.0)),
+}
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_a_pipeline_whose_later_stage_draws_random_numbers_is_refused(name: str) -> None:
+    first, second = cut_model(nn.Sequential(nn.Linear(4, 4), DRAW[name]), ["1"])
     assert draws(first) is None
-    assert draws(second) == "2"
+    assert name_of_draw(second, [torch.ones(1, 4, 4)], torch.device("cpu"))
+    with pytest.raises(ConfigError, match="stage 1 draws random numbers") as caught:
+        Pipeline(split=["1"]).require_fit(nn.Sequential(nn.Linear(4, 4), DRAW[name]))
+    assert "strategy.rank_invariant=false" in str(caught.value)
+    Pipeline(split=["1"], rank_invariant=False).require_fit(nn.Sequential(nn.Linear(4, 4), DRAW[name]))
+    Pipeline(split=["1"]).require_fit(nn.Sequential(DRAW[name], nn.Linear(4, 4)))
+
+
+@pytest.mark.filterwarnings("ignore:dropout option adds dropout")
+@pytest.mark.parametrize("name", DO_NOT)
+def test_a_pipeline_whose_later_stage_draws_none_is_not(name: str) -> None:
+    Pipeline(split=["1"]).require_fit(nn.Sequential(nn.Linear(4, 4), DO_NOT[name]))
+    _, second = cut_model(nn.Sequential(nn.Linear(4, 4), DO_NOT[name]), ["1"])
+    assert not name_of_draw(second, [torch.ones(1, 4, 4)], torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("name", "function"), [("hidden", lambda value: hidden(value)), ("hidden_numpy", lambda value: hidden_numpy(value))])
+def test_what_cannot_be_known_before_is_noticed_when_it_draws(name: str, function: Callable[[Tensor], Tensor]) -> None:
+    device, stage = torch.device("cpu"), cut_model(nn.Sequential(nn.Linear(4, 4), Calls(function)), ["1"])[1]
+    assert draws(stage) is None
+    assert name_of_draw(stage, [torch.ones(2, 4)], device) == name
+    for module, drew in ((stage, True), (nn.Linear(4, 4), False)):
+        mine = Mine(module, device, first=True, last=True)
+        mine.asked = iter([ModelCall((torch.ones(2, 4),), Surroundings.now(device))])
+        mine()
+        assert mine.drew is drew
+
+
+def test_a_recipe_that_draws_after_calling_the_model_is_noticed() -> None:
+    network = CallCapture(torch.device("cpu"))
+
+    def loss(before: int, after: int) -> Tensor:
+        torch.rand(before)
+        return network(torch.ones(1)) + torch.rand(after).sum()
+
+    assert network.run_with_output(torch.ones(1), lambda: loss(1, 0)) == (torch.ones(1), False)
+    assert network.run_with_output(torch.ones(1), lambda: loss(0, 1))[1]
+
+
+@pytest.mark.parametrize(
+    ("drew", "recipe_drew", "message"),
+    [
+        (["", "", "hidden"], False, r"stage 2 draws random numbers \(hidden\) that differ from those in one process"),
+        (["0", "", ""], True, r"the recipe draws random numbers after it has called the model, whose stage 0 does too \(0\)"),
+        (["0", "", ""], False, None),
+        (["", "", ""], True, None),
+    ],
+    ids=["a later stage", "the first stage and the recipe", "the first stage", "the recipe"],
+)
+def test_every_process_of_a_pipeline_refuses_draws_that_differ(
+    drew: Sequence[str], recipe_drew: bool, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [([], name, recipe_drew and number == len(drew) - 1) for number, name in enumerate(drew)]
+    for invariant in (True, False):
+        strategy = Pipeline(split=["1", "2"], rank_invariant=invariant)
+        monkeypatch.setattr(strategy, "_parts", SimpleNamespace(have_gradients=list, share=list), raising=False)
+        monkeypatch.setattr(strategy, "gather", lambda tallies, facts: ([Tally()], said))
+        if message and invariant:
+            with pytest.raises(ConfigError, match=message):
+                strategy.reduce([])
+        else:
+            strategy.reduce([])
 
 
 @pytest.mark.parametrize(
