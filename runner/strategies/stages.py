@@ -52,12 +52,16 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
     """
     _require_names(model, split)
     tracer = fx.Tracer() if opened else _Tracer()
+    before = Generators.now()
     try:
         nodes = tracer.trace(model)
         graph = fx.GraphModule(tracer.root, nodes, type(model).__name__)
     except Exception as error:
         hint = f"choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic; {raised_at(error, anywhere=False)}".rstrip("; ")
         raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
+    if not opened and before.differ():
+        message = "draws random numbers where torch.fx sees no operator, so that they would be the same in every step"
+        raise ConfigError(Problem("model", message, type(model).__name__, hint="strategy=elastic"))
     number, numbers = 0, dict[fx.Node, int]()
     for node in graph.graph.nodes:
         if number < len(split) and any(f"{path}.".startswith(f"{split[number]}.") for path in _around(node)):

@@ -6,6 +6,7 @@ There is no tolerance: the stages compute what the whole model computes, with th
 from __future__ import annotations
 
 import json
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -101,6 +102,13 @@ class Adds(nn.Module):
         return self.second(self.first(value) + self.more)
 
 
+class Scales(nn.Module):
+    """Draws a number that is not a tensor, which a graph would keep."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * random.random()
+
+
 class Shares(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -121,8 +129,9 @@ class Shares(nn.Module):
         (Chooses(), ["second"], "cannot be cut into stages"),
         (Adds(), ["second"], "stage 0 uses more, and torch.fx can put only what layers of torch.nn hold into a stage"),
         (Shares(), ["second"], "share the parameter"),
+        (nn.Sequential(nn.Linear(3, 3), Scales()), ["1"], "draws random numbers where torch.fx sees no operator"),
     ],
-    ids=["no such part", "order", "empty", "skips", "chooses", "adds", "shares"],
+    ids=["no such part", "order", "empty", "skips", "chooses", "adds", "shares", "draws"],
 )
 def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
