@@ -113,10 +113,10 @@ def _merge_labels(before: str, after: str) -> str:
     return " ".join(word for number, word in enumerate(words) if last[word.partition("=")[0]] == number)
 
 
-def satisfies(folder: RunFolder, cfg: DictConfig) -> bool:
-    """Whether a finished run with the same fingerprint is what `cfg` requests: the same data paths, and no other device."""
+def satisfies(folder: RunFolder, saved: Composed, cfg: DictConfig) -> bool:
+    """Whether a finished run with the same fingerprint, whose config is `saved`, is what `cfg` requests: the same data paths, and no other device."""
     device = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("device", {}).get("kind")
-    same_data = differences({"dataset": plain(compose.load(folder.config).cfg.dataset)}, {"dataset": plain(cfg.dataset)}) == []
+    same_data = differences({"dataset": saved.whole["dataset"]}, {"dataset": plain(cfg.dataset)}) == []
     return same_data and str(cfg.device) in ("auto", device)
 
 

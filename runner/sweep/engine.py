@@ -82,7 +82,8 @@ class Sweep:
         standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
         for point in self._points:
             now = self._prune_with_setting(self._result(point, standing.get(point.number)))
-            if now.state is State.finished and not now.tries and not satisfies(point.run, compose.load(self.folder.config(point.number)).cfg):
+            wanted, trained = self.folder.config(point.number), point.run.config
+            if now.state is State.finished and not now.tries and not satisfies(point.run, compose.load(trained), compose.load(wanted).cfg):
                 now = dataclasses.replace(now, state=State.waiting)  # trained on data elsewhere: its job compares their content
             if now.state is State.failed and self.retry_failed:
                 self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None, refused=None)

@@ -73,14 +73,17 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
     except DamagedFile as error:
         print(f"warning: {replace(error.problems[0], hint='the run is resumed from its last checkpoint, and a new one is written')}", file=sys.stderr)
         return None
-    if summary is None or summary["status"] != "finished" or not satisfies(composed.folder, composed.cfg):
+    if summary is None or summary["status"] != "finished":
+        return None
+    saved = load(composed.folder.config)
+    if not satisfies(composed.folder, saved, composed.cfg):
         return None
     for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
         print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
     for path in _modified_after(composed.folder, data_places(composed.whole).values()):
         print(f"warning: {path} was modified after this run had ended; `train --fresh` trains with the data as they are now", file=sys.stderr)
-    saved, here = ({part: one.whole[part] for part in _WRITTEN_WHILE_TRAINING} for one in (load(composed.folder.config), composed))
-    if changed := [path for path, *values in differences(saved, here) if {} not in values]:
+    before, here = ({part: one.whole[part] for part in _WRITTEN_WHILE_TRAINING} for one in (saved, composed))
+    if changed := [path for path, *values in differences(before, here) if {} not in values]:
         print(f"warning: changing {', '.join(changed)} has no effect: this run is finished; `train --fresh` trains it again", file=sys.stderr)
     return {"mlflow_run_id": read_mapping(composed.folder.tracking, shapes.TRACKING).get("run_id"), **summary}
 
