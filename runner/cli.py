@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ def entry() -> None:
     """The console script."""
     os.environ["PYTHONSAFEPATH"] = "1"  # so that no child process imports modules from the current folder
     _open_closed_streams()
+    faulthandler.enable(file=2)
     if sys.argv[1:2] in (["train"], ["sweep"]) and "RANK" not in os.environ:
         _report_signals()
     sys.exit(main(sys.argv[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import uuid
@@ -55,7 +56,7 @@ def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tupl
     )
     quiet = dict.fromkeys(range(1, nproc), Std.ALL)
     progress = partial(_newest, composed.folder.checkpoints)
-    agent = _agent(spec, DefaultLogsSpecs(log_dir=str(logs), redirects=quiet), handed=handed, progress=progress, grace_s=int(strategy.grace_s))
+    agent = _agent(spec, DefaultLogsSpecs(log_dir=str(logs), redirects=quiet), logs=logs, handed=handed, progress=progress, grace_s=int(strategy.grace_s))
     try:
         result = agent.run()
     except SignalException as stopped:
@@ -66,7 +67,7 @@ def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tupl
         return None, None
     rank, failure = _first_to_die(result)
     hint = "run the same command again to resume from the last checkpoint; strategy.max_restarts=3 does so automatically"
-    return TrainingError(Problem(f"rank {rank}", f"{_describe_exit(failure.exitcode)}; what it wrote is in {logs}", hint=hint)), agent.lost
+    return TrainingError(Problem(f"rank {rank}", f"{_describe_exit(logs, rank, failure.exitcode)}; what it wrote is in {logs}", hint=hint)), agent.lost
 
 
 def _meeting_here(timeout_s: float) -> Any:
@@ -112,15 +113,20 @@ def _first_to_die(result: Any) -> tuple[int, Any]:
     return min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
 
 
-def _describe_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+def _describe_exit(logs: Path, rank: int, code: int) -> str:
+    """How a rank ended; if it crashed, with the line of Python that it was in, from `faulthandler`'s report in its newest log."""
+    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    written = max(logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=os.path.getmtime, default=None)
+    report = written.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error: ")[2] if written else ""
+    line = re.search(r'hread .*\n  File "(.+)", line (\d+) in (.+)', report)
+    return f"{ended} in {line[3]} ({line[1]}:{line[2]})" if line else ended
 
 
 def _newest(checkpoints: Path) -> str:
     return max((path.name for path in checkpoints.glob("step-*")), default="")
 
 
-def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], grace_s: int) -> Any:
+def _agent(spec: Any, logs_specs: Any, *, logs: Path, handed: Path, progress: Callable[[], str], grace_s: int) -> Any:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     @final
@@ -144,7 +150,8 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
                 else:
                     again = spec.max_restarts - self._remaining_restarts + 1
                     words = f"resuming from the last checkpoint (restart {again} of {spec.max_restarts})"
-                    print(f"warning: rank {died[0]} {_describe_exit(_first_to_die(result)[1].exitcode)}\n    {words}", file=sys.stderr, flush=True)
+                    ended = _describe_exit(logs, died[0], _first_to_die(result)[1].exitcode)
+                    print(f"warning: rank {died[0]} {ended}\n    {words}", file=sys.stderr, flush=True)
                 self._died = died
             return result
 
@@ -166,7 +173,7 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
             given = {"timeout": timeout} if "timeout" in signature(shut_down).parameters else {}  # not with torch 2.11
             shut_down(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **given)
 
-    return Agent(spec=spec, logs_specs=logs, start_method="spawn", exit_barrier_timeout=30)
+    return Agent(spec=spec, logs_specs=logs_specs, start_method="spawn", exit_barrier_timeout=30)
 
 
 def outcomes(handed: Path, nproc: int) -> list[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import faulthandler
 import json
 import os
 import signal
@@ -186,6 +187,7 @@ def _adopt_config(composed: Composed, said: Mapping[str, Any]) -> Composed:
 def main(handed: Path, work: Callable[..., None] | None = None) -> int:
     """Run as a rank that `launch` has started: read the request, train or do other work, and report how it ended."""
     number = int(os.environ["RANK"])
+    faulthandler.enable(file=2)
     try:
         given = read_json(handed / "handed.json")
         end_with_parent(signal.SIGTERM)

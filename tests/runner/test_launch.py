@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -26,11 +27,11 @@ def wait_for_end(process: Forked, code: int) -> str:
 @pytest.mark.slow
 @pytest.mark.oldest
 def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
-    """The launcher may restart once; the second kill is reported, and the same command then finishes with the bits of an undisturbed run."""
+    """The launcher may restart once, after a crash; a kill after that is reported, and the same command then finishes with the bits of an undisturbed run."""
     process = start(tmp_path / "killed", "max_steps=12", "strategy.nproc=2", "strategy.max_restarts=1")
     wait_for_step(process, tmp_path / "killed", 3)
     first = ranks_of(process)
-    first[1].kill()
+    first[1].send_signal(signal.SIGSEGV)
     first[1].wait(60)
     deadline = time.monotonic() + 100
     while len(again := ranks_of(process)) < 2 or again[0].pid == first[0].pid:
@@ -39,7 +40,8 @@ def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
     again[0].kill()
     said = wait_for_end(process, 1)
     assert "rank 0: was killed by SIGKILL" in said
-    assert said.index("warning: rank 1 was killed by SIGKILL") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
+    assert re.search(r"warning: rank 1 was killed by SIGSEGV in \w+ \(/.+\.py:\d+\)\n", said), "the line that it was in"
+    assert said.index("warning: rank 1 was killed") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
     alone, finished = (samewise("train", *TINY, "max_steps=12", f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
     assert json.loads(finished.stdout)["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 
