@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import shutil
 from collections.abc import Generator
@@ -59,16 +60,19 @@ def run(args: argparse.Namespace) -> int:
     composed = ready(args)
     given = {"json": args.json, "tracking": composed.whole["tracking"], "asked": {"steps": args.steps, "traced": args.traced, "out": ""}}
 
+    from omegaconf import OmegaConf
+
     from samewise.runner.measuring import profile
     from samewise.runner.training.launch import launch, processes, rank
 
     out = folder_for(args.out, composed)
     given["asked"]["out"] = str(out)
-    placed = replace(composed, place=out)
+    placed = replace(composed, place=out, cfg=copy.deepcopy(composed.cfg))
     with remove_if_empty(out):
         if is_rank():
             rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.profile_rank, given=given))
         elif (wanted := processes(composed)) > 1:
+            OmegaConf.update(placed.cfg, "strategy.max_restarts", 1)  # torch's profiler itself has crashed, once in some hundred times
             launch(placed, wanted, as_json=args.json, debug=args.debug, module=profile.__name__, work=given)
             shutil.rmtree(out / "ranks")  # what the ranks wrote, which only explains a failure
         else:

@@ -151,6 +151,10 @@ class Strategy(abc.ABC):
         """Sentences for `samewise check` about how the work is divided, besides which rank takes which micro-batches."""
         return []
 
+    def cautions(self) -> list[Problem]:
+        """What the settings leave unused on this machine; asked after `begin`."""
+        return []
+
     def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
         """The tallies of all ranks, in order, and a further small value of each rank; with them the ranks agree whether to stop."""
         said = self.peers.gather(([vars(tally) for tally in Tally.begin_reading(tallies)()[0]], facts, self.peers.stop_heard))

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem
@@ -67,7 +68,7 @@ class Elastic(RankStrategy):
 
     def _require(self, replicas: int, ranks: int) -> None:
         """Refuse more processes than replicas, or processes that would get unequal numbers of them."""
-        possible = [number for number in range(1, replicas + 1) if number == 1 or (replicas % number == 0 and (replicas // number).bit_count() == 1)]
+        possible = _equal_shares(replicas)
         words = ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         if ranks > replicas:
             message = f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}"
@@ -81,6 +82,12 @@ class Elastic(RankStrategy):
     def describe(self) -> list[str]:
         sizes = self._carried.bucket_bytes()
         return [f"gradients are exchanged in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, the largest of {max(sizes) / 2**20:.3g} MiB"] if sizes else []
+
+    def cautions(self) -> list[Problem]:
+        devices = torch.cuda.device_count() if self._device.type == "cuda" and self.nproc is None and self.size == 1 else 0
+        most = max(number for number in _equal_shares(self._parts[-1].stop) if number <= max(devices, 1))
+        hint = f"strategy.nproc={most} trains on {most}, to the same bits"
+        return [Problem("strategy.nproc", f"null starts one process, which uses one of {devices} CUDA devices", hint=hint)] if most > 1 else []
 
     def wrap(self, model: nn.Module) -> nn.Module:
         require_none(model, "strategy=elastic")
@@ -102,3 +109,8 @@ class Elastic(RankStrategy):
         everyone, touched = self.gather(tallies, self._carried.close())
         self._carried.give_back(touched)
         return add_tallies(everyone)
+
+
+def _equal_shares(replicas: int) -> list[int]:
+    """The numbers of processes that can share the replicas equally, so that each has a subtree."""
+    return [number for number in range(1, replicas + 1) if number == 1 or (replicas % number == 0 and (replicas // number).bit_count() == 1)]

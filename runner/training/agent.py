@@ -149,7 +149,7 @@ def _agent(spec: Any, logs_specs: Any, *, logs: Path, handed: Path, progress: Ca
                     self.lost, self._remaining_restarts = died[0], 0
                 else:
                     again = spec.max_restarts - self._remaining_restarts + 1
-                    words = f"resuming from the last checkpoint (restart {again} of {spec.max_restarts})"
+                    words = f"{'resuming from the last checkpoint' if died[1] else 'starting again'} (restart {again} of {spec.max_restarts})"
                     ended = _describe_exit(logs, died[0], _first_to_die(result)[1].exitcode)
                     print(f"warning: rank {died[0]} {ended}\n    {words}", file=sys.stderr, flush=True)
                 self._died = died

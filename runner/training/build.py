@@ -119,6 +119,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *_order_caution(composed),
             *unread.cautions(composed),
             *precision.cautions(),
+            *strategy.cautions(),
             *continued.cautions(cfg, schedule),
             *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
             *(class_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),

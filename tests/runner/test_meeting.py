@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from samewise_forked import Forked
 from samewise_tiny import DIGITS
@@ -120,3 +121,13 @@ def test_a_connection_lost_before_training_names_the_rank_that_is_gone(as_rank_0
     assert str(found).startswith("rank 0: lost rank 1, whose process is gone, before the training began")
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert lost_connections.explain(other) is other
+
+
+@pytest.mark.parametrize(("replicas", "started"), [(4, 4), (6, 3), (1, 1)])
+def test_devices_that_null_leaves_unused_are_a_warning(monkeypatch, replicas: int, started: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    strategy = Elastic()
+    strategy.begin("cpu", replicas, 1)
+    assert strategy.cautions() == []
+    strategy._device = torch.device("cuda")
+    assert [one.hint for one in strategy.cautions()] == [f"strategy.nproc={started} trains on {started}, to the same bits"] * (started > 1)

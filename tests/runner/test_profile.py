@@ -23,6 +23,7 @@ from samewise.runner.training import memory
 
 LAB = """
 import os
+import signal
 import time
 import torch
 from torch import nn
@@ -47,6 +48,9 @@ class Net(nn.Module):
 
     def forward(self, pixels):
         time.sleep(self.slow)
+        if os.path.exists("crash") and os.environ.get("RANK") == "1":
+            os.remove("crash")
+            os.kill(os.getpid(), signal.SIGSEGV)
         if self.greedy and len(pixels) > 2 and torch.is_grad_enabled():
             torch.empty(2**50)
         return self.second(self.first(pixels.flatten(1)).relu())
@@ -223,9 +227,12 @@ def test_a_step_that_waits_for_workers_gets_advice_on_their_number(here: Path, s
 
 
 @pytest.mark.slow
-def test_each_process_has_its_own_trace(here: Path, samewise: Callable[..., Any]) -> None:
+def test_each_process_has_its_own_trace_also_if_one_crashed_first(here: Path, samewise: Callable[..., Any]) -> None:
+    (here / "crash").touch()
     done = samewise("profile", *SMALL, "replicas=2", "strategy=elastic", "strategy.nproc=2", "--steps", 2, "--traced", 1, "--out", here / "told")
     assert done.returncode == 0, done.stderr
+    assert "warning: rank 1 was killed by SIGSEGV in forward (" in done.stderr
+    assert "starting again (restart 1 of 1)" in done.stderr
     assert "rank 1: " in done.stdout
     found = json.loads((here / "told" / "profile.json").read_text())
     assert len(found["ranks"]) == 2
