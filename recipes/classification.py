@@ -77,7 +77,7 @@ class Classification(Recipe):
         self._separate = is_sigmoid(loss)
         if self._separate:
             self.gives = "one row of scores for each sample; sigmoid turns each into the probability of its class, whatever the others are"
-        self.metrics = NamedMetrics(metrics)
+        self.metrics = NamedMetrics(metrics, taken=["loss", "accuracy", *(f"accuracy_top{k}" for k in top_k)])
         self._views = check_kind(test_time_augmentation, "recipe.test_time_augmentation")
         self._range_is_known = num_classes is not None
 

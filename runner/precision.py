@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,10 @@ class Precision:
     def __init__(self, *, dtype: str = "float32", tf32: bool = False, initial_scale: float = 65536.0, growth_interval: int = 2000) -> None:
         if dtype not in DTYPES:
             raise ConfigError(Problem("precision.dtype", "unknown dtype", dtype, ", ".join(DTYPES), nearest(dtype, DTYPES)))
+        if not 0 < initial_scale < math.inf:
+            raise ConfigError(Problem("precision.initial_scale", "is out of range", initial_scale, "a number greater than 0, usually a power of 2"))
+        if growth_interval < 1:
+            raise ConfigError(Problem("precision.growth_interval", "must be at least 1", growth_interval))
         self._dtype = DTYPES[dtype]
         self._tf32 = tf32
         self._initial_scale = initial_scale

@@ -56,7 +56,7 @@ class ClassificationScores(Scores):
     def __init__(self, *, classes: Sequence[str] = (), top_k: Sequence[int] = (1, 5), metrics: NamedMetrics | None = None) -> None:
         self.classes = list(classes)
         self._metrics = metrics.copy_empty() if metrics else None
-        self.top_k = tuple(top_k)
+        self.top_k = tuple(dict.fromkeys(top_k))
         self.count = 0
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)  # [true class, predicted class]
         self._several = False
@@ -71,7 +71,7 @@ class ClassificationScores(Scores):
             self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
         cells = measured.label * classes + measured.prediction
         self.confusion.view(-1).index_add_(0, cells, torch.ones_like(cells))
-        for k in self.top_k:
+        for k in [k for k in self.top_k if k <= classes]:
             self._hits[k] += int((measured.rank < k).sum())
         for loss in measured.loss.tolist():
             self._loss += loss

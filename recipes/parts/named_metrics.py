@@ -6,15 +6,13 @@ import copy
 import inspect
 import re
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, DataError, Problem
-
-_WITHOUT = frozenset({"loss", "accuracy"})
 
 
 class NamedMetrics:
@@ -23,17 +21,18 @@ class NamedMetrics:
     Args:
         metrics: By name, each a `torchmetrics.Metric` that takes probabilities float[B, K] and labels int64[B] and comes to one number. Where images may have
             several labels, int64[B, K], torchmetrics' `Multilabel` metric takes the place of a `Multiclass` one, with its settings and the threshold 0.5.
+        taken: The names of the recipe's own metrics.
 
     Raises:
         ConfigError: something else, or a name that the recipe's own metrics have.
     """
 
-    def __init__(self, metrics: Mapping[str, Any] | None) -> None:
+    def __init__(self, metrics: Mapping[str, Any] | None, taken: Collection[str] = ()) -> None:
         self._metrics = dict(metrics or {})
         self.doubts = list[Problem]()
         """What torchmetrics warned of, each once."""
         for name, metric in self._metrics.items():
-            if name in _WITHOUT:
+            if name in taken:
                 raise ConfigError(Problem(f"recipe.metrics.{name}", "is the name of a metric that the recipe computes", hint="give it another name"))
             if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
                 raise ConfigError(Problem(f"recipe.metrics.{name}", "is not a metric", type(metric).__name__, "a class of torchmetrics.classification"))

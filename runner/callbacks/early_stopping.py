@@ -47,7 +47,7 @@ class EarlyStopping(Callback):
     def stop_reason(self) -> str | None:
         if self._waited < self._patience:
             return None
-        if not math.isfinite(self._best):
+        if self._best == math.inf:
             return f"{self._monitor} has not been a finite number in {self._waited} evaluations"
         return f"{self._monitor} has not improved on {self._sign * self._best:g} for {self._waited} evaluations"
 

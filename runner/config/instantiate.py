@@ -158,7 +158,8 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         last = name.rpartition(".")[2]
         known = [public for public in dir(parent) if not public.startswith("_")] if parent is not None else ()
         words = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
-        raise ConfigError(Problem(where, words, target, hint=nearest(last, known) if known else "")) from None
+        hint = _in_submodule(parent, last) or (nearest(last, known) if known else "")
+        raise ConfigError(Problem(where, words, target, hint=hint)) from None
     try:
         return importlib.import_module(name)
     except SamewiseError:
@@ -168,6 +169,13 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         raise ConfigError(Problem(where, message, target, hint=place)) from error
     except Exception as error:
         raise ConfigError(Problem(where, f"cannot be imported: {type(error).__name__}: {error}", target)) from error
+
+
+def _in_submodule(package: Any, name: str) -> str:
+    """A hint if a module of the package, none of which is imported for it, defines the name; otherwise empty."""
+    files = [file for folder in getattr(package, "__path__", ()) for file in sorted(Path(folder).glob("*.py"))]
+    found = next((file for file in files if re.search(rf"^(class|def) {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE)), None)
+    return f"it is in a module of that package: {package.__name__}.{found.stem}.{name}" if found else ""
 
 
 def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
@@ -224,7 +232,8 @@ def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own:
     if parts[0] in sys.stdlib_module_names:
         return Problem(where, f"{message}: it is in Python's standard library, which has none", target, expected)
     meant = f'if you trust its code as your own: --package {parts[0]}, or packages = ["{parts[0]}"] under [tool.samewise] in pyproject.toml'
-    own = "write a function in a package of yours that calls it, `def net(...) -> nn.Module:`, and declare that with --package NAME"
+    signature = "def net(...) -> nn.Module:" if where.startswith("model") else "def make(...) -> CLASS:"
+    own = f"write a function in a package of yours that calls it, `{signature}`, and declare that with --package NAME"
     return Problem(where, message, target, expected, own if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise") else meant)
 
 

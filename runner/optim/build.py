@@ -175,7 +175,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
         raise ConfigError(Problem(path, "must be partial, because it gets its parameters later", partial, "a torch.optim.Optimizer with `_partial_: true`"))
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
-    _refuse_what_cannot_train(make, groups, path)
+    _refuse_what_cannot_train(make, settings, groups, path)
     parameters = inspect.signature(make).parameters
     accepted = set(parameters) - {"params"}
     _resolve(groups, settings.get("lr", parameters["lr"].default if "lr" in accepted else None), accepted, path)
@@ -237,7 +237,7 @@ def _where(group: Mapping[str, Any]) -> str:
 
 def _choice(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], accepted: set[str]) -> dict[str, bool]:
     """Fused kernels if these parameters have some, otherwise foreach on CUDA, otherwise the loop; nothing if the config decides."""
-    if settings.get("fused") is not None or settings.get("foreach") is not None or settings.get("differentiable"):
+    if settings.get("fused") is not None or settings.get("foreach") is not None:
         return {}
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
@@ -250,7 +250,10 @@ def _choice(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[
     return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
 
 
-def _refuse_what_cannot_train(make: Callable[..., Any], groups: list[dict[str, Any]], path: str) -> None:
+def _refuse_what_cannot_train(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], path: str) -> None:
+    for where, options in ((path, settings), *((_where(group), group) for group in groups)):
+        if options.get("differentiable"):
+            raise ConfigError(Problem(f"{where}.differentiable", "would let gradients flow through updates, which training does not", True, "false"))
     if not isinstance(make, type):
         return
     if issubclass(make, torch.optim.LBFGS):

@@ -100,6 +100,10 @@ def _rules(
             continue
         settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
         try:
+            if "layer_decay" in settings and factors:
+                first = next(other for other, rule in rules.items() if isinstance(rule, Mapping) and "layer_decay" in rule)
+                problems.append(Problem(path, f"is a second layer-wise decay: '{first}' is one", rule, "one", f"~param_groups.{first} removes the first"))
+                continue
             if "layer_decay" in settings:
                 factors, waits = _block_settings(settings, every, path)
                 continue

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samewise.runner.sweep.results import PointResult, Spread, group_by_setting, lacks_seeds, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, Spread, goals, group_by_setting, lacks_seeds, objective_means, rank_settings, spread
 
 _MOST_LEVELS = 8
 """A parameter with more different values is looked at in ranges."""
@@ -50,8 +50,11 @@ class Effect:
 def effects(found: Sequence[PointResult]) -> list[Effect]:
     """The effect of each parameter that varies among the settings with a result, the strongest first.
 
-    Joint effects of parameters are not separated: in a sweep that is not a full grid, a share also includes whatever varies together with the parameter.
+    Empty if the settings have different objectives. Joint effects of parameters are not separated: in a sweep that is not a full grid, a share also includes
+    whatever varies together with the parameter.
     """
+    if len(goals(found)) > 1:
+        return []
     settled = settled_means(found)
     mode = found[0].mode if found else "max"
     keys = list(dict.fromkeys(key for values, _ in settled for key in values))

@@ -68,8 +68,9 @@ class ListedRun:
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in {**asdict(self), "state": self.state.value}.items()}
 
     def get(self, key: str) -> Any:
-        """The value of `--sort` and `--where`: a field, or a metric; None if the run lacks it."""
-        return self.facts()[key] if key in ListedRun.__dataclass_fields__ else self.metrics.get(key)
+        """The value of `--sort` and `--where`: a field, or a metric; None if the run lacks it, or it is NaN."""
+        value = self.facts()[key] if key in ListedRun.__dataclass_fields__ else self.metrics.get(key)
+        return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def list_runs(run_root: Path) -> list[ListedRun]:
@@ -157,6 +158,9 @@ def _holds(value: Any, sign: str, text: str) -> bool:
         return False
     if isinstance(value, int | float) and sign != "~":
         return _COMPARED[sign](float(value), float(text))
+    if isinstance(value, list) and sign in ("=", "!="):
+        with contextlib.suppress(yaml.YAMLError):
+            return _COMPARED[sign](value, yaml.safe_load(text))
     return _COMPARED[sign](str(value), text)
 
 

@@ -17,8 +17,8 @@ from samewise.runner.sweep.comparison import Pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, left_out
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
-from samewise.runner.sweep.results import PointResult, State
-from samewise.runner.sweep.rows import PARETO, Row, columns, cost_in_words, count_points, effect_rows, front_rows, point_rows, ranked_last, setting_rows
+from samewise.runner.sweep.results import PointResult, State, goals
+from samewise.runner.sweep.rows import PARETO, Row, columns, cost_in_words, count_points, effect_rows, front_rows, not_best, point_rows, setting_rows
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -33,9 +33,10 @@ svg { max-width: 100%; height: auto; } .failed { color: #b00020; } .pruned, .int
 def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Effect], spent: Cost, pages: Pages | None) -> str:
     """The page; `pages` are those of the MLflow UI."""
     several = any(one.point.seed is not None for one in found)
+    alike = len(goals(found)) == 1
     objective = found[0].objective.removeprefix("final/")
-    parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", table(setting_rows(found))]
-    if note := ranked_last(found):
+    parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>" if alike else "<h2>Settings</h2>", table(setting_rows(found))]
+    if note := not_best(found):
         parts.append(f"<p class=note>{note}</p>")
     if front := front_rows(found):
         parts += [f"<h2>{PARETO}</h2>", _draw(objectives_plot, found), table(front)]
@@ -49,7 +50,7 @@ def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Ef
         ]
     if note := left_out(found):
         parts.append(f"<p class=note>{note}</p>")
-    if several:
+    if several and alike:
         parts += ["<h2>Spread over seeds</h2>", _draw(seeds_plot, found)]
     for metric in dict.fromkeys([objective, "train/loss"]):
         if plot := _draw(curves_plot, found, metric):

@@ -328,9 +328,19 @@ def objective_means(of_setting: Sequence[PointResult]) -> dict[str, float]:
     return {name: spread(of_setting, name).mean for name in of_setting[0].objectives}
 
 
+def goals(found: Sequence[PointResult]) -> list[str]:
+    """The objectives by which points are ranked, each with its mode. Several, if points have different ones, which cannot be compared."""
+    return list(dict.fromkeys(f"{one.objective} ({one.mode})" for one in found))
+
+
 def rank_settings(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """Sort settings by mean, the best first; then those that lack seeds, by the mean over the others, then those without a result."""
+    """Sort settings by mean, the best first; then those that lack seeds, by the mean over the others, then those without a result.
+
+    If the settings have different objectives, they stay in their order.
+    """
     settings = group_by_setting(found)
+    if len(goals(found)) > 1:
+        return settings
     sign = -1.0 if settings and settings[0][0].mode == "max" else 1.0
 
     def place(one: Sequence[PointResult]) -> tuple[bool, bool, float]:

@@ -12,7 +12,7 @@ from samewise.runner.records.sweep_folder import Point, short
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
 from samewise.runner.sweep.progress import clock
-from samewise.runner.sweep.results import PointResult, lacks_seeds, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, goals, lacks_seeds, objective_means, rank_settings, spread
 
 Row = Mapping[str, Any]
 
@@ -83,8 +83,10 @@ def effect_facts(effect: Effect) -> dict[str, str]:
     return {"parameter": effect.key.lstrip("+~"), "share": share, "rank correlation": "" if effect.correlation is None else f"{effect.correlation:+.2f}"}
 
 
-def ranked_last(found: Sequence[PointResult]) -> str:
-    """A sentence on the settings with a mean that lack seeds; empty if there are none."""
+def not_best(found: Sequence[PointResult]) -> str:
+    """A sentence on the settings that cannot be the best, since they lack seeds, or have different objectives; empty if there are none."""
+    if len(different := goals(found)) > 1:
+        return f"The settings are not ranked, and none is the best: their objectives differ, {' and '.join(different)}."
     count = sum(lacks_seeds(setting) and spread(setting).count > 0 for setting in rank_settings(found))
     which = "1 setting has" if count == 1 else f"{count} settings have"
     return f"{which} a seed that failed, was pruned or gave NaN, and cannot be the best: the mean is over the other seeds alone." if count else ""

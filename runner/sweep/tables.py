@@ -16,8 +16,8 @@ from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, lacks_seeds, objective_means, rank_settings, spread
-from samewise.runner.sweep.rows import PARETO, Row, columns, count_points, effect_facts, front_rows, level_names, number, ranked_last, setting_rows
+from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, goals, lacks_seeds, objective_means, rank_settings, spread
+from samewise.runner.sweep.rows import PARETO, Row, columns, count_points, effect_facts, front_rows, level_names, not_best, number, setting_rows
 
 _MOST = 30
 
@@ -67,9 +67,9 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
     if not found:
         return
     console.print(_table(setting_rows(found)[:_MOST], right=(found[0].objective, *found[0].objectives, "std", "95 % interval", "seeds", "time")))
-    if note := ranked_last(found):
+    if note := not_best(found):
         console.print(note)
-    ranked = [setting for setting in rank_settings(found) if not lacks_seeds(setting)]
+    ranked = [setting for setting in rank_settings(found) if not lacks_seeds(setting)] if len(goals(found)) == 1 else []
     best = next((one for one in ranked[0] if one.state is State.finished), None) if ranked else None
     if best:
         ties = sum(spread(setting).mean == spread(ranked[0]).mean for setting in ranked) - 1

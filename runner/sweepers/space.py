@@ -210,6 +210,8 @@ def _part(override: Override, text: str, parser: OverridesParser) -> str | Dimen
         values = tuple(dict.fromkeys(override.sweep_string_iterator()))
     finally:
         random.setstate(before)
+    if not values and isinstance(value, RangeSweep):
+        raise ConfigError(Problem(key, "is an empty range", after, "range(FIRST, END), with END greater than FIRST, or range(NUMBER)"))
     if not values:
         raise ConfigError(Problem(key, "no such choice", after, hint=f"`samewise list {key}` shows the choices"))
     return Dimension(key, after, values)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from samewise.runner.config.tree import at
 from samewise.runner.data import streams
@@ -99,8 +100,9 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
     if problem := _unknown_label(error, run):
         return problem
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
-    if "closure" in str(error) and any(frame.f_code.co_name == "step" for frame, _ in traceback.walk_tb(error.__traceback__)):
-        return Problem("optimizer", f"{reason}: {NO_CLOSURE}", hint="choose another optimizer; `samewise list optimizer` shows them")
+    if any(isinstance(frame.f_locals.get("self"), Optimizer) for frame, _ in traceback.walk_tb(error.__traceback__)):
+        why = f": {NO_CLOSURE}" if "closure" in str(error) else ""
+        return Problem("optimizer", f"{reason}{why}", hint="choose other options, or another optimizer; `samewise list optimizer` shows them")
     if re.search(r"'(DistributedDataParallel|CallCapture|Driver)' object has no attribute|mixed torch.Tensor and DTensor", str(error)):
         words = f"{reason}: under this strategy a recipe must call the model as a whole, `model(...)`, not its parts"
         hint = "strategy=elastic, which has no such limit; or let the model's forward choose the part that computes"

@@ -110,6 +110,9 @@ def test_top_k_of_several_labels_counts_images_with_one_of_them_among_the_k_like
     wanted = [{k for k in range(CLASSES) if row[k]} or {0} for row in label.tolist()]
     hits = [bool(set(row.topk(2).indices.tolist()) & one) for row, one in zip(logits, wanted, strict=True)]
     assert scores.compute()["accuracy_top2"] == sum(hits) / 203
+    again = Classification(top_k=(1, 2, 2, 1, 10**20), loss=BinaryCrossEntropy()).scores(None)
+    again.add(Classification(loss=BinaryCrossEntropy()).measure(Given(), {"image": logits[:, :, None, None], "label": label}))
+    assert again.compute() == scores.compute(), "each k once, and none above the number of classes"
     scores.save_pictures(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["predictions.png"]
 

@@ -176,6 +176,10 @@ def test_a_first_nan_does_not_stay_best_for_early_stopping_or_a_plateau():
         stopping.on_evaluation(None, {"valid/loss": math.nan})
         plateau.after_evaluation({"valid/loss": math.nan})
     assert "has not improved on 1 for 2 evaluations" in str(stopping.stop_reason())
+    lowest = EarlyStopping(patience=2)
+    for value in (1.0, -math.inf, 0.5, 0.2):
+        lowest.on_evaluation(None, {"valid/loss": value})
+    assert lowest.stop_reason() == "valid/loss has not improved on -inf for 2 evaluations"
     never = EarlyStopping(patience=1)
     never.on_evaluation(None, {"valid/loss": math.nan})
     assert never.stop_reason() == "valid/loss has not been a finite number in 1 evaluations"

@@ -254,7 +254,6 @@ def test_anything_but_a_partial_optimizer_is_refused() -> None:
 
 
 def test_an_implementation_is_chosen_only_if_the_config_leaves_it_open() -> None:
-    assert implementation(build(sgd(differentiable=True), network())["train"]) == "loop"
     assert implementation(build({"_target_": "torch.optim.Adadelta"}, network())["train"]) == "loop"
     assert build({"_target_": "torch.optim.Adadelta"}, network())["train"].defaults["foreach"] is False
 
@@ -430,6 +429,13 @@ def test_an_optimizer_whose_step_cannot_be_tried_is_not_refused() -> None:
     optimizer = OfThree(model.parameters(), lr=0.1, momentum=0.9)
     optimizer.step()
     assert needed(optimizer, optimizer.state_dict()) is None
+
+
+def test_a_differentiable_update_is_refused_where_it_is_set() -> None:
+    for rules, path in ({}, "optimizer"), ({"head": {"match": "*.weight", "differentiable": True}}, "param_groups.head"):
+        given = {"_target_": "torch.optim.SGD", "lr": 0.1, "differentiable": not rules}
+        with pytest.raises(ConfigError, match=rf"{path}\.differentiable: would let gradients flow"):
+            build_optimizers(given, rules, network(), [Phase()], instantiate=make)
 
 
 def test_sparse_gradients_are_refused_by_the_layers_name() -> None:

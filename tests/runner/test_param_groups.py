@@ -107,6 +107,11 @@ def test_layer_decay_multiplies_the_learning_rate_of_each_block(resnet: nn.Modul
     assert len({group["name"] for group in groups}) == len(groups)
 
 
+def test_a_second_layer_decay_is_refused(resnet: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"param_groups\.more: is a second layer-wise decay: 'layers' is one(.|\n)*~param_groups\.layers removes"):
+        parameter_groups(resnet, {"layers": {"layer_decay": 0.5}, "more": {"layer_decay": 0.9}})
+
+
 def test_layer_decay_multiplies_the_rate_and_factor_of_a_rule_too() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
     rules = {"layers": {"layer_decay": 0.5}, "first": {"match": "0.*", "lr_factor": 10}, "second": {"match": "1.*", "lr": 0.3}}

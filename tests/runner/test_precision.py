@@ -100,6 +100,13 @@ def test_tf32_on_the_cpu_is_warned_about(samewise: Callable[..., Any], tmp_path:
     assert warning not in samewise("check", *given, "precision=bf16").stdout
 
 
+@pytest.mark.parametrize("setting", ["initial_scale=.inf", "initial_scale=0", "initial_scale=-1", "growth_interval=0"])
+def test_a_loss_scale_that_cannot_work_is_refused(setting: str, samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
+    done = samewise("check", *DIGITS, "precision=fp16", f"precision.{setting}", "device=cpu", f"run_root={tmp_path}")
+    assert done.returncode == 2
+    assert f"precision.{setting.partition('=')[0]}: " in done.stderr + done.stdout
+
+
 @pytest.mark.parametrize(("scale", "words"), [("1e30", "warning: precision: the optimizer skipped 2 updates since this start"), ("256", "")])
 def test_skipped_updates_of_float16_are_counted_at_the_end(scale: str, words: str, samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
     settings = [*DIGITS, "precision=fp16", f"precision.initial_scale={scale}", "max_steps=2", "device=cpu", "model.width=1", "dataset.samples=32"]

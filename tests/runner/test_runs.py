@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.records import locks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import find
-from samewise.runner.sweep.listing import list_runs
+from samewise.runner.sweep.listing import list_runs, matching, sort_runs
 from samewise.runner.tracking.journal import Journal
 
 TINY = [*DIGITS, "model.width=4"]
@@ -69,6 +70,21 @@ def test_an_unfinished_run_is_listed_with_its_best_values_so_far(tmp_path) -> No
     (one,) = list_runs(tmp_path)
     assert (one.state.value, one.step, one.value, one.also) == ("interrupted", 4, 0.8, {"valid/loss": 0.4})
     assert one.metrics == {"valid/accuracy": 0.8, "valid/loss": 0.9}
+
+
+def test_runs_without_a_number_are_sorted_last_and_lists_are_compared_by_value(tmp_path) -> None:
+    for number, loss in enumerate([0.5, math.nan, 0.9, math.inf]):
+        folder = RunFolder(tmp_path / "some" / f"{number:012x}")
+        folder.create()
+        folder.config.write_text(f"evaluate:\n  monitor: valid/loss\n  mode: min\nrecipe:\n  values: [{number}, 0.1]\n")
+        journal = Journal(folder.metrics, resume_step=None)
+        journal.log({"valid/loss": loss}, 1)
+        journal.close()
+    found = sorted(list_runs(tmp_path), key=lambda one: one.run)
+    assert [one.run[-1] for one in sort_runs(found, "valid/loss")] == ["3", "2", "0", "1"]
+    assert [one.run[-1] for one in matching(found, ["valid/loss=null"])] == ["1"]
+    assert [one.run[-1] for one in matching(found, ["recipe.values=[2,0.1]"])] == ["2"]
+    assert len(matching(found, ["recipe.values!=[2, 0.1]"])) == 3
 
 
 def test_the_reason_for_a_failure_is_the_one_that_train_printed(tmp_path, monkeypatch, capsys) -> None:

@@ -257,6 +257,16 @@ def test_an_infinite_metric_leaves_the_tables_and_the_effects_of_the_others(tmp_
     assert "inf" in capsys.readouterr().out
 
 
+def test_settings_with_different_objectives_are_not_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [outcome(0, 0.8, "min", a="1"), outcome(1, 0.9, "max", a="2"), outcome(2, 0.1, "min", a="3")]
+    assert [setting[0].point.setting for setting in rank_settings(found)] == [0, 1, 2]
+    assert effects(found) == []
+    print_settings(SweepFolder(tmp_path / "some-1"), found)
+    said = capsys.readouterr().out
+    assert "none is the best: their objectives differ, valid/score (min) and valid/score (max)" in " ".join(said.split())
+    assert "best     " not in said
+
+
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("end", [State.failed, State.pruned])
 def test_a_setting_with_a_seed_that_failed_is_never_ahead_of_a_complete_one(mode, end, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,7 @@ def test_a_prefix_makes_seeds_no_dimension(tmp_path: Path) -> None:
         (["optimizer.lr=tag(lg,interval(1e-4,1))"], "optimizer.lr", "did you mean 'log'?"),
         (["optimizer.lr=tag(linear,choice(0.1,0.2))"], "optimizer.lr", "there is no such tag"),
         (["optimizer.lr=range("], "optimizer.lr", "cannot be read"),
+        (["seed=range(3,0)"], "seed", "is an empty range"),
     ],
 )
 def test_overrides_that_span_no_space_are_reported(given: list[str], path: str, words: str, tmp_path: Path) -> None:
