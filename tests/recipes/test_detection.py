@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import math
-from pathlib import Path
 
-import PIL.Image
-import pycocotools.coco
-import pycocotools.cocoeval
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,15 +12,12 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection import retinanet_resnet50_fpn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import box_iou
-from torchvision.transforms import v2
 
-from samewise.datasets.coco import COCO
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
-from samewise.datasets.transforms.detection import RandomShortestSide
 from samewise.recipes.detection import Detection
 from samewise.recipes.models.retinanet import RetinaNet, retinanet
 from samewise.recipes.parts import dense_losses
-from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, Phase
 
 
@@ -253,151 +244,6 @@ def test_another_detector_of_torchvision_is_evaluated_without_autocast(batch: Ba
         assert all(torch.equal(one[0], other) for other in one)
     fresh = AnchorGenerator(anchors.sizes, anchors.aspect_ratios).cell_anchors
     assert all(map(torch.equal, anchors.cell_anchors, fresh)), "evaluations after a training under autocast would differ from those of the saved weights"
-
-
-def test_images_of_one_size_become_a_tensor_and_of_several_a_list():
-    data = DigitsOnCanvas(split="train", length=30, height=64, width=80, largest=32, turned=True)
-    shapes = [tuple(data[index]["image"].shape) for index in range(30)]
-    alike = [index for index in range(30) if shapes[index] == shapes[0]]
-    recipe = Detection()
-    assert isinstance(recipe.collate([data[index] for index in alike])["image"], Tensor)
-    made = recipe.collate([data[index] for index in range(30)])
-    assert [tuple(image.shape) for image in made["image"]] == shapes
-    assert len(set(shapes)) == 2
-    assert all(type(value) is Tensor for name in ("image", "boxes", "labels") for value in made[name])
-
-
-class Corners(nn.Module):
-    """Finds the whole image, and its left upper quarter."""
-
-    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        sizes = [(image.shape[-1], image.shape[-2]) for image in images]
-        boxes = [torch.tensor([[0.0, 0, width, height], [0, 0, width / 2, height / 2]]) for width, height in sizes]
-        return [{"boxes": found, "labels": torch.tensor([1, 2]), "scores": torch.tensor([0.9, 0.8])} for found in boxes]
-
-
-@pytest.mark.parametrize("read_size", [None, [32, 32], [200, 100]])
-def test_boxes_are_in_pixels_of_a_file_that_is_resized_as_it_is_read(tmp_path: Path, read_size: list[int] | None):
-    for name, size in (("a", (80, 64)), ("b", (50, 150))):
-        PIL.Image.new("RGB", size, (200, 10, 10)).save(tmp_path / f"{name}.png")
-    recipe = Detection()
-    recipe.read_size = read_size
-    batch = recipe.collate([recipe.read(tmp_path / f"{name}.png") for name in "ab"])
-    assert [tuple(image.shape[-2:]) for image in batch["image"]] == ([(64, 80), (150, 50)] if read_size is None else [tuple(read_size)] * 2)
-    for made, (width, height) in zip(recipe.predict(Corners(), batch), ((80, 64), (50, 150)), strict=True):
-        told = made.values()
-        assert (told["width"], told["height"]) == (width, height)
-        assert [one["box"] for one in told["detections"]] == [[0, 0, width, height], [0, 0, width / 2, height / 2]]
-        (picture,) = made.save(tmp_path, "drawn")
-        with PIL.Image.open(picture) as drawn:
-            assert drawn.width / drawn.height == pytest.approx(width / height, rel=0.02)
-
-
-class Planted(nn.Module):
-    """Finds objects at these places, given as parts of an image's width and height."""
-
-    def __init__(self, boxes: Tensor) -> None:
-        super().__init__()
-        self.boxes = boxes
-
-    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        sizes = [torch.tensor([image.shape[-1], image.shape[-2]] * 2) for image in images]
-        scores = torch.linspace(0.9, 0.5, len(self.boxes))
-        return [{"boxes": self.boxes * size, "labels": torch.ones(len(self.boxes), dtype=torch.int64), "scores": scores} for size in sizes]
-
-
-TO_OTHER_SIZES = {
-    "as it is": ({}, [], []),
-    "as it is read": ({"size": [512, 384]}, [], []),
-    "by a transform of samples": ({}, [v2.Resize([300, 500])], []),
-    "by a transform of batches": ({}, [], [RandomShortestSide(shortest=[480], longest=900)]),
-    "by all": ({"size": [64, 80]}, [v2.Resize([300, 500])], [RandomShortestSide(shortest=[480], longest=900)]),
-}
-
-
-@pytest.mark.parametrize("how", TO_OTHER_SIZES)
-def test_sizes_of_objects_and_results_are_in_pixels_of_the_file_however_it_is_resized(tmp_path: Path, how: str):
-    """By pycocotools, on the annotations as they are in the file and detections in its pixels."""
-    boxes = [[10.0, 20, 20, 20], [50, 20, 40, 60], [20, 90, 120, 100], [150, 30, 30, 30]]
-    areas = [300.0, 1100, 9500, 950]  # of masks
-    truth = {
-        "images": [{"id": number, "file_name": f"{number}.png", "width": 200, "height": 200} for number in (1, 2)],
-        "categories": [{"id": 1, "name": "thing"}],
-        "annotations": [
-            {"id": 4 * number + place, "image_id": number, "category_id": 1, "bbox": box, "area": area, "iscrowd": 0}
-            for number in (1, 2)
-            for place, (box, area) in enumerate(zip(boxes, areas, strict=True))
-        ],
-    }
-    for number in (1, 2):
-        PIL.Image.new("RGB", (200, 200), (90, 10, 10)).save(tmp_path / f"{number}.png")
-    (tmp_path / "truth.json").write_text(json.dumps(truth))
-    false = [[150.0, 150, 24, 24], [2, 2, 40, 40], [100, 2, 44, 44], [100, 100, 99, 99]]  # before the true ones
-    x, y, width, height = torch.tensor([*false, *boxes[:3]]).unbind(1)
-    model = Planted(torch.stack([x, y, x + width, y + height], 1) / 200)
-
-    options, of_samples, of_batches = TO_OTHER_SIZES[how]
-    data, recipe = COCO(root=str(tmp_path), images=".", annotations="truth.json", **options), Detection(num_classes=2)
-    batch = recipe.collate([v2.Compose(of_samples or [v2.Identity()])(data[index]) for index in range(2)])
-    for transform in of_batches:
-        batch = transform(batch)
-    scores = recipe.scores(data)
-    scores.add(recipe.measure(model, batch))
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        reference = pycocotools.coco.COCO(str(tmp_path / "truth.json"))
-        results = [row for number, one in enumerate(recipe.predict(model, batch), start=1) for row in one.coco(number)]
-        assert [row["bbox"] for row in results[:7]] == [pytest.approx(box, abs=0.02) for box in torch.stack([x, y, width, height], 1).tolist()]
-        evaluator = pycocotools.cocoeval.COCOeval(reference, reference.loadRes(results), "bbox")
-        evaluator.evaluate()
-        evaluator.accumulate()
-        evaluator.summarize()
-    expected = dict(zip(("map", "map_50", "map_75", "map_small", "map_medium", "map_large"), evaluator.stats[:6], strict=True))
-    assert len({round(expected[f"map_{size}"], 3) for size in ("small", "medium", "large")}) == 3
-    assert {name: scores.compute()[name] for name in expected} == {name: pytest.approx(value, abs=1e-9) for name, value in expected.items()}
-
-
-@pytest.mark.parametrize(
-    "moved",
-    [v2.Pad(20), v2.CenterCrop([30, 40]), v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0), v2.RandomRotation((90, 90), expand=True)],
-    ids=lambda one: type(one).__name__,
-)
-def test_an_evaluation_that_moves_the_picture_within_the_image_is_refused(tmp_path: Path, moved: v2.Transform):
-    PIL.Image.new("RGB", (80, 64)).save(tmp_path / "a.png")
-    sample = Detection().read(tmp_path / "a.png")
-    resized = Detection().collate([v2.Compose([v2.Resize(50), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, scale=True)])(sample)])
-    assert resized["image"].shape[-2:] == (50, 62)
-    with pytest.raises(ConfigError, match=r"transforms\.eval\.sample: crop, pad, flip or turn images"):
-        Detection().collate([v2.Compose([moved, v2.Resize(50)])(sample)])
-
-
-def sample_with(**values: object) -> dict[str, object]:
-    return {**DigitsOnCanvas(split="train", length=1)[0], "image_id": 7, **values}
-
-
-@pytest.mark.parametrize("box", [[20, 10, 10, 20], [-3, 0, 5, 5], [0, 0, 500, 5], [0, 0, float("nan"), 5]])
-def test_an_impossible_box_is_reported_with_its_image(box: list[float]):
-    with pytest.raises(DataError, match="image 7 of 128 x 96 pixels has an impossible box"):
-        Detection().collate([sample_with(boxes=torch.tensor([box]), labels=torch.tensor([1]))])
-
-
-@pytest.mark.parametrize("label", [0, 11, -1])
-def test_a_label_out_of_range_is_reported_with_its_image(label: int):
-    with pytest.raises(DataError, match=r"image 7 has a label out of range(.|\n)*1 to 10"):
-        Detection(num_classes=11).collate([sample_with(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([label]))])
-
-
-def test_a_sample_without_matching_boxes_and_labels_is_refused():
-    with pytest.raises(DataError, match="not an image with boxes"):
-        Detection().collate([(torch.zeros(3, 4, 4), 1)])
-    with pytest.raises(DataError, match="boxes \\[1, 4\\] and labels \\[2\\]"):
-        Detection().collate([sample_with(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([1, 2]))])
-
-
-def test_boxes_without_area_are_removed():
-    made = Detection().collate([sample_with(boxes=torch.tensor([[0.0, 0, 5, 5], [5, 5, 5, 9]]), labels=torch.tensor([1, 2]))])
-    assert made["boxes"][0].tolist() == [[0, 0, 5, 5]]
-    assert made["labels"][0].tolist() == [1]
 
 
 def test_an_image_without_boxes_counts_as_background(batch: Batch):

@@ -1,0 +1,152 @@
+"""The state of an optimizer: how it begins, and another's checkpoint."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from samewise_runner_optimizers import build, network, sgd
+from torch import nn
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.optim.build import implementation, load_state, needed
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_late_first_gradient_starts_the_momentum_as_in_torch(nesterov: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    options = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
+    made = build(sgd(**options), layers[0])["train"]
+    torchs = torch.optim.SGD(layers[1].parameters(), lr=made.param_groups[0]["lr"], foreach=False, fused=False, **options)
+    assert implementation(made) == "fused"
+    for step in range(4):
+        images = torch.randn(5, 3)
+        for each, optimizer in zip(layers, (made, torchs), strict=True):
+            optimizer.zero_grad()
+            output = each[0](images)
+            (each[1](output) if step in (1, 3) else output).square().sum().backward()
+            optimizer.step()
+    for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_momentum_starts_after_steps_that_overflow_as_in_torch() -> None:
+    """torch's fused kernel skips such a step, and leaves the momentum that it was to begin unwritten; its loop is not called."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    options = {"momentum": 0.9, "weight_decay": 0.1}
+    made = build(sgd(**options), layers[0])["train"]
+    torchs = torch.optim.SGD(layers[1].parameters(), lr=made.param_groups[0]["lr"], foreach=False, fused=False, **options)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in layers]
+    for step in range(4):
+        images = torch.randn(5, 3)
+        for layer, optimizer, scaler in zip(layers, (made, torchs), scalers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(layer(images).square().sum() * (math.inf if step < 2 else 1.0)).backward()
+            torch.empty(1 << 12).fill_(math.nan)  # what memory that is used next may hold
+            scaler.step(optimizer)
+            scaler.update()
+    for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_late_first_gradient_with_dampening_is_refused_with_a_way_out() -> None:
+    layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    made = build(sgd(momentum=0.9, dampening=0.5), layers)["train"]
+    layers[0](torch.ones(1, 3)).sum().backward()
+    made.step()
+    layers[1](torch.ones(1, 3)).sum().backward()
+    with pytest.raises(ConfigError, match=r"optimizer\.fused=false"):
+        made.step()
+
+
+def test_a_state_with_the_same_parameters_in_another_order_is_refused() -> None:
+    """torch gives each state to the parameter in its place: a norm's moments to another norm, without an error."""
+    model = nn.ModuleDict({"first": nn.LayerNorm(4), "second": nn.LayerNorm(4)})
+    turned = nn.ModuleDict({"second": model["second"], "first": model["first"]})
+    one, again, other = (build(sgd(), of)["train"] for of in (model, model, turned))
+    sum(parameter.sum() for parameter in model.parameters()).backward()
+    one.step()
+    load_state(again, one.state_dict())
+    with pytest.raises(ConfigError, match=r"optimizer: has the checkpoint's parameters in another order, from second\.weight on"):
+        load_state(other, one.state_dict())
+
+
+@pytest.mark.parametrize("options", [{"nesterov": True}, {"dampening": 0.5}, {"maximize": True}])
+def test_options_that_differ_from_the_checkpoints_hold_from_the_first_step_on(options: dict[str, Any]) -> None:
+    model, first = nn.Linear(3, 1, bias=False), torch.tensor([[1.0, 2, 3]])
+    before = build(sgd(momentum=0.9), model)["train"]
+    model(first).sum().backward()
+    before.step()
+    start = model.weight.detach().double().clone()
+    after = build(sgd(momentum=0.9, **options), model)["train"]
+    load_state(after, before.state_dict())
+    after.step()  # with the same gradient
+    sign = -1 if options.get("maximize") else 1
+    buffer = 0.9 * first.double() + sign * first.double() * (1 - options.get("dampening", 0))
+    step = sign * first.double() + 0.9 * buffer if options.get("nesterov") else buffer
+    assert (after.param_groups[0]["lr"] * step + model.weight.detach() - start).abs().max() < 1e-6
+
+
+def test_an_option_that_needs_averages_which_the_checkpoint_lacks_is_refused() -> None:
+    model = nn.Linear(3, 1)
+    before, after = (build({"_target_": "torch.optim.Adam", "lr": 0.1, "amsgrad": on}, model)["train"] for on in (False, True))
+    with pytest.raises(ConfigError, match=r"optimizer\.amsgrad: needs averages that the checkpoint does not have"):
+        load_state(after, before.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "missing"),
+    [
+        *[({"kind": kind}, {"kind": "Adamax"}, ("exp_inf", "")) for kind in ("Adam", "AdamW", "NAdam", "RAdam")],
+        *[({"kind": "Adamax"}, {"kind": kind}, ("exp_avg_sq", "")) for kind in ("Adam", "AdamW", "RAdam")],
+        ({"kind": "RMSprop"}, {"kind": "RMSprop", "momentum": 0.5}, ("momentum_buffer", "momentum")),
+        ({"kind": "RMSprop"}, {"kind": "RMSprop", "centered": True}, ("grad_avg", "centered")),
+        ({"kind": "AdamW"}, {"kind": "Adam", "amsgrad": True}, ("max_exp_avg_sq", "amsgrad")),
+        ({"kind": "RMSprop", "momentum": 0.5}, {"kind": "RMSprop"}, None),
+        *[({"kind": "AdamW"}, {"kind": kind}, None) for kind in ("AdamW", "Adam", "RAdam")],
+        ({"kind": "Adam", "fused": False}, {"kind": "AdamW"}, None),
+        *[({"kind": "SGD", "momentum": one}, {"kind": "SGD", "momentum": 0.9 - one}, None) for one in (0.0, 0.9)],
+        *[({"kind": kind}, {"kind": kind}, None) for kind in ("Adafactor", "Adagrad", "Adadelta", "ASGD", "Rprop")],
+    ],
+)
+def test_what_a_step_would_not_find_in_another_optimizers_checkpoint_is_known_before(
+    before: dict[str, Any], after: dict[str, Any], missing: tuple[str, str] | None
+) -> None:
+    def made(kind: str, **options: Any) -> tuple[Any, nn.Module]:
+        model = network()
+        model(torch.ones(4, 6)).square().sum().backward()
+        return build({"_target_": f"torch.optim.{kind}", "lr": 0.1, **options}, model)["train"], model
+
+    first, _ = made(**before)
+    first.step()
+    saved = first.state_dict()
+    optimizer, model = made(**after)
+    held, state = list(map(torch.clone, model.parameters())), dict(optimizer.state)
+    assert needed(optimizer, saved) == missing
+    assert dict(optimizer.state) == state
+    assert all(map(torch.equal, held, model.parameters()))
+    with pytest.raises((KeyError, ConfigError), match=missing[1] or missing[0]) if missing else nullcontext():
+        load_state(optimizer, saved)
+        for group in optimizer.param_groups:
+            group |= {key: value for key, value in after.items() if key == "momentum"}  # as the schedule sets it
+        optimizer.step()
+
+
+def test_an_optimizer_whose_step_cannot_be_tried_is_not_refused() -> None:
+    class OfThree(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            assert len(self.param_groups[0]["params"]) == 6
+            return super().step(closure)
+
+    model = network()
+    model(torch.ones(4, 6)).square().sum().backward()
+    optimizer = OfThree(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    assert needed(optimizer, optimizer.state_dict()) is None
