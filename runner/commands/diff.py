@@ -11,6 +11,7 @@ from typing import Any
 
 from samewise.runner.commands import add_trust
 from samewise.runner.commands.sync import address
+from samewise.runner.config.tree import shown
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.records import shapes
 from samewise.runner.records import trust as signatures
@@ -94,7 +95,7 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     names = [f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)]
     parts = [f"<h1>{escape(names[0])} | {escape(names[1])}</h1>", *(f"<p>{escape(line)}</p>" for line in _verdict(found))]
     if found["config"]:
-        parts += ["<h2>Config</h2>", table([{"": path, names[0]: _text(one), f"{names[1]} ": _text(two)} for path, one, two in found["config"]])]
+        parts += ["<h2>Config</h2>", table([{"": path, names[0]: shown(one), f"{names[1]} ": shown(two)} for path, one, two in found["config"]])]
     if found["metrics"]:
         rows = [{"": name, names[0]: _number(a), f"{names[1]} ": _number(b), "differs": "" if a == b else "yes"} for name, (a, b) in found["metrics"].items()]
         parts += ["<h2>Metrics of the last evaluation</h2>", table(rows)]
@@ -148,7 +149,7 @@ def _verdict(found: dict[str, Any]) -> list[str]:
 def _print(found: dict[str, Any]) -> None:
     print("config:      " + ("the same" if not found["config"] else "differs"))
     for path, one, two in found["config"]:
-        print(f"  {path}: {_text(one)} | {_text(two)}")
+        print(f"  {path}: {shown(one)} | {shown(two)}")
     print("environment: " + ("the same" if not found["environment"] else "differs"))
     for line in found["environment"]:
         print(f"  {line}")
@@ -160,10 +161,6 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {line}")
     for line in _verdict(found):
         print(f"trace:       {line}")
-
-
-def _text(value: Any) -> str:
-    return "absent" if value == "???" else repr(value)
 
 
 def _number(value: float | None) -> str:

@@ -127,7 +127,7 @@ def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
 def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> dict[str, Any]:
     """Check the record itself, then compare it with a second training."""
     from samewise.runner.config.fingerprint import identity
-    from samewise.runner.config.tree import differences
+    from samewise.runner.config.tree import differences, shown
     from samewise.runner.records import environment, rerun_comparison, roots, sources
     from samewise.runner.records.trace import STAGES
     from samewise.runner.training import record_comparison
@@ -182,7 +182,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if apart and not args.coarse:
             verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike))
             said += words
-    said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
+    said += [f"the config differs: {path}: {shown(one)} there, {shown(two)} here" for path, one, two in unlike]
     if (altered or divergences) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
         said.append("not verified: the steps that were repeated have the same bits, but what was recorded was altered: see above")
     first = min(divergences, key=lambda divergence: divergence.step, default=None)

@@ -70,6 +70,11 @@ def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, 
     ]
 
 
+def shown(value: Any) -> str:
+    """A value from `differences`, as a message shows it."""
+    return "absent" if value == "???" else repr(value)
+
+
 def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
     """Each value's path, unresolved content, and a function that resolves it; ConfigError if a key is a number or another value that is not text."""
     keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else list(cfg)

@@ -63,10 +63,11 @@ def test_a_sparse_trace_is_compared_at_its_lines_and_weights_at_the_end(samewise
 
 
 def test_another_seed_diverges_at_the_first_step(samewise, run):
-    done = samewise("verify", run, "seed=1")
+    done = samewise("verify", run, "seed=1", "+param_groups.norms.dampening=0.0")
     assert done.returncode == 1
     assert "diverges at step 1: the data" in done.stdout
     assert "seed: 0 there, 1 here" in done.stdout
+    assert "param_groups.norms.dampening: absent there, 0.0 here" in done.stdout
 
 
 @pytest.mark.slow
