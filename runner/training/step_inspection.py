@@ -215,7 +215,8 @@ def _hooks(run: Run, seen: list[ComputedValue], note: Callable[[str, str, Any], 
                 held.callback(parameter.register_post_accumulate_grad_hook(partial(_gathers, note, name)).remove)
         names = {id(parameter): name for name, parameter in run.model.named_parameters()}
         for phase in run.phases:
-            held.callback(phase.optimizer.register_step_pre_hook(partial(_before_update, phase, names, seen, note)).remove)
+            called = f" in phase '{phase.spec.name}'" if len(run.phases) > 1 else ""
+            held.callback(phase.optimizer.register_step_pre_hook(partial(_before_update, phase, names, called, seen, note)).remove)
             held.callback(phase.optimizer.register_step_post_hook(partial(_after_update, phase, names, note)).remove)
         yield
 
@@ -241,13 +242,13 @@ def _parameters(phase: TrainingPhase, names: Mapping[int, str]) -> Iterator[tupl
         yield from ((names.get(id(one), "?"), one) for one in group["params"])
 
 
-def _before_update(phase: TrainingPhase, names: Mapping[int, str], seen: list[ComputedValue], note: Callable[..., None], *given: Any) -> None:
+def _before_update(phase: TrainingPhase, names: Mapping[int, str], called: str, seen: list[ComputedValue], note: Callable[..., None], *given: Any) -> None:
     for name, parameter in _parameters(phase, names):
         note("averaged", name, parameter.grad)
     for number, group in enumerate(phase.optimizer.param_groups):
-        for option, value in group.items():
-            if option not in ("params", "param_names") and not option.startswith("initial_"):
-                seen.append(ComputedValue("option", option + (f" of group {number}" if number else ""), repr(value)))
+        for option in dict.fromkeys([*phase.optimizer.defaults, *sorted(group)]):  # those that a config sets for the group come first in it
+            if option in group and option not in ("params", "param_names") and not option.startswith("initial_"):
+                seen.append(ComputedValue("option", option + (f" of group {number}" if number else "") + called, repr(group[option])))
     _note_state(phase, names, note)
 
 

@@ -18,6 +18,8 @@ from samewise.runner.records.trace import read_trace
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
+from samewise.runner.training.state import state_of
+from samewise.runner.training.step_inspection import inspect_step
 
 GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=12"]
 SAVED = "checkpoint.every_steps=3"
@@ -104,3 +106,9 @@ def test_a_trace_of_every_third_step_equals_a_full_one_there(tmp_path):
     every, third = trace_lines(tmp_path / "every", 1), trace_lines(tmp_path / "third", 3)
     assert list(every) == [1, 2, 3, 4, 5, 6]
     assert third == {step: every[step] for step in (3, 6)}
+
+
+def test_an_inspected_step_says_whose_option_it_is(run):
+    seen, _ = inspect_step(run, state_of(run))
+    rates = [str(one) for one in seen if one.kind == "option" and one.name.startswith("lr ")]
+    assert rates == ["the optimizer's lr in phase 'discriminator'", "the optimizer's lr in phase 'generator'"]

@@ -69,6 +69,7 @@ TINY = [
     *("~model", "+model={_target_: lab_of_looks.Net, dropout_after: 1, noisy: false}", "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.01"),
     *("~scheduler", "+scheduler={_target_: lab_of_looks.Drops, drops_at: 10000, momentum: 0.5}", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
     *("~dataset.train", "+dataset.train={_target_: lab_of_looks.Marks, root: .}", "clip_norm=100", "batch_size=8"),
+    "+param_groups.biases={match: '*.bias', weight_decay: 0.0}",
 ]
 
 
@@ -117,6 +118,7 @@ def verify(samewise: Callable[..., Any], run: Path, *given: str) -> dict[str, An
         ("recipe.label_smoothing=0.1", 1, "loss", "total"),
         ("clip_norm=0.01", 1, "averaged", "first.weight"),
         ("optimizer.lr=0.02", 1, "option", "lr"),
+        ("+param_groups.biases.nesterov=true", 1, "option", "nesterov of group 1"),
         ("scheduler.drops_at=3", 3, "option", "momentum"),
     ],
 )
