@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from samewise.runner.commands import add_trust
 from samewise.runner.commands.sync import address
 from samewise.runner.config.tree import shown
-from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.errors import ConfigError, Problem, first_few, first_line
 from samewise.runner.records import shapes
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
@@ -29,6 +30,9 @@ EXAMPLES = """examples:
 
 exit codes: 0 the same bits in all common steps; 1 they differ, or no step is common; 2 the input was wrong
 """
+
+
+_COMPARED = {"batch": "batches", "input": "inputs", "loss": "losses", "gradients": "gradients", "weights": "weights"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(found))
     else:
         _print(found)
-    return 0 if found["parts"] is None and found["steps"] else 1
+    return 0 if found["same"] else 1
 
 
 def _compare(first: Any, second: Any) -> dict[str, Any]:
@@ -64,26 +68,37 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, sources, trace
-    from samewise.runner.records.divergence import first_divergence
+    from samewise.runner.records.divergence import comparable_stages, first_divergence, only_in
 
     head, one = trace.read_trace_of(first)
     other, two = trace.read_trace_of(second)
     both = sorted(one.keys() & two.keys())
-    algorithms = [trace.algorithm_of(folder.trace, found) for folder, found in ((first, head), (second, other))]
-    stages = trace.STAGES if algorithms[0] == algorithms[1] else trace.ANYWHERE
-    divergence = next(((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], stages=stages))), None)
+    digests = [trace.algorithm_of(folder.trace, found) + _of_shards(found) for folder, found in ((first, head), (second, other))]
+    apart = [only_in(head, other), only_in(other, head)] if both else [[], []]
+    stages = comparable_stages(head, other)
+    if any(apart) and (set(head["weights"]).isdisjoint(other["weights"]) or not all("layers" in line for lines in (one, two) for line in lines.values())):
+        stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
+    divergence = next(((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], other=other, stages=stages))), None)
     config = [[path, a, b] for path, a, b in differences(identity(saved.config_in(first.config).whole), identity(saved.config_in(second.config).whole))]
     reason = "" if divergence is None else trace.describe_stage(*divergence[1:], head["gradients"], [path for path, *_ in config])
-    if divergence and divergence[0] == both[0] and divergence[1] in ("loss", "gradients"):
-        reason += "; or the weights before that step differ, which a trace does not record"
-    metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
+    if divergence and (divergence[0] == both[0] or "weights" not in stages or any(apart)) and divergence[1] in ("loss", "gradients"):
+        reason += "; or the weights before that step differ" + (", which a trace does not record" if divergence[0] == both[0] else "")
+    summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in (first, second)]
+    metrics = [(summary.get("metrics") or {}).get("final", {}) for summary in summaries]
+    steps, weights = ([summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256"))
+    ended = None not in weights and steps[0] == steps[1]
+    same = bool(both) and divergence is None and not any(apart) and not (ended and weights[0] != weights[1])
     return {
+        "same": same,
         "config": config,
         "environment": environment.differences(read_json(first.environment, shapes.ENVIRONMENT) or {}, read_json(second.environment, shapes.ENVIRONMENT) or {}),
         "code": sources.differences(first.sources, second.sources),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
         "steps": len(both),
-        "digests": algorithms,
+        "digests": digests,
+        "compared": list(stages),
+        "tensors": apart,
+        "weights": {"step": steps[0], "same": weights[0] == weights[1], "traced": "weights" in stages and steps[0] in both} if ended else None,
         "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.missing_start(lines))],
         "parts": None if divergence is None else {"step": divergence[0], "stage": divergence[1], "layer": divergence[2], "reason": reason},
     }
@@ -135,15 +150,29 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     if not found["steps"]:
         return ["no steps in common"]
     lines = list[str]()
-    comparable = len(set(found["digests"])) == 1
-    if not comparable:
-        one, two = found["digests"]
-        lines.append(
-            f"digests by {one} and by {two} cannot be compared, so nothing is known about inputs, gradients and weights; only batches and losses are compared"
-        )
+    compared, left = ([words for stage, words in _COMPARED.items() if (stage in found["compared"]) is there] for there in (True, False))
+    one, two = found["digests"]
+    if any(found["tensors"]):
+        only = "; ".join(f"{first_few(names, 6)} only in the {place} run" for names, place in zip(found["tensors"], ("first", "second"), strict=True) if names)
+        lines.append(f"the models have other parameters or buffers: {only}" + ("" if left else "; those of the same name are compared"))
+    if left:
+        reason = f"digests by {one} and by {two} cannot be compared" if one != two else "the traces do not have digests of the same names"
+        lines.append(f"{reason}, so nothing is known about {_listed(left)}; only {_listed(compared)} are compared")
     if parts is None:
-        return [*lines, f"the same {'bits' if comparable else 'batches and losses'} in all {found['steps']} common steps"]
-    return [*lines, f"diverges at step {parts['step']}: {parts['reason']}" + (f"; first in {parts['layer']}" if parts["layer"] else "")]
+        lines.append(f"the same {_listed(compared) if left else 'bits'} in all {found['steps']} common steps")
+    else:
+        lines.append(f"diverges at step {parts['step']}: {parts['reason']}" + (f"; first in {parts['layer']}" if parts["layer"] else ""))
+    if (end := found["weights"]) and not any(found["tensors"]) and (end["same"] is (parts is not None) or (parts is None and not end["traced"])):
+        lines.append(f"the weights after step {end['step']}, by weights_sha256: {'the same' if end['same'] else 'they differ'}")
+    return lines
+
+
+def _of_shards(head: Mapping[str, Any]) -> str:
+    return f" of {head['shards']} shards" if "shards" in head else ""
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from samewise.runner.records.digest import XXH3, combine, tensor_digests
-from samewise.runner.records.trace import STAGES, shorten
+from samewise.runner.records.trace import ANYWHERE, STAGES, shorten
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,39 @@ class Divergence:
         return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
 
 
-def first_divergence(head: dict[str, Any], one: dict[str, Any], two: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:
-    """Where two lines of the same step first differ: (stage, layer), the layer empty if unknown; None if they agree in all `stages`."""
+def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stages of which traces with these heads have digests that can be compared: by one algorithm, of parameters cut into as many shards."""
+    if head.get("algorithm") != other.get("algorithm"):
+        return ANYWHERE
+    return tuple(stage for stage in STAGES if head.get("shards") == other.get("shards") or stage not in ("gradients", "weights"))
+
+
+def only_in(head: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The parameters and buffers that only the first of two traces has, or has as a parameter."""
+    kinds = ("gradients", "weights")
+    return list(dict.fromkeys(name for kind in kinds for name in head.get(kind, ()) if name not in set(other.get(kind, ()))))
+
+
+def first_divergence(
+    head: dict[str, Any],
+    one: dict[str, Any],
+    two: Mapping[str, Any],
+    *,
+    other: Mapping[str, Any] | None = None,
+    stages: Collection[str] = tuple(STAGES),
+) -> tuple[str, str] | None:
+    """Where two lines of the same step first differ: (stage, layer), the layer empty if unknown; None if they agree in all `stages`.
+
+    `other` is the head of the second line's trace, if it is not `head`: where its model has other parameters or buffers, those of the same name are compared.
+    """
     for stage in stages:
         if one.get(stage) == two.get(stage):
             continue
+        names, others = head.get(stage, []), (other or head).get(stage, [])
         layers = one.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
-        return stage, _first_layer(head.get(stage, []), *layers, backward=stage == "gradients") if all(layers) else ""
+        layer = _first_layer(_by_name(names, layers[0]), _by_name(others, layers[1]), backward=stage == "gradients") if all(layers) else ""
+        if layer or names == others:
+            return stage, layer
     return None
 
 
@@ -50,10 +76,14 @@ def first_altered_tensor(head: Mapping[str, Any], line: Mapping[str, Any], state
     if f"{combine(numbers):016x}" == line["weights"]:
         return None
     there = line.get("layers", {}).get("weights", "")
-    return _first_layer(list(state), there, shorten(numbers), backward=False) if len(there) == 8 * len(numbers) else ""
+    return _first_layer(_by_name(list(state), there), _by_name(list(state), shorten(numbers)), backward=False) if len(there) == 8 * len(numbers) else ""
 
 
-def _first_layer(names: Sequence[str], first: str, second: str, *, backward: bool) -> str:
+def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
+    return {name: digests[8 * number : 8 * number + 8] for number, name in enumerate(names)}
+
+
+def _first_layer(one: Mapping[str, str], two: Mapping[str, str], *, backward: bool) -> str:
     """The first differing name in the order of computation: the backward pass reaches the last layers first."""
-    differing = [name for number, name in enumerate(names) if first[8 * number : 8 * number + 8] != second[8 * number : 8 * number + 8]]
+    differing = [name for name, digest in one.items() if name in two and two[name] != digest]
     return (differing[-1] if backward else differing[0]) if differing else ""

@@ -181,3 +181,12 @@ def test_a_sparse_trace_only_digests_its_steps_and_equals_a_full_one_there(tmp_p
     assert list(lines[3]) == [3, 6]
     for step, line in lines[3].items():
         assert {**line, "chain": ""} == {**lines[1][step], "chain": ""}
+
+
+def test_digests_of_other_tensors_are_compared_by_name():
+    head, other = {"gradients": ["a", "b"], "weights": ["a", "b"]}, {"gradients": ["x", "a", "b"], "weights": ["b"]}
+    one = {"gradients": "1", "weights": "1", "layers": {"gradients": f"{1:08x}{2:08x}", "weights": f"{1:08x}{2:08x}"}}
+    two = {"gradients": "2", "weights": "2", "layers": {"gradients": f"{9:08x}{1:08x}{2:08x}", "weights": f"{2:08x}"}}
+    assert first_divergence(head, one, two, other=other) is None
+    two["layers"]["weights"] = f"{3:08x}"
+    assert first_divergence(head, one, two, other=other) == ("weights", "b")

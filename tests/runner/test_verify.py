@@ -170,6 +170,41 @@ def test_a_difference_in_the_first_step_may_be_one_of_initial_weights(samewise, 
     )
 
 
+def rewrite_head(run: Path, **values: object) -> None:
+    """Alter the head of a trace as if it had been written like that."""
+    head, *lines = (run / "trace.jsonl").read_text().splitlines()
+    (run / "trace.jsonl").write_text("\n".join([json.dumps({**json.loads(head), **values}), *lines]) + "\n")
+    summary = json.loads((run / "summary.json").read_text())
+    summary["trace_sha256"] = hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_digests_of_shards_are_not_compared_with_those_of_whole_parameters(samewise, run, original):
+    forge(run, 1, gradients="0" * 16, weights="0" * 16)
+    rewrite_head(run, shards=2)
+    done = samewise("diff", original, run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "digests by xxh3 and by xxh3 of 2 shards cannot be compared, so nothing is known about gradients and weights" in done.stdout
+    assert "the same batches, inputs and losses in all 12 common steps" in done.stdout
+    assert "the weights after step 12, by weights_sha256: the same" in done.stdout
+    forge(run, 7, loss="0x1.8p+0")
+    rewrite_head(run)
+    assert "step 7: the forward pass: the same input gave a different loss; or the weights before that step differ\n" in samewise("diff", original, run).stdout
+
+
+def test_models_with_other_tensors_are_compared_by_name(samewise, run, original):
+    names = json.loads((run / "trace.jsonl").read_text().partition("\n")[0])["weights"]
+    rewrite_head(run, weights=["stem.weight", *names[1:]])
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    words = f"{names[0]} only in the first run; stem.weight only in the second run; those of the same name are compared"
+    assert f"the models have other parameters or buffers: {words}" in done.stdout
+    rewrite_head(run, weights=[f"{name}_" for name in names])
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "so nothing is known about gradients and weights" in done.stdout
+
+
 def test_a_batch_divided_otherwise_is_not_called_another_batch(samewise, original, tmp_path):
     assert samewise("train", *TINY, "replicas=2", "max_steps=1", f"run_root={tmp_path}").returncode == 0
     (other,) = tmp_path.glob("*/*/")
