@@ -20,6 +20,7 @@ from samewise.runner.records.files import read_json, read_mapping, require_writa
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.address import remove_password
+from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
@@ -28,7 +29,7 @@ EXAMPLES = """examples:
   samewise diff 3f2a 91bc --html diff.html       also write a web page
   samewise diff 3f2a 91bc --log                  also log the page to both runs in MLflow
 
-exit codes: 0 the same bits in all common steps; 1 they differ, or no step is common; 2 the input was wrong
+exit codes: 0 the same bits and metrics in all common steps; 1 they differ, a trace was altered, or no step is common; 2 the input was wrong
 """
 
 
@@ -67,8 +68,9 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, sources, trace
+    from samewise.runner.records import environment, roots, sources, trace
     from samewise.runner.records.divergence import comparable_stages, first_divergence, only_in
+    from samewise.runner.training.record_comparison import MEASURED
 
     head, one = trace.read_trace_of(first)
     other, two = trace.read_trace_of(second)
@@ -84,16 +86,25 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     if divergence and (divergence[0] == both[0] or "weights" not in stages or any(apart)) and divergence[1] in ("loss", "gradients"):
         reason += "; or the weights before that step differ" + (", which a trace does not record" if divergence[0] == both[0] else "")
     summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in (first, second)]
-    metrics = [(summary.get("metrics") or {}).get("final", {}) for summary in summaries]
+    finals = [(summary.get("metrics") or {}).get("final", {}) for summary in summaries]
+    metrics = {name: [finals[0].get(name), finals[1].get(name)] for name in sorted({*finals[0], *finals[1]})}
+    logged = {
+        name: one for name, one in _logged_apart(first, second).items() if not name.startswith(MEASURED) and (divergence is None or one["step"] < divergence[0])
+    }
+    altered = [f"{folder.path}: {words}" for folder in (first, second) if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))]
     steps, weights = ([summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256"))
     ended = None not in weights and steps[0] == steps[1]
-    same = bool(both) and divergence is None and not any(apart) and not (ended and weights[0] != weights[1])
+    same_metrics = not logged and not (ended and any(None not in pair and not _same(*pair) for name, pair in metrics.items() if not name.startswith(MEASURED)))
+    same = bool(both) and divergence is None and same_metrics and not (altered or any(apart) or (ended and weights[0] != weights[1]))
     return {
         "same": same,
         "config": config,
         "environment": environment.differences(read_json(first.environment, shapes.ENVIRONMENT) or {}, read_json(second.environment, shapes.ENVIRONMENT) or {}),
         "code": sources.differences(first.sources, second.sources),
-        "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
+        "metrics": metrics,
+        "logged": logged,
+        "same_metrics": same_metrics,
+        "altered": altered,
         "steps": len(both),
         "digests": digests,
         "compared": list(stages),
@@ -104,6 +115,16 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     }
 
 
+def _logged_apart(first: Any, second: Any) -> dict[str, dict[str, Any]]:
+    """The metrics that two runs logged with different values, by name: the first step at which they did, and the values."""
+    one, two = (logged_values(folder.metrics) for folder in (first, second))
+    found = dict[str, dict[str, Any]]()
+    for step, name in sorted(one.keys() & two.keys()):
+        if not _same(one[step, name], two[step, name]):
+            found.setdefault(name, {"step": step, "values": [one[step, name], two[step, name]]})
+    return found
+
+
 def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     from samewise.runner.sweep.page import document, table
 
@@ -112,9 +133,12 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     if found["config"]:
         parts += ["<h2>Config</h2>", table([{"": path, names[0]: shown(one), f"{names[1]} ": shown(two)} for path, one, two in found["config"]])]
     if found["metrics"]:
-        rows = [{"": name, names[0]: _number(a), f"{names[1]} ": _number(b), "differs": "" if a == b else "yes"} for name, (a, b) in found["metrics"].items()]
+        rows = [{"": name, names[0]: _number(a), f"{names[1]} ": _number(b), "differs": "" if _same(a, b) else "yes"} for name, (a, b) in found["metrics"].items()]
         parts += ["<h2>Metrics of the last evaluation</h2>", table(rows)]
-    for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"])):
+    if found["logged"]:
+        values = [(name, one["step"], *map(_number, one["values"])) for name, one in found["logged"].items()]
+        parts += ["<h2>Where logged metrics first differ</h2>", table([{"": name, "step": step, names[0]: a, f"{names[1]} ": b} for name, step, a, b in values])]
+    for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"]), ("Altered", found["altered"])):
         if lines:
             parts += [f"<h2>{title}</h2>", "<ul>", *(f"<li>{escape(str(line))}</li>" for line in lines), "</ul>"]
     return document(" | ".join(names), parts)
@@ -159,7 +183,7 @@ def _verdict(found: dict[str, Any]) -> list[str]:
         reason = f"digests by {one} and by {two} cannot be compared" if one != two else "the traces do not have digests of the same names"
         lines.append(f"{reason}, so nothing is known about {_listed(left)}; only {_listed(compared)} are compared")
     if parts is None:
-        lines.append(f"the same {_listed(compared) if left else 'bits'} in all {found['steps']} common steps")
+        lines.append(f"the same {_listed(compared) if left else 'bits'} in all {found['steps']} common steps" + ("" if found["same_metrics"] else ", but metrics differ"))
     else:
         lines.append(f"diverges at step {parts['step']}: {parts['reason']}" + (f"; first in {parts['layer']}" if parts["layer"] else ""))
     if (end := found["weights"]) and not any(found["tensors"]) and (end["same"] is (parts is not None) or (parts is None and not end["traced"])):
@@ -184,12 +208,16 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {line}")
     if found["code"]:
         print(f"code:        differs in {', '.join(found['code'])}")
-    for name, (one, two) in found["metrics"].items():
-        print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if one == two else "   differs"))
-    for line in found["missing"]:
+    for name, (one, two) in (*found["metrics"].items(), *((f"{name} at step {one['step']}", one["values"]) for name, one in found["logged"].items())):
+        print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if _same(one, two) else "   differs"))
+    for line in (*found["missing"], *found["altered"]):
         print(f"  {line}")
     for line in _verdict(found):
         print(f"trace:       {line}")
+
+
+def _same(one: float | None, two: float | None) -> bool:
+    return repr(one) == repr(two)  # also if both are NaN
 
 
 def _number(value: float | None) -> str:

@@ -192,6 +192,28 @@ def test_digests_of_shards_are_not_compared_with_those_of_whole_parameters(samew
     assert "step 7: the forward pass: the same input gave a different loss; or the weights before that step differ\n" in samewise("diff", original, run).stdout
 
 
+def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, original):
+    forge(run, 7, loss="0x1.8p+0")
+    done = samewise("diff", original, run)
+    assert f"{run}: trace.jsonl was altered after the run had ended: its SHA-256 is not the one in summary.json" in done.stdout
+    (run / "trace.jsonl").write_bytes((original / "trace.jsonl").read_bytes().replace(b'"layers":{"gradients":"', b'"layers":{"gradients":"0'))
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "trace.jsonl was altered" in done.stdout
+    shutil.copy(original / "trace.jsonl", run)
+    assert samewise("diff", original, run).returncode == 0
+    with open(run / "metrics.jsonl", "a") as journal, open(original / "metrics.jsonl") as known:
+        logged = [line for line in map(json.loads, known) if "metrics" in line]
+        journal.write(json.dumps({"time_ms": 1, "step": 5, "metrics": {"valid/loss": 0.5, "speed/steps": 2.0}}) + "\n")
+        journal.write(json.dumps({"time_ms": 1, "step": 2, "metrics": {"train/loss": 9.5}}) + "\n")
+    assert any(line["step"] == 2 for line in logged)
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "| 9.5   differs" in done.stdout
+    assert "speed/steps" not in done.stdout
+    assert "the same bits in all 12 common steps, but metrics differ" in done.stdout
+
+
 def test_models_with_other_tensors_are_compared_by_name(samewise, run, original):
     names = json.loads((run / "trace.jsonl").read_text().partition("\n")[0])["weights"]
     rewrite_head(run, weights=["stem.weight", *names[1:]])
@@ -223,9 +245,9 @@ def test_a_comparison_can_be_an_html_page_with_escaped_names(samewise, run, orig
     summary["metrics"]["final"]["<b>"] = 1.0
     (run / "summary.json").write_text(json.dumps(summary))
     done = samewise("diff", original, run, "--html", tmp_path / "diff.html")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     page = (tmp_path / "diff.html").read_text()
-    assert "the same bits in all 12 common steps" in page
+    assert "the same bits in all 12 common steps, but metrics differ" in page
     assert "<td>12.5</td>" in page
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
