@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, roots, sources, trace
-    from samewise.runner.records.divergence import comparable_stages, first_divergence, only_in
+    from samewise.runner.records.divergence import Divergence, comparable_stages, first_divergence, only_in, unknown_since
     from samewise.runner.training.record_comparison import MEASURED
 
     head, one = trace.read_trace_of(first)
@@ -80,17 +81,25 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     stages = comparable_stages(head, other)
     if any(apart) and (set(head["weights"]).isdisjoint(other["weights"]) or not all("layers" in line for lines in (one, two) for line in lines.values())):
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
-    divergence = next(((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], other=other, stages=stages))), None)
+    places = ((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], other=other, stages=stages)))
     config = [[path, a, b] for path, a, b in differences(identity(saved.config_in(first.config).whole), identity(saved.config_in(second.config).whole))]
-    reason = "" if divergence is None else trace.describe_stage(*divergence[1:], head["gradients"], [path for path, *_ in config])
-    if divergence and (divergence[0] == both[0] or "weights" not in stages or any(apart)) and divergence[1] in ("loss", "gradients"):
-        reason += "; or the weights before that step differ" + (", which a trace does not record" if divergence[0] == both[0] else "")
+    divergence = None
+    for step, stage, layer in places:
+        reason, since = trace.describe_stage(stage, layer, head["gradients"], [path for path, *_ in config]), unknown_since(step, both)
+        if stage in ("loss", "gradients") and (step == both[0] or since < step or "weights" not in stages or any(apart)):
+            reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")
+        divergence = Divergence(step, stage, layer, reason, since=since)
+        break
     summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in (first, second)]
     finals = [(summary.get("metrics") or {}).get("final", {}) for summary in summaries]
     metrics = {name: [finals[0].get(name), finals[1].get(name)] for name in sorted({*finals[0], *finals[1]})}
     logged = {
-        name: one for name, one in _logged_apart(first, second).items() if not name.startswith(MEASURED) and (divergence is None or one["step"] < divergence[0])
+        name: one for name, one in _logged_apart(first, second).items() if not name.startswith(MEASURED) and (divergence is None or one["step"] < divergence.step)
     }
+    between = [(one["step"], name != "train/loss", name) for name, one in logged.items() if name.startswith("train/")]
+    if divergence and between and (found := min(between))[0] >= divergence.since:
+        reason = f"{found[2]} was logged as {' and as '.join(map(repr, logged[found[2]]['values']))}"
+        divergence = Divergence(found[0], "metric", found[2], reason, since=divergence.since)
     altered = [f"{folder.path}: {words}" for folder in (first, second) if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))]
     steps, weights = ([summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256"))
     ended = None not in weights and steps[0] == steps[1]
@@ -111,7 +120,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         "tensors": apart,
         "weights": {"step": steps[0], "same": weights[0] == weights[1], "traced": "weights" in stages and steps[0] in both} if ended else None,
         "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.missing_start(lines))],
-        "parts": None if divergence is None else {"step": divergence[0], "stage": divergence[1], "layer": divergence[2], "reason": reason},
+        "parts": {key: value for key, value in asdict(divergence).items() if key != "altered"} if divergence else None,
     }
 
 
@@ -170,6 +179,8 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
 
 def _verdict(found: dict[str, Any]) -> list[str]:
     """Describe what the traces show, in lines."""
+    from samewise.runner.records.divergence import Divergence
+
     parts = found["parts"]
     if not found["steps"]:
         return ["no steps in common"]
@@ -185,7 +196,7 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     if parts is None:
         lines.append(f"the same {_listed(compared) if left else 'bits'} in all {found['steps']} common steps" + ("" if found["same_metrics"] else ", but metrics differ"))
     else:
-        lines.append(f"diverges at step {parts['step']}: {parts['reason']}" + (f"; first in {parts['layer']}" if parts["layer"] else ""))
+        lines.append(f"diverges at {Divergence(**parts)}")
     if (end := found["weights"]) and not any(found["tensors"]) and (end["same"] is (parts is not None) or (parts is None and not end["traced"])):
         lines.append(f"the weights after step {end['step']}, by weights_sha256: {'the same' if end['same'] else 'they differ'}")
     return lines

@@ -22,6 +22,7 @@ class Divergence:
         layer: The first parameter or buffer that differs, or the metric, or the summary's key, if one is known.
         reason: A sentence.
         altered: Whether only the record differs, and not the training that continues after it.
+        since: The first step in which it may have arisen, as from `unknown_since`; 0: `step`.
     """
 
     step: int
@@ -29,9 +30,18 @@ class Divergence:
     layer: str
     reason: str
     altered: bool = False
+    since: int = 0
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
+        last = self.step - 1
+        omitted = f", or in step{f's {self.since} to' if self.since < last else ''} {last}, which the trace omits" if 0 < self.since <= last else ""
+        return f"step {self.step}{omitted}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
+
+
+def unknown_since(step: int, compared: Collection[int]) -> int:
+    """The first step in which a difference at `step` may have arisen, if only the given steps are compared, which may be every hundredth."""
+    first, second = [*sorted(compared), 2 * step][:2]
+    return max((known for known in compared if known < step), default=max(0, first - (second - first))) + 1
 
 
 def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, shapes, trace
 from samewise.runner.records.digest import weights_sha256
-from samewise.runner.records.divergence import Divergence, first_altered_tensor, first_divergence
+from samewise.runner.records.divergence import Divergence, first_altered_tensor, first_divergence, unknown_since
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.roots import alterations
@@ -65,7 +65,7 @@ class Comparison(Callback):
             self.compared += diverged is None or self._goes_on
         if diverged:
             reason = trace.describe_stage(*diverged, self._head["gradients"], self._settings)
-            divergence = Divergence(outcome.step, *diverged, reason)
+            divergence = Divergence(outcome.step, *diverged, reason, since=unknown_since(outcome.step, self._lines))
             if not self._goes_on:
                 raise Diverged(divergence)
             self.divergences.append(divergence)

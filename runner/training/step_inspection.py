@@ -21,6 +21,7 @@ from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.digest import tensors_in, value_digest
 from samewise.runner.records.divergence import first_divergence
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.journal import logged_values
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
@@ -83,7 +84,7 @@ def _entries(batch: Any) -> Iterator[tuple[str, Any]]:
 
 
 def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue], dict[str, Any]]:
-    """Take the step after `state`; return all values in order, and its trace line."""
+    """Take the step after `state`; return all values in order, and its trace line, which has only the loss if the step is not traced."""
     restore(run, copy_to_cpu(state))  # an optimizer updates the given tensors in place
     seen = list[ComputedValue]()
 
@@ -100,9 +101,10 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
             note("before", name, value)
         recipe: Any = _Watched(run.recipe, note)
         outcome = train_step(replace(run, recipe=recipe), micro_batches)
-        run.recorder.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
+        loss = outcome.losses.get("loss", sum(outcome.losses.values()))
+        run.recorder.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=loss)
     run.recorder.trace.close()
-    return seen, {**run.recorder.trace.last}
+    return seen, run.recorder.trace.last if run.recorder.trace.records(outcome.step) else {"step": outcome.step, "loss": loss.hex()}
 
 
 def replay_and_inspect(run: Run, state: Mapping[str, Any], step: int) -> tuple[list[ComputedValue], dict[str, Any], Mapping[str, Any]]:
@@ -141,6 +143,7 @@ def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | Non
     `there` is built from the original config, `here` from the changed one, None if nothing was changed; both are new.
     """
     head, lines = trace.read_trace_of(folder)
+    logged = logged_values(folder.metrics)
     for run in (there, here):
         if run is not None:
             run.recorder.trace.algorithm = trace.algorithm_of(folder.trace, head)
@@ -149,7 +152,9 @@ def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | Non
     one, two = _nearest(folder, first, there), None if here is None else copy_to_cpu(state_of(here))
     for at in range(first, step + 1):
         seen, line, before = replay_and_inspect(there, one, at)
-        agrees = at not in lines or first_divergence(head, lines[at], line) is None
+        recorded = lines.get(at) or ({"loss": logged[at, "train/loss"].hex()} if (at, "train/loss") in logged else {})
+        stage, _ = first_divergence(head, recorded, line, stages=[one for one in trace.STAGES if one in recorded and one in line]) or ("", "")
+        agrees = not stage
         if not agrees:
             again, _ = inspect_step(there, before)
             if found := first_difference(seen, again):
@@ -167,7 +172,7 @@ def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | Non
                 return [words, f"trained without the overrides, step {at} {matches if agrees else differs}"], found[0] or found[1]
             two = copy_to_cpu(state_of(here))
         if not agrees:
-            return list(_compare_with_record(there, at, head, lines[at], line)), None
+            return list(_compare_with_record(there, range(first, at + 1), stage)), None
         one = copy_to_cpu(state_of(there))
     return [f"examined closely, step {step} shows no difference: it did not occur again"], None
 
@@ -190,14 +195,15 @@ def _describe(found: tuple[ComputedValue | None, ComputedValue | None]) -> str:
     return f"the order of computation: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
 
 
-def _compare_with_record(run: Run, step: int, head: dict[str, Any], recorded: dict[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
+def _compare_with_record(run: Run, steps: Sequence[int], stage: str) -> Iterator[str]:
+    """What is known if the last of some steps, of which the others are not traced, differs from the record in this stage."""
     others = "another machine, other data, other code, or a process in which a set had another order"
-    yield f"step {step} gives the same bits each time here, but not the recorded ones: those come from {others}"
-    stage, _ = first_divergence(head, recorded, line) or ("", "")
-    if stage == "batch":
-        samples = samples_of(run, step)
-        more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""
-        yield f"it loads the samples {', '.join(map(str, samples[:16]))}{more} of dataset.train, one of which has changed"
+    yield f"step {steps[-1]} gives the same bits each time here, but not the recorded ones: those come from {others}"
+    if stage == "batch" or len(steps) > 1:
+        samples, most = [index for step in steps for index in samples_of(run, step)], 16 * len(steps)
+        more = f" and {len(samples) - most} more" if len(samples) > most else ""
+        loads, has = ("it loads", "has") if len(steps) == 1 else (f"steps {steps[0]} to {steps[-1]} load", "may have")
+        yield f"{loads} the samples {', '.join(map(str, samples[:most]))}{more} of dataset.train, one of which {has} changed"
 
 
 @contextmanager

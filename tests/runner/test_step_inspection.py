@@ -145,6 +145,21 @@ def test_the_first_differing_step_between_traced_ones_is_found(samewise, lab) ->
     assert any("step 3 differs first in the optimizer's momentum" in line for line in found["said"]), found["said"]
 
 
+@pytest.mark.slow
+def test_the_samples_of_all_steps_between_traced_ones_are_named(samewise, lab) -> None:
+    run = train(lab, "trace.every_steps=4", "name=sparse", "batch_size=4", "loader.shuffle=false")
+    pixels = np.load(lab / "pixels.npy")
+    shutil.copy(lab / "pixels.npy", lab / "kept.npy")
+    pixels[7, 0, 3, 3] ^= 1
+    np.save(lab / "pixels.npy", pixels)
+    try:
+        found = verify(samewise, run)
+    finally:
+        shutil.move(lab / "kept.npy", lab / "pixels.npy")
+    assert "diverges at step 4, or in steps 1 to 3, which the trace omits: the forward pass: the same input gave a different loss" in found["said"]
+    assert f"steps 1 to 2 load the samples {', '.join(map(str, range(8)))} of dataset.train, one of which may have changed" in found["said"], found["said"]
+
+
 def test_whether_bits_can_agree_is_predicted_from_the_two_environments() -> None:
     one = {"threads": 1, "variables": {"MKL_CBWR": "AVX2"}, "level": "R2"}
     assert expectation(one, one, []).startswith("the same bits are expected")

@@ -192,6 +192,29 @@ def test_digests_of_shards_are_not_compared_with_those_of_whole_parameters(samew
     assert "step 7: the forward pass: the same input gave a different loss; or the weights before that step differ\n" in samewise("diff", original, run).stdout
 
 
+def thin(run: Path, every: int) -> Path:
+    """Keep every so many lines of a trace."""
+    head, *lines = (run / "trace.jsonl").read_text().splitlines()
+    (run / "trace.jsonl").write_text("\n".join([head, *lines[every - 1 :: every]]) + "\n")
+    forge(run, 0)
+    rewrite_head(run)
+    return run
+
+
+def test_the_steps_between_two_lines_of_a_sparse_trace_are_not_left_out(samewise, run, tmp_path):
+    other = thin(Path(shutil.copytree(run, tmp_path / "other", symlinks=True)), 3)
+    forge(thin(run, 3), 9, loss="0x1.8p+0")
+    rewrite_head(run)
+    said = samewise("diff", other, run).stdout
+    words = "the forward pass: the same input gave a different loss; or the weights before that step differ\n"
+    assert f"diverges at step 9, or in steps 7 to 8, which the trace omits: {words}" in said
+    with open(run / "metrics.jsonl", "a") as journal:
+        journal.write(json.dumps({"time_ms": 1, "step": 8, "metrics": {"train/loss": 9.5}}) + "\n")
+    assert "diverges at step 8, or in step 7, which the trace omits: train/loss was logged as " in samewise("diff", other, run).stdout
+    said = samewise("verify", other, "accumulate=2", "--coarse").stdout
+    assert "diverges at step 3, or in steps 1 to 2, which the trace omits: the data" in said
+
+
 def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, original):
     forge(run, 7, loss="0x1.8p+0")
     done = samewise("diff", original, run)
