@@ -19,7 +19,7 @@ class Divergence:
     Args:
         step: The optimizer step, counted from 1.
         stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
-        layer: The first parameter or buffer that differs, or the metric, or the summary's key, if one is known.
+        layer: The first parameter or buffer that differs, of gradients the last (each as the model defines them), or the metric, or the summary's key, if known.
         reason: A sentence.
         altered: Whether only the record differs, and not the training that continues after it.
         since: The first step in which it may have arisen, as from `unknown_since`; 0: `step`.
@@ -35,7 +35,8 @@ class Divergence:
     def __str__(self) -> str:
         last = self.step - 1
         omitted = f", or in step{f's {self.since} to' if self.since < last else ''} {last}, which the trace omits" if 0 < self.since <= last else ""
-        return f"step {self.step}{omitted}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
+        place = f"; of the parameters that differ, {self.layer} is defined last" if self.stage == "gradients" else f"; first in {self.layer}"
+        return f"step {self.step}{omitted}: {self.reason}" + (place if self.layer and self.stage not in ("metric", "summary") else "")
 
 
 def unknown_since(step: int, compared: Collection[int]) -> int:
@@ -94,6 +95,7 @@ def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
 
 
 def _first_layer(one: Mapping[str, str], two: Mapping[str, str], *, backward: bool) -> str:
-    """The first differing name in the order of computation: the backward pass reaches the last layers first."""
+    """The first differing name, as the model defines them; of gradients the last, since most models define layers as they compute them, and the backward pass
+    reaches the last first."""
     differing = [name for name, digest in one.items() if name in two and two[name] != digest]
     return (differing[-1] if backward else differing[0]) if differing else ""

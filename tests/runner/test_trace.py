@@ -12,7 +12,7 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
-from samewise.runner.records.divergence import first_divergence
+from samewise.runner.records.divergence import Divergence, first_divergence
 from samewise.runner.records.trace import Trace
 
 
@@ -119,6 +119,7 @@ def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):
             net[1].weight.grad[1] += 1e-6
 
     assert divergence(tmp_path, change) == (3, "gradients", "1.weight")
+    assert str(Divergence(3, "gradients", "1.weight", "why")) == "step 3: why; of the parameters that differ, 1.weight is defined last"
 
 
 def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
