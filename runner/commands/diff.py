@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
 from samewise.runner.commands.sync import address
@@ -23,6 +23,9 @@ from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.sender import prepare_environment
+
+if TYPE_CHECKING:
+    from samewise.runner.records.divergence import Divergence
 
 EXAMPLES = """examples:
   samewise diff 3f2a 91bc
@@ -70,67 +73,78 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, roots, sources, trace
-    from samewise.runner.records.divergence import Divergence, comparable_stages, first_divergence, only_in, unknown_since
+    from samewise.runner.records.divergence import Divergence, comparable_stages, only_in
     from samewise.runner.training.record_comparison import MEASURED
 
-    head, one = trace.read_trace_of(first)
-    other, two = trace.read_trace_of(second)
+    folders = first, second
+    (head, one), (other, two) = (trace.read_trace_of(folder) for folder in folders)
     both = sorted(one.keys() & two.keys())
-    digests = [trace.algorithm_of(folder.trace, found) + _of_shards(found) for folder, found in ((first, head), (second, other))]
+    digests = [trace.algorithm_of(folder.trace, found) + _of_shards(found) for folder, found in zip(folders, (head, other), strict=True)]
     apart = [only_in(head, other), only_in(other, head)] if both else [[], []]
     stages = comparable_stages(head, other)
     if any(apart) and (set(head["weights"]).isdisjoint(other["weights"]) or not all("layers" in line for lines in (one, two) for line in lines.values())):
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
-    places = ((step, *found) for step in both if (found := first_divergence(head, one[step], two[step], other=other, stages=stages)))
-    config = [[path, a, b] for path, a, b in differences(identity(saved.config_in(first.config).whole), identity(saved.config_in(second.config).whole))]
-    divergence = None
-    for step, stage, layer in places:
-        reason, since = trace.describe_stage(stage, layer, head["gradients"], [path for path, *_ in config]), unknown_since(step, both)
-        if stage in ("loss", "gradients") and (step == both[0] or since < step or "weights" not in stages or any(apart)):
-            reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")
-        divergence = Divergence(step, stage, layer, reason, since=since)
-        break
-    summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in (first, second)]
+    config = [[path, a, b] for path, a, b in differences(*(identity(saved.config_in(folder.config).whole) for folder in folders))]
+    divergence = _trace_divergence((head, other), (one, two), stages, [path for path, *_ in config])
+    logged = {
+        name: (step, *values)
+        for name, (step, *values) in _logged_apart(first, second).items()
+        if not name.startswith(MEASURED) and (divergence is None or step < divergence.step)
+    }
+    between = [(step, name != "train/loss", name) for name, (step, *_) in logged.items() if name.startswith("train/")]
+    if divergence and between and (found := min(between))[0] >= divergence.since:
+        step, _, name = found
+        divergence = Divergence(step, "metric", name, "{} was logged as {!r} and as {!r}".format(name, *logged[name][1:]), since=divergence.since)
+    summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in folders]
     finals = [(summary.get("metrics") or {}).get("final", {}) for summary in summaries]
     metrics = {name: [finals[0].get(name), finals[1].get(name)] for name in sorted({*finals[0], *finals[1]})}
-    logged = {
-        name: one for name, one in _logged_apart(first, second).items() if not name.startswith(MEASURED) and (divergence is None or one["step"] < divergence.step)
-    }
-    between = [(one["step"], name != "train/loss", name) for name, one in logged.items() if name.startswith("train/")]
-    if divergence and between and (found := min(between))[0] >= divergence.since:
-        reason = f"{found[2]} was logged as {' and as '.join(map(repr, logged[found[2]]['values']))}"
-        divergence = Divergence(found[0], "metric", found[2], reason, since=divergence.since)
-    altered = [f"{folder.path}: {words}" for folder in (first, second) if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))]
     steps, weights = ([summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256"))
     ended = None not in weights and steps[0] == steps[1]
     same_metrics = not logged and not (ended and any(None not in pair and not _same(*pair) for name, pair in metrics.items() if not name.startswith(MEASURED)))
-    same = bool(both) and divergence is None and same_metrics and not (altered or any(apart) or (ended and weights[0] != weights[1]))
+    altered = [f"{folder.path}: {words}" for folder in folders if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))]
     return {
-        "same": same,
+        "same": bool(both) and not divergence and same_metrics and not altered and not any(apart) and not (ended and weights[0] != weights[1]),
         "config": config,
-        "environment": environment.differences(read_json(first.environment, shapes.ENVIRONMENT) or {}, read_json(second.environment, shapes.ENVIRONMENT) or {}),
+        "environment": environment.differences(*(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)),
         "code": sources.differences(first.sources, second.sources),
         "metrics": metrics,
-        "logged": logged,
+        "logged": {f"{name} at step {step}": values for name, (step, *values) in logged.items()},
         "same_metrics": same_metrics,
-        "altered": altered,
         "steps": len(both),
         "digests": digests,
         "compared": list(stages),
         "tensors": apart,
         "weights": {"step": steps[0], "same": weights[0] == weights[1], "traced": "weights" in stages and steps[0] in both} if ended else None,
-        "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.missing_start(lines))],
+        "missing": [f"{folder.path}: {words}" for folder, lines in zip(folders, (one, two), strict=True) if (words := trace.missing_start(lines))],
+        "altered": altered,
         "parts": {key: value for key, value in asdict(divergence).items() if key != "altered"} if divergence else None,
     }
 
 
-def _logged_apart(first: Any, second: Any) -> dict[str, dict[str, Any]]:
+def _trace_divergence(heads: Sequence[Any], traces: Sequence[Any], stages: Sequence[str], settings: Sequence[str]) -> Divergence | None:
+    """Where two traces first differ, given their heads and lines, the stages to compare and the settings that differ."""
+    from samewise.runner.records import trace
+    from samewise.runner.records.divergence import Divergence, first_divergence, unknown_since
+
+    (head, other), (one, two) = heads, traces
+    both = sorted(one.keys() & two.keys())
+    for step in both:
+        if found := first_divergence(head, one[step], two[step], other=other, stages=stages):
+            reason, since = trace.describe_stage(*found, head["gradients"], settings), unknown_since(step, both)
+            known = step > both[0] and since == step and "weights" in stages and head["weights"] == other["weights"]
+            if found[0] in ("loss", "gradients") and not known:  # what the step began with
+                reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")
+            return Divergence(step, *found, reason, since=since)
+    return None
+
+
+def _logged_apart(first: Any, second: Any) -> dict[str, tuple[int, float, float]]:
     """The metrics that two runs logged with different values, by name: the first step at which they did, and the values."""
     one, two = (logged_values(folder.metrics) for folder in (first, second))
-    found = dict[str, dict[str, Any]]()
+    found = dict[str, tuple[int, float, float]]()
     for step, name in sorted(one.keys() & two.keys()):
         if not _same(one[step, name], two[step, name]):
-            found.setdefault(name, {"step": step, "values": [one[step, name], two[step, name]]})
+            found.setdefault(name, (step, one[step, name], two[step, name]))
     return found
 
 
@@ -141,12 +155,10 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     parts = [f"<h1>{escape(names[0])} | {escape(names[1])}</h1>", *(f"<p>{escape(line)}</p>" for line in _verdict(found))]
     if found["config"]:
         parts += ["<h2>Config</h2>", table([{"": path, names[0]: shown(one), f"{names[1]} ": shown(two)} for path, one, two in found["config"]])]
-    if found["metrics"]:
-        rows = [{"": name, names[0]: _number(a), f"{names[1]} ": _number(b), "differs": "" if _same(a, b) else "yes"} for name, (a, b) in found["metrics"].items()]
-        parts += ["<h2>Metrics of the last evaluation</h2>", table(rows)]
-    if found["logged"]:
-        values = [(name, one["step"], *map(_number, one["values"])) for name, one in found["logged"].items()]
-        parts += ["<h2>Where logged metrics first differ</h2>", table([{"": name, "step": step, names[0]: a, f"{names[1]} ": b} for name, step, a, b in values])]
+    for title, key in (("Metrics of the last evaluation", "metrics"), ("Where logged metrics first differ", "logged")):
+        pairs = [(name, *_numbers(*pair), "" if _same(*pair) else "yes") for name, pair in found[key].items()]
+        rows = [{"": name, names[0]: one, f"{names[1]} ": two, "differs": differs} for name, one, two, differs in pairs]
+        parts += [f"<h2>{title}</h2>", table(rows)] if rows else []
     for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"]), ("Altered", found["altered"])):
         if lines:
             parts += [f"<h2>{title}</h2>", "<ul>", *(f"<li>{escape(str(line))}</li>" for line in lines), "</ul>"]
@@ -194,7 +206,8 @@ def _verdict(found: dict[str, Any]) -> list[str]:
         reason = f"digests by {one} and by {two} cannot be compared" if one != two else "the traces do not have digests of the same names"
         lines.append(f"{reason}, so nothing is known about {_listed(left)}; only {_listed(compared)} are compared")
     if parts is None:
-        lines.append(f"the same {_listed(compared) if left else 'bits'} in all {found['steps']} common steps" + ("" if found["same_metrics"] else ", but metrics differ"))
+        what, but = _listed(compared) if left else "bits", "" if found["same_metrics"] else ", but metrics differ"
+        lines.append(f"the same {what} in all {found['steps']} common steps{but}")
     else:
         lines.append(f"diverges at {Divergence(**parts)}")
     if (end := found["weights"]) and not any(found["tensors"]) and (end["same"] is (parts is not None) or (parts is None and not end["traced"])):
@@ -219,8 +232,8 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {line}")
     if found["code"]:
         print(f"code:        differs in {', '.join(found['code'])}")
-    for name, (one, two) in (*found["metrics"].items(), *((f"{name} at step {one['step']}", one["values"]) for name, one in found["logged"].items())):
-        print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if _same(one, two) else "   differs"))
+    for name, (one, two) in (*found["metrics"].items(), *found["logged"].items()):
+        print(f"  {name:<24} {' | '.join(_numbers(one, two))}" + ("" if _same(one, two) else "   differs"))
     for line in (*found["missing"], *found["altered"]):
         print(f"  {line}")
     for line in _verdict(found):
@@ -231,5 +244,7 @@ def _same(one: float | None, two: float | None) -> bool:
     return repr(one) == repr(two)  # also if both are NaN
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
+def _numbers(*values: float | None) -> list[str]:
+    """Two numbers to six digits, or to all if they differ only in later ones."""
+    short = ["-" if value is None else f"{value:.6g}" for value in values]
+    return short if _same(*values) or len(set(short)) > 1 else list(map(repr, values))

@@ -19,7 +19,7 @@ class Divergence:
     Args:
         step: The optimizer step, counted from 1.
         stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
-        layer: The first parameter or buffer that differs, of gradients the last (each as the model defines them), or the metric, or the summary's key, if known.
+        layer: The first parameter or buffer that differs (of gradients the last) as the model defines them, or the metric, or the summary's key, if known.
         reason: A sentence.
         altered: Whether only the record differs, and not the training that continues after it.
         since: The first step in which it may have arisen, as from `unknown_since`; 0: `step`.
@@ -95,7 +95,6 @@ def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
 
 
 def _first_layer(one: Mapping[str, str], two: Mapping[str, str], *, backward: bool) -> str:
-    """The first differing name, as the model defines them; of gradients the last, since most models define layers as they compute them, and the backward pass
-    reaches the last first."""
+    """The first differing name as the model defines them, or the last: models usually compute layers in this order, and the backward pass in reverse."""
     differing = [name for name, digest in one.items() if name in two and two[name] != digest]
     return (differing[-1] if backward else differing[0]) if differing else ""
