@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.commands import add_trust
 from samewise.runner.commands.sync import address
 from samewise.runner.config.tree import shown
-from samewise.runner.errors import ConfigError, Problem, first_few, first_line
+from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.records import shapes
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
@@ -191,7 +191,7 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
 
 def _verdict(found: dict[str, Any]) -> list[str]:
     """Describe what the traces show, in lines."""
-    from samewise.runner.records.divergence import Divergence
+    from samewise.runner.records.divergence import Divergence, describe_tensors
 
     parts = found["parts"]
     if not found["steps"]:
@@ -199,9 +199,8 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     lines = list[str]()
     compared, left = ([words for stage, words in _COMPARED.items() if (stage in found["compared"]) is there] for there in (True, False))
     one, two = found["digests"]
-    if any(found["tensors"]):
-        only = "; ".join(f"{first_few(names, 6)} only in the {place} run" for names, place in zip(found["tensors"], ("first", "second"), strict=True) if names)
-        lines.append(f"the models have other parameters or buffers: {only}" + ("" if left else "; those of the same name are compared"))
+    if words := describe_tensors(found["tensors"], ("in the first run", "in the second run")):
+        lines.append(words + ("" if left else "; those of the same name are compared"))
     if left:
         reason = f"digests by {one} and by {two} cannot be compared" if one != two else "the traces do not have digests of the same names"
         lines.append(f"{reason}, so nothing is known about {_listed(left)}; only {_listed(compared)} are compared")

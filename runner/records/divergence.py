@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from samewise.runner.errors import first_few
 from samewise.runner.records.digest import XXH3, combine, tensor_digests
 from samewise.runner.records.trace import ANYWHERE, STAGES, shorten
 
@@ -56,6 +57,12 @@ def only_in(head: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The parameters and buffers that only the first of two traces has, or has as a parameter."""
     kinds = ("gradients", "weights")
     return list(dict.fromkeys(name for kind in kinds for name in head.get(kind, ()) if name not in set(other.get(kind, ()))))
+
+
+def describe_tensors(apart: Sequence[Sequence[str]], places: Sequence[str]) -> str:
+    """A sentence on what only one of two models has, as from `only_in`, in these two places; empty if there is nothing."""
+    only = "; ".join(f"{first_few(names, 6)} only {place}" for names, place in zip(apart, places, strict=True) if names)
+    return f"the models have other parameters or buffers: {only}" if only else ""
 
 
 def first_divergence(

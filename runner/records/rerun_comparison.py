@@ -9,8 +9,8 @@ from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, shapes, trace
 from samewise.runner.records.digest import weights_sha256
-from samewise.runner.records.divergence import Divergence, first_altered_tensor, first_divergence, unknown_since
-from samewise.runner.records.files import read_json
+from samewise.runner.records.divergence import Divergence, describe_tensors, first_altered_tensor, first_divergence, only_in, unknown_since
+from samewise.runner.records.files import parse_json, read_json, read_lines
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.roots import alterations
 
@@ -65,10 +65,18 @@ class Comparison(Callback):
             self.compared += diverged is None or self._goes_on
         if diverged:
             reason = trace.describe_stage(*diverged, self._head["gradients"], self._settings)
+            if diverged[0] in ("gradients", "weights") and (words := self._other_tensors(run)):
+                diverged, reason = (diverged[0], ""), words
             divergence = Divergence(outcome.step, *diverged, reason, since=unknown_since(outcome.step, self._lines))
             if not self._goes_on:
                 raise Diverged(divergence)
             self.divergences.append(divergence)
+
+    def _other_tensors(self, run: RunView) -> str:
+        """A sentence if the second training's model has other parameters or buffers, whose digests together are others in any case; otherwise empty."""
+        _, line = next(read_lines(run.folder / "trace.jsonl"))
+        other = parse_json(line)
+        return describe_tensors([only_in(self._head, other), only_in(other, self._head)], ("there", "here"))
 
     def stop_reason(self) -> str | None:
         if self._stopped and self._is_at_stop and not self._goes_on:

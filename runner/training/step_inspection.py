@@ -192,7 +192,8 @@ def _describe(found: tuple[ComputedValue | None, ComputedValue | None]) -> str:
     one, two = found
     if one and two and (one.kind, one.name) == (two.kind, two.name):
         return str(one) + (f": {one.value} there, {two.value} here" if one.kind == "option" else "")
-    return f"the order of computation: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
+    what = "what the model has" if any(value and value.kind == "before" for value in found) else "the order of computation"
+    return f"{what}: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
 
 
 def _compare_with_record(run: Run, steps: Sequence[int], stage: str) -> Iterator[str]:

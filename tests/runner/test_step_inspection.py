@@ -50,7 +50,8 @@ class Net(nn.Module):
     def __init__(self, *, dropout_after, noisy):
         super().__init__()
         self.first, self.second, self.last = nn.Linear(64, 12), nn.Linear(12, 12), nn.Linear(12, 10)
-        self.drop, self.noise = nn.Dropout(0.2), Noise() if noisy else nn.Identity()
+        self.drop, self.noise = nn.Dropout(0.2), Noise() if noisy is True else nn.Identity()
+        self.register_buffer("unused", torch.zeros(1), persistent=noisy == "unused")
         self.dropout_after = dropout_after
 
     def forward(self, pixels):
@@ -143,6 +144,12 @@ def test_the_first_differing_step_between_traced_ones_is_found(samewise, lab) ->
     assert found["parts"]["step"] == 4
     assert found["first"] == {"kind": "option", "name": "momentum"}
     assert any("step 3 differs first in the optimizer's momentum" in line for line in found["said"]), found["said"]
+
+
+def test_a_model_with_another_buffer_is_not_called_a_difference_of_computation(samewise, run) -> None:
+    said = verify(samewise, run, "model.noisy=unused")["said"]
+    assert "diverges at step 1: the models have other parameters or buffers: unused only here" in said
+    assert any("step 1 differs first in what the model has: there " in line for line in said), said
 
 
 @pytest.mark.slow
