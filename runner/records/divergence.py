@@ -42,6 +42,8 @@ class Divergence:
 
 def unknown_since(step: int, compared: Collection[int]) -> int:
     """The first step in which a difference at `step` may have arisen, if only the given steps are compared, which may be every hundredth."""
+    if step - 1 in compared:
+        return step
     first, second = [*sorted(compared), 2 * step][:2]
     return max((known for known in compared if known < step), default=max(0, first - (second - first))) + 1
 
@@ -55,8 +57,8 @@ def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tupl
 
 def only_in(head: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The parameters and buffers that only the first of two traces has, or has as a parameter."""
-    kinds = ("gradients", "weights")
-    return list(dict.fromkeys(name for kind in kinds for name in head.get(kind, ()) if name not in set(other.get(kind, ()))))
+    known = {(kind, name) for kind in ("gradients", "weights") for name in other.get(kind, ())}
+    return list(dict.fromkeys(name for kind in ("gradients", "weights") for name in head.get(kind, ()) if (kind, name) not in known))
 
 
 def describe_tensors(apart: Sequence[Sequence[str]], places: Sequence[str]) -> str:
