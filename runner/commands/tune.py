@@ -50,6 +50,7 @@ batch_size   doubles the batch until the time per sample stops falling or memory
              different learning rate.
 lr           the range test (Smith 2017): the learning rate rises at every step from --low to --high, and training stops when the loss diverges. Suggests
              the rate at which the smoothed loss falls fastest, but at most a third of the rate with the lowest loss, and draws the curve (lr.png).
+             If the loss falls by less than it scatters from step to step, it suggests nothing.
 loader       measures steps with 0, 1, 2, 4, ... workers, then with more prefetching, and on CUDA with and without pinned memory. Suggests the fewest
              workers within 3 % of the fastest.
              The loader's settings never change a result.

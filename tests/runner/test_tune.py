@@ -112,7 +112,7 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert edge / 1.3 <= found["lowest"] <= edge * 1.3
-    assert edge < found["diverges"] < 3 * edge
+    assert edge < found["rises"] <= found["diverges"] < 5 * edge
     assert edge / 100 < found["settings"]["optimizer.lr"] < edge / 2, "training at it is stable, and gets somewhere"
     loss, weight = list[float](), 2.0
     for rate, _ in found["curve"]:  # the same, by hand
@@ -176,6 +176,40 @@ def test_the_suggested_rate_is_where_the_smoothed_loss_falls_fastest() -> None:
     assert found["lowest"] < 0.1 < found["diverges"] < 0.3
     with pytest.raises(TrainingError, match="did not fall"):
         learning_rate.suggest([(rate, 1.0 + rate) for rate in rates])
+
+
+def _drawn(steps: int, noise: float, seed: int) -> list[tuple[float, float]]:
+    """A loss that falls from 1.3 to 0.3, fastest at a rate of 3e-3, and rises again from 0.1 on."""
+    chance, curve = random.Random(seed), list[tuple[float, float]]()
+    for step in range(steps):
+        power = -6 + 7 * step / (steps - 1)
+        curve.append((10**power, 0.3 + 1 / (1 + math.exp(6 * (power + 2.5))) + max(0.0, 4 * (power + 1)) + chance.gauss(0, noise)))
+        if curve[-1][1] > 4:
+            break
+    return curve
+
+
+@pytest.mark.parametrize(("steps", "noise"), [(50, 0.1), (100, 0.3), (400, 0.3), (1000, 0.5)])
+def test_a_suggestion_is_not_noise(steps: int, noise: float) -> None:
+    known = learning_rate.suggest(_drawn(steps, 0.0, 0))["lr"]
+    for seed in range(50):
+        assert known / 10 < learning_rate.suggest(_drawn(steps, noise, seed))["lr"] < known * 10
+
+
+def test_training_diverges_only_above_the_level_at_which_it_starts() -> None:
+    curve = [(rate, min(loss, 0.9)) for rate, loss in _drawn(100, 0.02, 0)]
+    found = learning_rate.suggest([(rate, loss + 0.4 * (rate < 1e-3)) for rate, loss in curve])
+    assert found["diverges"] is None
+    assert 0.05 < found["rises"] < 0.5
+    assert "it has risen again" in found["reason"]
+    below_zero = learning_rate.suggest([(rate, loss - 5) for rate, loss in _drawn(100, 0.02, 0)])
+    assert 0.05 < below_zero["rises"] <= below_zero["diverges"]
+
+
+def test_a_fall_smaller_than_the_scatter_suggests_nothing() -> None:
+    chance = random.Random(0)
+    with pytest.raises(TrainingError, match="by more than it scatters"):
+        learning_rate.suggest([(10 ** (-6 + 7 * step / 99), 1 + chance.gauss(0, 0.3)) for step in range(100)])
 
 
 @pytest.mark.slow
