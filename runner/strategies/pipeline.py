@@ -68,7 +68,7 @@ class Pipeline(StageStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         self._keep_stages(self._cut(model))
         self._mine = Mine(self._stages[self.peers.rank], self._device, first=self.peers.rank == 0, last=self.peers.rank == len(self._stages) - 1)
-        self._network = CallCapture(self._device)
+        self._network = CallCapture(model, self._device)
         return self._network
 
     @property

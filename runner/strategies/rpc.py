@@ -21,7 +21,7 @@ from torch.distributed.rpc import internal
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.strategies.base import Forward, Tally
-from samewise.runner.strategies.stages import Generators, StageStrategy, Surroundings, cut_model
+from samewise.runner.strategies.stages import Generators, StageStrategy, StandIn, Surroundings, cut_model, reads_weights
 
 _PURPOSE = "a remote call"
 
@@ -59,7 +59,7 @@ class RPC(StageStrategy):
         parameters = [rpc.RRef(parameter) for parameter in _here.stage.parameters()] + [rref for module in remote for rref in module.remote_parameters()]
         logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)  # it expects one of torch's optimizers
         self._gradients: Any = DistributedOptimizer(_gradients_here, parameters)
-        return Driver(_here.stage.stage, remote, self._device)
+        return Driver(model, _here.stage.stage, remote, self._device)
 
     def _begin_serving(self, devices: Sequence[str]) -> None:
         self.peers.doing = "starting to serve remote calls"
@@ -81,12 +81,14 @@ class RPC(StageStrategy):
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         """As the base class, in the first process. The others serve its calls between two meetings, until which they may still be stepping."""
         self.peers.gather(None)
-        tallies: list[Tally] = []
+        tallies, mine = list[Tally](), set(map(id, _here.stage.parameters()))
         for micro in micro_batches:
             self.peers.doing = "calling the other stages"
             with autograd.context() as context:
                 loss, first, tally = forward(micro)
                 autograd.backward(context, [loss * first])  # pyright: ignore[reportPrivateImportUsage]
+                if any(id(one) not in mine for one in autograd.get_gradients(context)):  # pyright: ignore[reportPrivateImportUsage]
+                    raise reads_weights()
                 self._gradients.step(context)
             tallies.append(tally())
         self.peers.gather(None)
@@ -126,14 +128,13 @@ class Served(nn.Module):
 
 
 @final
-class Driver(nn.Module):
-    """The whole model: the first stage here, the others called remotely in order, each with the generators as the one before left them."""
+class Driver(StandIn):
+    """Calls the first stage here, and the others remotely in order, each with the generators as the one before left them."""
 
-    def __init__(self, first: nn.Module, others: Sequence[RemoteModule], device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, model: nn.Module, first: nn.Module, others: Sequence[RemoteModule], device: torch.device) -> None:
+        super().__init__(model, device)
         self._first = first
         self._others = list(others)  # a plain list: a remote module is not a submodule
-        self._device = device
 
     def forward(self, *inputs: Tensor) -> Any:
         value = self._first(*inputs)

@@ -223,7 +223,10 @@ class StageParts:
         self._peers = peers
 
     def have_gradients(self) -> list[bool]:
-        """Which parameters of this process's stage have a gradient."""
+        """Which parameters of this process's stage have a gradient; ConfigError if another stage's has one here, which nobody would receive."""
+        others = (parameter for owner, trained in enumerate(self._trained) if owner != self._peers.rank for parameter in trained)
+        if any(parameter.grad is not None for parameter in others):
+            raise reads_weights()
         return [parameter.grad is not None for parameter in self._trained[self._peers.rank]]
 
     @torch.no_grad()
@@ -244,6 +247,12 @@ class StageParts:
                     buffer.copy_(value)
 
 
+def reads_weights() -> ConfigError:
+    """The error for a recipe whose loss depends on weights of a stage in another process, such as by a penalty."""
+    words = "uses the model's weights in its loss other than by calling the model, which stages do not support"
+    return ConfigError(Problem("recipe", words, hint="strategy=elastic"))
+
+
 @dataclass(frozen=True)
 class ModelCall:
     """A recipe's call of the model: its input, and the state around it."""
@@ -261,13 +270,24 @@ class _CallCaptured(BaseException):
     """Ends a recipe at its model call with the input. Not an Exception, so that nothing catches it."""
 
 
-@final
-class CallCapture(nn.Module):
-    """Stands in for the model in a recipe's loss: first to capture the call's input, then to return another process's output."""
+class StandIn(nn.Module):
+    """Stands in for the model in a recipe's loss. Its `modules` are those of the whole model, so that a recipe finds there what it finds in one process."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         super().__init__()
+        self._model = (model,)  # in a tuple: not a submodule
         self._device = device
+
+    def named_modules(self, *given: Any, **further: Any) -> Generator[tuple[str, nn.Module]]:  # `modules` calls it
+        yield from self._model[0].named_modules(*given, **further)
+
+
+@final
+class CallCapture(StandIn):
+    """First captures the input of a recipe's call, then returns another process's output."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        super().__init__(model, device)
         self._asked: ModelCall | None = None
         self._given: list[Any] = []
         self._begun: Generators | None = None

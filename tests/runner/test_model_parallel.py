@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from samewise_forked import Forked
 from samewise_runner_jobs import run
-from samewise_tiny import DIGITS
+from samewise_tiny import DIGITS, QUIET
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
@@ -27,7 +27,8 @@ from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.base import Tally
 from samewise.runner.strategies.pipeline import Mine, Pipeline
-from samewise.runner.strategies.stages import CallCapture, ModelCall, Surroundings, cut_model, draws, name_of_draw
+from samewise.runner.strategies.rpc import Driver
+from samewise.runner.strategies.stages import CallCapture, ModelCall, StageParts, Surroundings, cut_model, draws, name_of_draw
 
 TINY = [*DIGITS, "model.width=8", "batch_size=16", "accumulate=4", "max_steps=6", "checkpoint.every_steps=2"]
 STRATEGIES = {"gpipe": ["strategy=pipeline"], "1f1b": ["strategy=pipeline", "strategy.schedule=1f1b"], "rpc": ["strategy=rpc"]}
@@ -236,7 +237,7 @@ def test_what_cannot_be_known_before_is_noticed_when_it_draws(name: str, functio
 
 
 def test_a_recipe_that_draws_after_calling_the_model_is_noticed() -> None:
-    network = CallCapture(torch.device("cpu"))
+    network = CallCapture(nn.Identity(), torch.device("cpu"))
 
     def loss(before: int, after: int) -> Tensor:
         torch.rand(before)
@@ -244,6 +245,23 @@ def test_a_recipe_that_draws_after_calling_the_model_is_noticed() -> None:
 
     assert network.run_with_output(torch.ones(1), lambda: loss(1, 0)) == (torch.ones(1), False)
     assert network.run_with_output(torch.ones(1), lambda: loss(0, 1))[1]
+
+
+def test_what_stands_in_for_the_model_has_its_modules_and_takes_them_for_none_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+    for one in (CallCapture(model, torch.device("cpu")), Driver(model, model[0], [], torch.device("cpu"))):
+        assert list(one.modules()) == list(model.modules())
+        assert dict(one.named_parameters()).keys() == dict(model.named_parameters()).keys()
+
+
+def test_a_gradient_of_another_stages_weight_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    parts = StageParts(list(model), SimpleNamespace(rank=1))  # type: ignore[arg-type]
+    model[1](torch.ones(2)).sum().backward()
+    assert parts.have_gradients() == [True, True]
+    model(torch.ones(2)).sum().backward()
+    with pytest.raises(ConfigError, match="uses the model's weights in its loss"):
+        parts.have_gradients()
 
 
 @pytest.mark.parametrize(
@@ -343,6 +361,49 @@ def test_three_stages_that_draw_random_numbers_give_the_weights_of_one_process_u
     done = samewise("train", *drops, f"run_root={tmp_path / 'one'}", "--json")
     assert done.returncode == 0, done.stderr
     assert result(run(tmp_path / "three", 3, *three, experiment=drops)) == result(Path(json.loads(done.stdout)["folder"]))
+
+
+CONVOLUTIONS = """
+_target_: torch.nn.Sequential
+_args_:
+  - {_target_: torch.nn.Conv1d, in_channels: "${transforms.num_features}", out_channels: 8, kernel_size: 5}
+  - {_target_: torch.nn.ReLU}
+  - {_target_: torch.nn.Conv1d, in_channels: 8, out_channels: "${dataset.num_classes}", kernel_size: 5, stride: 2}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], pytest.param(STRATEGIES["rpc"], marks=pytest.mark.long)], ids=["pipeline", "rpc"])
+def test_a_recipe_that_looks_at_the_models_layers_gives_the_weights_of_one_process(samewise, tmp_path, strategy) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "convolutions.yaml").write_text(CONVOLUTIONS)
+    speech = ["experiment=wav2letter_spoken_digits", *QUIET, f"--config-dir={tmp_path}", "model=convolutions", "batch_size=4", "accumulate=2", "max_steps=3"]
+    done = samewise("train", *speech, f"run_root={tmp_path / 'one'}", "--json")
+    assert done.returncode == 0, done.stderr
+    two = run(tmp_path / "two", 2, *strategy, "strategy.split=['2']", experiment=speech)
+    assert result(two) == result(Path(json.loads(done.stdout)["folder"]))
+
+
+PENALISED = """
+from dataclasses import replace
+from samewise.recipes.classification import Classification
+
+class Penalised(Classification):
+    def loss(self, model, batch, phase):
+        found = super().loss(model, batch, phase)
+        return replace(found, total=found.total + sum(weight.square().sum() for weight in model.parameters()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], STRATEGIES["rpc"]], ids=["pipeline", "rpc"])
+def test_a_loss_that_depends_on_weights_of_another_stage_is_refused(samewise, tmp_path, monkeypatch, strategy) -> None:
+    (tmp_path / "lab_of_penalties.py").write_text(PENALISED)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_penalties"]\n')
+    monkeypatch.chdir(tmp_path)
+    done = samewise("train", *TINY, *strategy, "recipe._target_=lab_of_penalties.Penalised")
+    assert done.returncode == 2, done.stderr
+    assert "recipe: uses the model's weights in its loss other than by calling the model" in done.stderr
 
 
 @pytest.mark.slow
