@@ -21,6 +21,9 @@ from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
 
+_TOGETHER = 16
+"""Clips that are resynthesised at a time: twice as many take longer."""
+
 
 @dataclass(frozen=True)
 class Resynthesis:
@@ -123,7 +126,7 @@ class Vocoder(Recipe):
         return {"waveform": F.pad(waveform, (context, context + beyond)), "length": len(waveform), "name": file.name}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        spoken = self._speak(model, batch["mel"])
+        spoken = self._speak(model, batch["mel"], [0] * len(batch["mel"]))  # so that other files do not matter
         made = list[Prediction]()
         for place, length in enumerate(batch["length"].tolist()):
             true, again = batch["waveform"][place, 1 : length + 1], spoken[place, :length]
@@ -184,17 +187,27 @@ class Vocoder(Recipe):
         outputs, state1, state2 = step(model, *known)
         return {"next": self.amplitudes.drawn_by(outputs, uniform), "after1": state1, "after2": state2}
 
-    def _speak(self, model: nn.Module, mel: Tensor) -> Tensor:
-        return self.amplitudes.heard(speak(model, mel, self.amplitudes.drawn))
+    def _speak(self, model: nn.Module, mel: Tensor, numbers: Sequence[int]) -> Tensor:
+        """float32[B, S]; what is drawn for a clip depends on its number alone."""
+        times = (mel.shape[2] - self.front_end.kernel_size + 1) * self.front_end.hop_length
+        drawn = [torch.rand(times, 2, generator=torch.Generator().manual_seed(number)) for number in numbers]
+        uniform = iter(torch.stack(drawn, 1).to(mel.device))
+        return self.amplitudes.heard(speak(model, mel, lambda outputs: self.amplitudes.drawn_by(outputs, next(uniform))))
 
     def _resynthesise(self, model: nn.Module, batch: Batch) -> tuple[Resynthesis, ...]:
-        places = [place for place, index in enumerate(batch["index"].tolist()) if index < self.resynthesise] if self.resynthesise else []
-        if not places:
-            return ()
-        true, spoken = batch["waveform"][places, 1:], self._speak(model, batch["mel"][places])
-        distances = self.log_mel_distance(true, spoken).tolist()
-        names = [batch["name"][place] for place in places]
-        return tuple(Resynthesis(*one) for one in zip(names, true.cpu(), spoken.cpu(), distances, strict=True))
+        """Each clip's are the same bits in any batch: it has a row of its own in a group, the others of which may be silent."""
+        places = {index: place for place, index in enumerate(batch["index"].tolist()) if index < self.resynthesise} if self.resynthesise else {}
+        size, made = min(self.resynthesise, _TOGETHER), list[Resynthesis]()
+        for group in dict.fromkeys(index // size for index in places):
+            numbers = range(group * size, (group + 1) * size)
+            mels = [batch["mel"][places[number]] if number in places else torch.zeros_like(batch["mel"][0]) for number in numbers]
+            spoken = self._speak(model, torch.stack(mels), numbers)
+            for number, one in zip(numbers, spoken, strict=True):
+                if (place := places.get(number)) is not None:
+                    true = batch["waveform"][place, 1:]
+                    distance = self.log_mel_distance(true[None], one[None]).item()
+                    made.append(Resynthesis(batch["name"][place], true.cpu(), one.cpu(), distance))
+        return tuple(made)
 
 
 @final

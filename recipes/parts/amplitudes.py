@@ -32,12 +32,8 @@ class Amplitudes(abc.ABC):
         """float32[M] in nats: minus the log-probability of each sample float32[M], given the outputs float32[M, n_classes]."""
 
     @abc.abstractmethod
-    def drawn(self, outputs: Tensor) -> Tensor:
-        """float32[B] in the model's representation: a sample from each row of float32[B, n_classes], by the default generator."""
-
-    @abc.abstractmethod
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        """As `drawn`, with numbers float32[B, 2] in [0, 1) instead of the generator: for runtimes with a different one, or none."""
+        """float32[B] in the model's representation: a sample from each row of float32[B, n_classes], by random numbers float32[B, 2] in [0, 1)."""
 
 
 def _choose_class(logits: Tensor, uniform: Tensor) -> Tensor:
@@ -68,9 +64,6 @@ class MuLaw(Amplitudes):
 
     def surprise(self, outputs: Tensor, waveform: Tensor) -> Tensor:
         return F.cross_entropy(outputs, self.labels(waveform), reduction="none")
-
-    def drawn(self, outputs: Tensor) -> Tensor:
-        return self._scaled(torch.multinomial(outputs.softmax(1), 1)[:, 0])
 
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         return self._scaled(_choose_class(outputs, uniform[:, :1])[:, 0])
@@ -119,11 +112,6 @@ class LogisticMixture(Amplitudes):
         inner = F.logsigmoid(above) + F.logsigmoid(-below) + _log_one_minus_exp(width)
         mass = torch.where(level == 0, F.logsigmoid(above), torch.where(level == self.levels - 1, F.logsigmoid(-below), inner))
         return -torch.logsumexp(F.log_softmax(weight, 1) + mass, 1)
-
-    def drawn(self, outputs: Tensor) -> Tensor:
-        weight, mean, log_scale = self._components(outputs)
-        chosen = torch.multinomial(weight.softmax(1), 1)
-        return self._value(mean.gather(1, chosen), log_scale.gather(1, chosen), torch.rand(len(outputs), 1, device=outputs.device))
 
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         weight, mean, log_scale = self._components(outputs)

@@ -150,7 +150,7 @@ def test_speaking_step_by_step_equals_reading_the_spoken_samples_at_once(output)
 
     def drawn(outputs):
         seen.append(outputs)
-        return output.drawn(outputs)
+        return output.drawn_by(outputs, torch.rand(len(outputs), 2))
 
     torch.manual_seed(3)
     spoken = speak(model, mel, drawn)
@@ -160,7 +160,7 @@ def test_speaking_step_by_step_equals_reading_the_spoken_samples_at_once(output)
         at_once = model(read[:, None], mel[:, None]).squeeze(1)
     assert torch.allclose(torch.stack(seen, 1), at_once, atol=1e-5)
     torch.manual_seed(3)
-    assert torch.equal(speak(model, mel, output.drawn), spoken)
+    assert torch.equal(speak(model, mel, drawn), spoken)
 
 
 def test_speaking_equals_torchaudios_infer():
@@ -169,7 +169,8 @@ def test_speaking_equals_torchaudios_infer():
     with torch.no_grad():
         theirs, _ = model.infer(mel)
     torch.manual_seed(4)
-    assert torch.allclose(speak(model, F.pad(mel, (2, 2)), MuLaw().drawn), theirs[:, 0])
+    ours = speak(model, F.pad(mel, (2, 2)), lambda outputs: MuLaw()._scaled(torch.multinomial(outputs.softmax(1), 1)[:, 0]))
+    assert torch.allclose(ours, theirs[:, 0])
 
 
 @torch.no_grad()
@@ -215,6 +216,28 @@ def test_the_first_clips_are_resynthesised_if_requested(tmp_path):
     assert not (tmp_path / "clip_2_true.wav").exists()
     assert (tmp_path / "spectrograms.png").is_file()
     assert "log_mel_distance" not in evaluate(Vocoder(front_end=front_end()), model, [batch]).compute()
+
+
+@pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
+def test_resynthesised_clips_are_the_same_bits_in_any_batch(output, n_classes):
+    recipe, model = Vocoder(front_end=front_end(), output=output, n_classes=n_classes, resynthesise=5), network(n_classes)
+    whole = batch_of(recipe, 6, samples=500)
+    (spoken, *others) = [
+        [(one.name, one.spoken.tolist(), one.distance) for one in scores._spoken]
+        for size in (6, 4, 3, 1)
+        for scores in [evaluate(recipe, model, [{name: value[start : start + size] for name, value in whole.items()} for start in range(0, 6, size)])]
+    ]
+    assert len(spoken) == 5
+    assert all(other == spoken for other in others)
+
+
+def test_a_file_is_resynthesised_the_same_beside_others():
+    recipe, model = Vocoder(front_end=front_end()), network()
+    batch = {**batch_of(recipe, 3, samples=100), "length": torch.tensor([100] * 3)}
+    with torch.no_grad():
+        beside = recipe.predict(model, batch)[2]
+        (alone,) = recipe.predict(model, {name: value[2:] for name, value in batch.items()})
+    assert alone.resynthesis.spoken.tolist() == pytest.approx(beside.resynthesis.spoken.tolist(), abs=1e-4)
 
 
 def test_the_log_mel_distance_is_0_for_the_same_and_20_for_a_tenth():
@@ -268,7 +291,7 @@ def test_unsuitable_clips_models_and_settings_are_refused():
     with pytest.raises(ConfigError, match=r"set recipe\.n_classes"):
         recipe.loss(network(30), batch_of(recipe), Phase())
     with pytest.raises(ConfigError, match="cannot generate"):
-        speak(nn.Identity(), torch.zeros(1, 6, 5), MuLaw().drawn)
+        speak(nn.Identity(), torch.zeros(1, 6, 5), lambda outputs: outputs[:, 0])
     for settings, message in (({"output": "pcm"}, "recipe.output"), ({"n_classes": 1}, "n_classes"), ({"resynthesise": -1}, "resynthesise")):
         with pytest.raises(ConfigError, match=message):
             Vocoder(front_end=front_end(), **settings)
