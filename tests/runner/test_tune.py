@@ -40,12 +40,12 @@ class Points(torch.utils.data.Dataset):
 
 class Bowl(nn.Module):
     # L/2 w^2, whose gradient descent is stable below a learning rate of 2/L
-    def __init__(self, *, curvature):
+    def __init__(self, *, curvature, bottom=0.0):
         super().__init__()
-        self.curvature, self.weights = curvature, nn.Parameter(torch.full((3,), 2.0))
+        self.curvature, self.bottom, self.weights = curvature, bottom, nn.Parameter(torch.full((3,), 2.0))
 
     def forward(self):
-        return 0.5 * self.curvature * (self.weights**2).sum()
+        return 0.5 * self.curvature * (self.weights**2).sum() + self.bottom
 
 class Hungry(nn.Module):
     # so much for each sample, held for the backward pass; or an allocation that no machine grants, from a batch size on
@@ -122,6 +122,14 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
     assert all(one == pytest.approx(other, rel=1e-3) for one, other in known)
     assert (Path(found["folder"]) / "lr.png").read_bytes().startswith(b"\x89PNG")
     assert not (here / "runs").exists()
+
+
+def test_the_range_test_goes_on_where_losses_are_negative(here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("tune", "lr", *SMALL, "+model.bottom=-100", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 2 / 8 < found["rises"] <= found["diverges"]
+    assert 2 / 8 / 100 < found["lr"] < 2 / 8 / 2
 
 
 @pytest.mark.parametrize("rule", ["lr_factor: 10", "lr_factor: 0.1"])
