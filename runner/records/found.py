@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.records import shapes
@@ -57,17 +57,18 @@ def _newest(runs: Sequence[RunFolder]) -> list[RunFolder]:
 
 
 def matching(name: str, *, run_root: Path) -> list[RunFolder]:
-    """The runs that `name` may mean: by fingerprint, MLflow run id, or folder names; if none, all of the experiment with that name."""
+    """The runs that `name` may mean: those with exactly this name, folder or MLflow run id; if none, those whose fingerprint starts with it."""
     runs = list(below(run_root))
     return (
-        [
-            run
-            for run in runs
-            if _is_called(run.path.name, name) or name in (read_mapping(run.tracking, shapes.TRACKING).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
-        ]
+        [run for run in runs if name in _names(run)]
+        or [run for run in runs if _is_called(run.path.name, name)]
         or [run for run in runs if run.path.name.startswith(name)]
-        or [run for run in runs if run.path.parent.name == name]
     )
+
+
+def _names(run: RunFolder) -> tuple[Any, ...]:
+    folder, experiment = run.path.name, run.path.parent.name
+    return folder, experiment, f"{experiment}/{folder}", read_mapping(run.tracking, shapes.TRACKING).get("run_id")
 
 
 def _is_called(folder: str, name: str) -> bool:

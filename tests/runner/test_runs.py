@@ -150,6 +150,18 @@ def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path,
         find("fsdd", run_root=Path("runs"))
 
 
+def test_a_name_is_not_taken_for_the_start_of_a_fingerprint(tmp_path) -> None:
+    """A name of hexadecimal digits means the run that is called so, if there is one; several are listed, whatever fingerprints start with it."""
+    for run in ("b/76ade4bfdb66", "other/b3ab0594784d", "dc/1111", "dc/2222", "odd/dc05"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.yaml").write_text("")
+    found = {name: find(name, run_root=tmp_path).path for name in ("b", "b3", "76", "76ade4bfdb66", "dc0", "dc/1111")}
+    runs = ("b/76ade4bfdb66", "other/b3ab0594784d", "b/76ade4bfdb66", "b/76ade4bfdb66", "odd/dc05", "dc/1111")
+    assert list(found.values()) == [tmp_path / run for run in runs]
+    with pytest.raises(ConfigError, match=r"2 runs match; hint: give more characters: dc/(1111, dc/2222|2222, dc/1111)\n"):
+        find("dc", run_root=tmp_path)
+
+
 def test_a_table_of_differences_limits_its_columns_and_counts_the_rest(root, capsys, monkeypatch) -> None:
     monkeypatch.setattr("samewise.runner.commands.runs._MOST_SETTINGS", 2)
     assert main(["runs", "--diff", "--run-root", str(root)]) == 0
