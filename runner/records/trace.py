@@ -78,8 +78,12 @@ class Trace:
         self._shards = {"shards": shards} if shards > 1 else {}
         self._every = every_steps
         self._layers_every = layers_every_steps
+        self._model = model
         self._parameters = list(model.parameters())
-        self._state = model.state_dict(keep_vars=True)
+        self._state: dict[str, Tensor | None] = model.state_dict(keep_vars=True)
+        own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        self._is_made = any(own.get(name) is not tensor for name, tensor in self._state.items())
+        """Whether the model itself makes or names some of its state, by get_extra_state or a hook, so that it has to be asked for it at each step."""
         held = [(path, one._buffers) for path, one in model.named_modules(remove_duplicate=False)]  # pyright: ignore[reportPrivateUsage]
         self._buffers = [(key, name, buffers) for path, buffers in held for name in buffers.keys() if (key := f"{path}.{name}".lstrip(".")) in self._state]  # noqa: SIM118
         self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(self._state)}
@@ -115,6 +119,9 @@ class Trace:
     def digest_weights(self, step: int) -> None:
         """Begin to digest the weights after `step`."""
         if self.records(step):
+            if self._is_made:
+                made = self._model.state_dict(keep_vars=True)
+                self._state = {name: made.get(name) for name in self._state}
             for key, name, held in self._buffers:
                 if held[name] is not self._state[key]:  # the model has assigned another tensor
                     self._state[key] = held[name]

@@ -12,7 +12,7 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
-from samewise.runner.records.divergence import Divergence, first_divergence
+from samewise.runner.records.divergence import Divergence, first_altered_tensor, first_divergence
 from samewise.runner.records.trace import Trace
 
 
@@ -131,6 +131,42 @@ def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
     head, _ = trace.read_trace(tmp_path / "a")
     assert trace.describe_stage("weights", "1.running_var", head["gradients"]).startswith("the forward pass")
     assert trace.describe_stage("weights", "1.weight", head["gradients"]).startswith("the optimizer")
+
+
+class MakesState(nn.Module):
+    """Makes its extra state anew, and saves its tensors under other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.passes = nn.Linear(4, 3), 0
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_state_dict_post_hook(self.rename)
+
+    @staticmethod
+    def rename(module, state, prefix, metadata):
+        for name in list(state):
+            state[f"net/{name}"] = state.pop(name)
+
+    def get_extra_state(self):
+        return torch.tensor(self.passes)
+
+    def forward(self, x):
+        self.passes += 1
+        self.mean = x.mean(0)[:3]
+        return self.body(x)
+
+
+def test_state_that_a_model_makes_itself_is_digested_as_it_is_after_the_step(tmp_path):
+    net = MakesState()
+    written = Trace(tmp_path / "trace", net)
+    written.open(0, 0)
+    for step in (1, 2):
+        net(torch.ones(2, 4) * step).sum().backward()
+        written.digest_gradients(step)
+        written.digest_weights(step)
+        written.record(step, batch=step, inputs=step, loss=float(step))
+        assert first_altered_tensor(trace.read_trace(tmp_path / "trace")[0], written.last, net.state_dict()) is None
+    written.close()
 
 
 def test_the_first_computed_of_several_changed_gradients_is_named(tmp_path):
