@@ -130,7 +130,7 @@ def _trace_divergence(heads: Sequence[Any], traces: Sequence[Any], stages: Seque
     both = sorted(one.keys() & two.keys())
     for step in both:
         if found := first_divergence(head, one[step], two[step], other=other, stages=stages):
-            reason, since = trace.describe_stage(*found, head["gradients"], settings), unknown_since(step, both)
+            reason, since = trace.describe_stage(*found, head, settings), unknown_since(step, both)
             known = step > both[0] and since == step and "weights" in stages and head["weights"] == other["weights"]
             if found[0] in ("loss", "gradients") and not known:  # what the step began with
                 reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")

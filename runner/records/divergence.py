@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samewise.runner.errors import first_few
 from samewise.runner.records.digest import XXH3, combine, tensor_digests
-from samewise.runner.records.trace import ANYWHERE, STAGES, shorten
+from samewise.runner.records.trace import ANYWHERE, STAGES, parameters_in, shorten
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def first_divergence(
 
 def first_altered_tensor(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
     """The first tensor of a state_dict that differs from the trace's line, empty if it cannot be named; None if all agree."""
-    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=head.get("gradients", ()), algorithm=head.get("algorithm", XXH3))
+    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=parameters_in(head), algorithm=head.get("algorithm", XXH3))
     if f"{combine(numbers):016x}" == line["weights"]:
         return None
     there = line.get("layers", {}).get("weights", "")

@@ -64,7 +64,7 @@ class Comparison(Callback):
             diverged = first_divergence(self._head, expected, found)
             self.compared += diverged is None or self._goes_on
         if diverged:
-            reason = trace.describe_stage(*diverged, self._head["gradients"], self._settings)
+            reason = trace.describe_stage(*diverged, self._head, self._settings)
             if diverged[0] in ("gradients", "weights") and (words := self._other_tensors(run)):
                 diverged, reason = (diverged[0], ""), words
             divergence = Divergence(outcome.step, *diverged, reason, since=unknown_since(outcome.step, self._lines))

@@ -60,7 +60,7 @@ TRACKING["others?"] = {str: dict(TRACKING)}
 WANDB = {"id": str, "sent": {str: int}, "status": (str, None)}
 MANIFEST = {"step": int, "steps_per_epoch?": int, "total_steps?": int, "sha256": SHA256, "content?": SHA256, "weights?": (DIGEST, None), "metrics?": NUMBERS}
 
-TRACE_HEAD = {"format": int, "algorithm?": str, "shards?": int, "gradients": [str], "weights": [str]}
+TRACE_HEAD = {"format": int, "algorithm?": str, "shards?": int, "gradients": [str], "weights": [str], "renamed?": [str]}
 TRACE_LINE = {
     "step": int,
     "batch": DIGEST,

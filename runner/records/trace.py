@@ -30,9 +30,14 @@ STAGES = {
 }
 
 
-def describe_stage(stage: str, layer: str, parameters: Collection[str], settings: Collection[str] = ()) -> str:
-    """What it means that a stage is the first to differ, first in this layer, if the model has these parameters and these settings differ."""
-    if stage == "weights" and layer and layer not in parameters:
+def parameters_in(head: Mapping[str, Any]) -> list[str]:
+    """The names of the parameters in a trace's head, with those that a hook gives some of them in the model's state_dict."""
+    return [*head.get("gradients", ()), *head.get("renamed", ())]
+
+
+def describe_stage(stage: str, layer: str, head: Mapping[str, Any], settings: Collection[str] = ()) -> str:
+    """What it means that a stage is the first to differ, first in this layer, in a trace with this head, if these settings differ."""
+    if stage == "weights" and layer and layer not in parameters_in(head):
         return "the forward pass: it gave the same loss and gradients, but other values in a buffer"
     if stage == "batch" and not {"replicas", "accumulate"}.isdisjoint(settings):
         return "the data: the batch is divided into other micro-batches, each of which has a digest, or another batch was loaded"
@@ -86,7 +91,9 @@ class Trace:
         """Whether the model itself makes or names some of its state, by get_extra_state or a hook, so that it has to be asked for it at each step."""
         held = [(path, one._buffers) for path, one in model.named_modules(remove_duplicate=False)]  # pyright: ignore[reportPrivateUsage]
         self._buffers = [(key, name, buffers) for path, buffers in held for name in buffers.keys() if (key := f"{path}.{name}".lstrip(".")) in self._state]  # noqa: SIM118
-        self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(self._state)}
+        trained = {id(one) for one in self._parameters}
+        renamed = [name for name, tensor in self._state.items() if id(tensor) in trained and own.get(name) is not tensor]
+        self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(self._state), **({"renamed": renamed} if renamed else {})}
         self._chain = 0
         self._gradients: list[Callable[[], list[int]]] = []
         self._weights: Callable[[], list[int]] = list
