@@ -149,7 +149,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         model=model,
         network=network,
         parameters=list(model.parameters()),
-        held=HeldTensors(model if strategy.compiles else nn.Identity()),  # other strategies hold parameters of their own during a step
+        held=HeldTensors(model, stay=strategy.compiles),
         phases=_phases(recipe, model, optimizers, strategy, later),
         schedule=schedule,
         precision=precision,

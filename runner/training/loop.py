@@ -65,6 +65,8 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         readings.add(phase, tally, norm, tallies)  # on the CPU, what is not finite ends here
         run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
         run.recorder.trace.digest_gradients(run.step + 1)
+    if run.step == 0:
+        run.held.require_same_names()
     run.recorder.trace.digest_weights(run.step + 1)
     readings.finish()  # on a device, here
     run.precision.update()

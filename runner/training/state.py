@@ -58,9 +58,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
 def save(run: Run) -> None:
     """Write a checkpoint, and make everything logged before it durable.
 
-    TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
+    ConfigError if a new model could not load it. TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
     """
     require_finite_model(run)
+    run.held.require_same_names()
     run.recorder.require_folder()
     layout = run.strategy.layout
     state = _write_shards(run) if run.checkpoint.sharded and layout.shards > 1 else layout.whole(state_of(run))

@@ -69,6 +69,35 @@ class OtherParameter(Centred):
 class OtherDtype(Centred):
     def change(self, mean):
         self.seen = self.seen + 0.5
+
+
+class Late(Centred):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def change(self, mean):
+        self.mean = mean
+
+
+class LateLayer(Centred):
+    at = 3
+
+    def change(self, mean):
+        self.seen += 1
+        if int(self.seen) == self.at:
+            self.scale = nn.Linear(8, 2)
+
+
+class Dropping(Centred):
+    def change(self, mean):
+        pass
+
+    def forward(self, images):
+        self.last = torch.zeros(8)
+        x = super().forward(images)
+        self.last = None
+        return x
 """
 GIVEN = [
     *("recipe=classification", "model=own", "dataset=digits", "transforms=images", "batch_size=32", "replicas=2", "accumulate=2", "max_steps=5", "device=cpu"),
@@ -154,6 +183,9 @@ def test_two_processes_give_the_bits_of_one(samewise: Callable[..., Any], projec
     [
         ("OtherParameter", "a forward pass replaces the parameter head.weight by another tensor, which no optimizer trains"),
         ("OtherDtype", "a forward pass turns the buffer seen from int64 into float32"),
+        ("Late", "a forward pass adds mean to the model's state_dict: a checkpoint with it could not be loaded into a new model"),
+        ("LateLayer", "a forward pass adds scale.weight, scale.bias to the model's state_dict"),
+        ("Dropping", "a forward pass removes last from the model's state_dict"),
     ],
 )
 def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
@@ -162,6 +194,10 @@ def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
     done = samewise("train", *project(model))
     assert done.returncode == 2
     assert message in done.stderr
+    assert not [*Path("runs").glob("*/*/checkpoints/step-*")]
+    checked = samewise("check", *GIVEN)
+    assert (checked.returncode, message in checked.stderr) == ((0, False) if model == "LateLayer" else (2, True)), checked.stderr
+
 
 
 def test_two_buffers_may_become_one_tensor(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
