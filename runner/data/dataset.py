@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, describe_exit, raised_at, summarise_error
-from samewise.runner.records.digest import combine, value_digest
+from samewise.runner.records.digest import combine, entries, value_digest
 
 _GEOMETRIC = ("torchvision.transforms.v2._geometry", "torchvision.transforms.v2._auto_augment")
 """The modules of torchvision's transforms that move pixels."""
@@ -82,9 +82,8 @@ def differing_entry(one: Any, two: Any) -> str | None:
     """The entry in which two samples, or batches, differ: `, image`, empty if there are no names, None if nothing differs."""
     if value_digest(one) == value_digest(two):
         return None
-    if isinstance(one, Mapping) and isinstance(two, Mapping) and [*one] == [*two]:
-        return next((f", {name}" for name in one if value_digest(one[name]) != value_digest(two[name])), "")
-    return ""
+    first, second = entries(one), entries(two)
+    return next((f", {name}" for name in first if name in second and value_digest(first[name]) != value_digest(second[name])), "")
 
 
 def _must_move_together(sample: Mapping[Any, Any]) -> bool:

@@ -70,6 +70,12 @@ class KeyedDataset(Dataset[Any]):
         self.must_repeat = False
 
     def __getitem__(self, key: Key) -> Batch | Failure:
+        try:
+            return self._checked(key)
+        except SamewiseError as error:  # the batch holds something that cannot be compared
+            return Failure(error.problems)
+
+    def _checked(self, key: Key) -> Batch | Failure:
         if self.must_repeat:
             self.must_repeat = False
             if unlike := self.find_unlike(replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S):

@@ -129,14 +129,16 @@ def _sums(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is dense and made of whole words."""
+    """Whether a tensor's memory is dense and made of whole words, and has its elements, not those that they are the conjugates or negatives of."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
     is_dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
     return is_dense and not (tensor.nbytes | tensor.data_ptr()) & 3
 
 
 def dense(tensor: Tensor) -> Tensor:
     """The elements in memory order, as one dimension; copied only if they are not dense."""
-    held = tensor.detach()
+    held = tensor.detach().resolve_conj().resolve_neg()
     if not held.is_contiguous():
         # A channels_last tensor is contiguous with its channels moved last: hashing needs no copy.
         held = held.permute(0, 2, 3, 1) if held.dim() == 4 and held.is_contiguous(memory_format=torch.channels_last) else held.contiguous()

@@ -27,13 +27,14 @@ from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseErro
 from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
+from samewise.runner.records.digest import tensor_kind
 from samewise.runner.training import determinism
 from samewise.runner.training.run import Split
 from samewise.runner.training.workarounds import work_around
 
 Make = Callable[..., Any]
 """Makes the part at a path of the config."""
-_TENSORS = "only tensors in the model's state_dict, since checkpoints hold nothing else of a model; get_extra_state may return one"
+_TENSORS = "only dense tensors in the model's state_dict, since checkpoints hold nothing else of a model; get_extra_state may return one"
 _ENCODED = "transforms=imagenet_on_device and imagenet_v2_on_device decode on the device; or set dataset.decode=worker"
 
 
@@ -54,7 +55,8 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
         model = make("model")
         if not isinstance(model, nn.Module):
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
-        odd = {name: type(one).__name__ for name, one in model.state_dict().items() if not torch.is_tensor(one)}
+        kinds = {name: f"{tensor_kind(one)} tensor" if torch.is_tensor(one) else type(one).__name__ for name, one in model.state_dict().items()}
+        odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
         if odd:
             raise ConfigError(*[Problem("model", f"{name} is a {kind}", expected=_TENSORS) for name, kind in odd.items()])
         model.train()  # before freezing, since a frozen layer stays in eval mode

@@ -58,7 +58,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
 def save(run: Run) -> None:
     """Write a checkpoint, and make everything logged before it durable.
 
-    ConfigError if a new model could not load it. TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
+    TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written; ConfigError if no new model could
+    load it.
     """
     require_finite_model(run)
     run.held.require_same_names()

@@ -18,7 +18,7 @@ from samewise.runner.errors import CheckpointError
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe
 from samewise.runner.records import checkpoint, trace
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
-from samewise.runner.records.digest import tensors_in, value_digest
+from samewise.runner.records.digest import entries, tensors_in, value_digest
 from samewise.runner.records.divergence import first_divergence
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values
@@ -79,7 +79,7 @@ class _Watched:
 
 def _entries(batch: Any) -> Iterator[tuple[str, Any]]:
     """A batch's entries by name, or by place if it is a list or a tuple."""
-    found: Any = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else [("its one entry", batch)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    found: Any = enumerate(batch) if isinstance(batch, list | tuple) else entries(batch).items() or [("its one entry", batch)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     yield from ((str(name), value) for name, value in found)
 
 

@@ -199,7 +199,6 @@ def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
     assert (checked.returncode, message in checked.stderr) == ((0, False) if model == "LateLayer" else (2, True)), checked.stderr
 
 
-
 def test_two_buffers_may_become_one_tensor(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
     folder = folder_of(samewise("train", *project("Shared"), "--json"))
     assert torch.equal(state_of(folder)["centre"], state_of(folder)["last"])

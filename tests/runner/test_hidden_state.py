@@ -89,6 +89,12 @@ class Extra(Base):
         return {"mean": 0.0}
 
 
+class Sparse(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("eye", torch.eye(4).to_sparse())
+
+
 class Sound(Base):
     def shift(self, x):
         return x
@@ -245,10 +251,17 @@ def test_buffers_caches_and_what_is_only_remembered_are_not_warned_about(train: 
     assert json.loads(summary.read_text())["level"] == "R2"
 
 
-def test_a_model_whose_state_is_no_tensor_is_refused(train: Callable[..., Any]) -> None:
-    done = train("Extra")
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Extra", "_extra_state is a dict; expected: only dense tensors"),
+        ("Sparse", "eye is a sparse_coo tensor; expected: only dense tensors"),
+    ],
+)
+def test_a_model_whose_state_is_not_of_dense_tensors_is_refused(train: Callable[..., Any], model: str, words: str) -> None:
+    done = train(model)
     assert done.returncode == 2
-    assert "error: model: _extra_state is a dict" in done.stderr
+    assert f"error: model: {words}" in done.stderr
     assert not Path("runs").exists()
 
 
