@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from samewise.runner.config.check import at_source
 from samewise.runner.config.instantiate import instantiate
@@ -55,6 +57,7 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
         model = make("model")
         if not isinstance(model, nn.Module):
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
+        _require_shapes(model)
         kinds = {name: f"{tensor_kind(one)} tensor" if torch.is_tensor(one) else type(one).__name__ for name, one in model.state_dict().items()}
         odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
         if odd:
@@ -68,6 +71,19 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
     work_around(model, device)
     return model.to(device)
+
+
+def _require_shapes(model: nn.Module) -> None:
+    """Raise a ConfigError for each lazy layer, whose weights torch makes in the first forward pass: here they are needed before."""
+    problems = list[Problem]()
+    for name, one in model.named_modules():
+        if any(map(is_lazy, (*one.parameters(recurse=False), *one.buffers(recurse=False)))):
+            words = f"{name or 'it'} ({type(one).__name__}) gets its weights in its first forward pass, but initial weights are made before"
+            become: Any = getattr(one, "cls_to_become", None)
+            expected = f"{become.__name__} with {next(iter(signature(become).parameters))}" if become else "a layer with fixed shapes"
+            problems.append(Problem("model", words, expected=expected))
+    if problems:
+        raise ConfigError(*problems)
 
 
 def make_splits(cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None = None) -> dict[str, Split]:
