@@ -6,7 +6,7 @@ import argparse
 import secrets
 import shlex
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.json_text import to_json
-from samewise.runner.tracking.journal import logged_values, read_entries
+from samewise.runner.tracking.journal import logged_values
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -132,6 +132,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.records.trace import STAGES
     from samewise.runner.training import record_comparison
     from samewise.runner.training.build import build
+    from samewise.runner.training.second_training import conclude, train_again
 
     original = record_comparison.recorded_config(folder, args.overrides)
     unlike = differences(identity(original.whole), identity(composed.whole)) if args.overrides else []
@@ -168,23 +169,30 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         again.recorder.log_every_steps = 1  # so that everything the run logged can be compared
         again.callbacks["verify"] = comparison
         again.recorder.trace.algorithm = comparison.algorithm
+        comparison.doubted = {one.step for one in divergences if one.stage == "checkpoint"}
+        contradictions = divergences[:]
         left_out = record_comparison.left_out_on_resuming(folder.metrics)
         if args.audit is None:
-            said += _train_again(again, comparison, folder, args.steps, divergences, left_out)
+            said += train_again(again, comparison, folder, args.steps, divergences, left_out)
             if any(one.startswith("trace.jsonl was altered") for one in altered) and folder.checkpoints.is_dir():
                 said.append("`--audit all` repeats the run from checkpoint to checkpoint and names which lines of the trace were altered")
             divergences.sort(key=lambda divergence: divergence.step)
         else:
             verdict["audit"] = _audit(args, again, comparison, folder, divergences, said)
+        for one in [one for one in contradictions if one.stage == "checkpoint" and one.step in comparison.repeated]:
+            said[said.index(str(one))] = f"step {one.step}: {one.reason}, and are those of a second training: a callback changes them after the step"
+            contradictions.remove(one)
+            divergences.remove(one)
         gone = sorted(record_comparison.unlogged(left_out, logged_values(again.folder.metrics)))
         said += [f"cannot be verified: {name}, which training again does not log, nor did the run once it had been resumed" for name in gone]
         apart = next((one for one in divergences if one.stage in STAGES and not one.altered), None)
         if apart and not args.coarse:
             verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike))
             said += words
-    said += [f"the config differs: {path}: {shown(one)} there, {shown(two)} here" for path, one, two in unlike]
-    if (altered or divergences) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
-        said.append("not verified: the steps that were repeated have the same bits, but what was recorded was altered: see above")
+        said += [f"the config differs: {path}: {shown(one)} there, {shown(two)} here" for path, one, two in unlike]
+        if (altered or divergences) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
+            steps = (read_json(folder.summary, shapes.SUMMARY) or {}).get("steps")
+            said.append(conclude(again, divergences, altered=bool(altered or contradictions), steps=steps))
     first = min(divergences, key=lambda divergence: divergence.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
     return {**verdict, "same": not divergences and not altered, "compared": comparison.compared, "parts": parts}
@@ -197,41 +205,6 @@ def _no_trace(args: argparse.Namespace, folder: RunFolder, *, traced: bool) -> P
     was = "is missing, though the run was trained with one" if traced else "is missing: the run was trained without one"
     command = f"samewise train --config {shlex.quote(str(folder.config))} --fresh{'' if traced else ' trace.every_steps=1'}"
     return Problem(str(folder.trace), was, hint=f"`{command}` trains it again, beside this run, with a trace")
-
-
-def _read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
-    """Step, name and value of every logged metric: a forged journal may contain two values for one step and name."""
-    return [(entry.step, name, value) for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()]
-
-
-def _train_again(
-    again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, divergences: list[Divergence], left_out: Collection[str]
-) -> list[str]:
-    """Train all of it again, or the first `steps`; return the result in words, and add what is found to `divergences`. `left_out`: of `logged_divergences`."""
-    from samewise.runner.records.rerun_comparison import Diverged
-    from samewise.runner.training.loop import fit
-    from samewise.runner.training.record_comparison import MEASURED, artifact_divergences, logged_divergences, not_logged, summary_divergences
-
-    told, recorded = _read_logged(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
-    try:
-        summary = fit(again)
-    except Diverged as diverged:
-        found = logged_divergences(told, logged_values(again.folder.metrics), until=diverged.divergence.step - 1, left_out=left_out)
-        divergences += [diverged.divergence, *found]
-        return [f"diverges at {diverged.divergence}", *map(str, found)]
-    logged = logged_values(again.folder.metrics)
-    found = logged_divergences(told, logged, until=None if recorded else again.step, left_out=left_out)
-    tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
-    found += [*summary_divergences(recorded, summary), *tables] if recorded else []
-    divergences += found
-    if recorded and summary["stopped_early"] and not any(callback.stop_reason() for callback in again.callbacks.values() if callback is not comparison):
-        notes.append(f"cannot be verified: why training was stopped after step {again.step}; recorded as {summary['stopped_early']!r}")
-    words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared"
-    words += f", weights {summary['weights_sha256'][:16]}... in both" if recorded and recorded["weights_sha256"] == summary["weights_sha256"] else ""
-    if any(one.stage == "metric" for one in found):
-        notes.append(f"metrics that measure the machine belong under {', '.join(MEASURED)}: these are not compared")
-    notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []
-    return [words, *map(str, found), *notes]
 
 
 def _require_one_process(composed: Composed, project: Project) -> None:
@@ -274,13 +247,14 @@ def _inspect_step(folder: RunFolder, composed: Composed, project: Project, step:
 def _audit(args: argparse.Namespace, again: Run, comparison: Comparison, folder: RunFolder, divergences: list[Divergence], said: list[str]) -> dict[str, Any]:
     """Repeat some of the segments; return what was audited. What is found is added to `divergences` and `said`."""
     from samewise.runner.training.audit import Audit, choose, segments
+    from samewise.runner.training.second_training import read_logged
 
     parts = segments(folder, max(comparison.steps, default=0), resumed=bool(again.config.resume_from))
     if not parts:
         hint = "it has neither an intact checkpoint nor a trace from its first step"
         raise ConfigError(Problem(str(folder.path), "no part of this run can be audited", hint=hint))
     seed = secrets.randbelow(1 << 32) if args.audit_seed is None else args.audit_seed
-    audit, before = Audit(again, folder, comparison, _read_logged(folder)), {part.end: part for part in parts}
+    audit, before = Audit(again, folder, comparison, read_logged(folder)), {part.end: part for part in parts}
     chosen = choose(parts, args.audit or None, seed, divergences)
     found = list(dict.fromkeys(divergence for part in chosen for divergence in audit.judge(part, before.get(part.start))))
     found += audit.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})

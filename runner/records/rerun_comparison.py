@@ -8,7 +8,7 @@ from typing import Any, final
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, shapes, trace
-from samewise.runner.records.digest import weights_sha256
+from samewise.runner.records.digest import value_digest, weights_sha256
 from samewise.runner.records.divergence import Divergence, describe_tensors, first_altered_tensor, first_divergence, only_in, unknown_since
 from samewise.runner.records.files import parse_json, read_json, read_lines
 from samewise.runner.records.folder import RunFolder
@@ -45,6 +45,11 @@ class Comparison(Callback):
         self.compared = 0
         self.divergences: list[Divergence] = []
         """What was noted."""
+        self.doubted: Collection[int] = ()
+        """Steps whose checkpoint has other weights than the trace."""
+        self.repeated = set[int]()
+        """Those of them after which the second training has the checkpoint's weights too: a callback changed them after they had been traced."""
+        self._checkpoints = folder.checkpoints
         self._goes_on, self._settings = goes_on, settings
         self._to_the_end = steps is None and folder.summary.exists()  # if the summary is compared too
         summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
@@ -63,6 +68,8 @@ class Comparison(Callback):
         if expected is not None and found.get("step") == outcome.step:
             diverged = first_divergence(self._head, expected, found)
             self.compared += diverged is None or self._goes_on
+        if not diverged and outcome.step in self.doubted and self._are_kept(run, outcome.step):
+            self.repeated.add(outcome.step)
         if diverged:
             reason = trace.describe_stage(*diverged, self._head, self._settings)
             if diverged[0] in ("gradients", "weights") and (words := self._other_tensors(run)):
@@ -77,6 +84,13 @@ class Comparison(Callback):
         _, line = next(read_lines(run.folder / "trace.jsonl"))
         other = parse_json(line)
         return describe_tensors([only_in(self._head, other), only_in(other, self._head)], ("there", "here"))
+
+    def _are_kept(self, run: RunView, step: int) -> bool:
+        try:
+            kept = checkpoint.load(self._checkpoints / f"step-{step:08d}")["model"]
+        except CheckpointError:
+            return False
+        return all(name in kept and value_digest(kept[name].contiguous()) == value_digest(tensor.contiguous()) for name, tensor in run.weights())
 
     def stop_reason(self) -> str | None:
         if self._stopped and self._is_at_stop and not self._goes_on:

@@ -105,6 +105,8 @@ class Audit:
             metrics = logged_divergences(self.logged, logged_values(self.run.folder.metrics), after=after, until=until, left_out=self._left_out)
             end = state_of(self.run) if segment.kept else {}
             differing = state_differences(self._kept_state(segment), end, parameter_names(self.run)) if segment.kept else []
+            if metrics:  # what follows from an evaluation differs too, so that its results in the checkpoint say no more
+                differing = [one for one in differing if not one[1] or _is_trained([one])]
             self.replayed[segment] = Replayed(segment, list(self.comparison.divergences), differing, metrics)
         return self.replayed[segment]
 
@@ -165,7 +167,7 @@ def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Di
 
 
 def _forged_step(divergence: Divergence, segment: Segment, state: Sequence[tuple[str, str]]) -> Divergence:
-    settings = [f"{name}: {values}" for name, values in state if values]
+    settings = [f"{name}: {values}" for name, values in state if values and name.startswith(("the optimizer's", "schedule"))]
     why = f"; {segment.kept.name} has another setting: {'; '.join(settings[:3])}" if settings and segment.kept else ""
     reason = f"was not computed as recorded, or from other data or code: {STAGES[divergence.stage]}"
     return Divergence(divergence.step, divergence.stage, divergence.layer, reason + why)

@@ -21,7 +21,13 @@ PACKAGE = "lab_of_audits"
 LAB = (
     DROPS
     + """
+import time
+from pathlib import Path
+
+import torch
 from torch import nn
+
+from samewise.runner.interfaces import Callback
 
 class Net(nn.Module):
     def __init__(self):
@@ -30,6 +36,28 @@ class Net(nn.Module):
 
     def forward(self, pixels):
         return self.last(self.norm(self.first(pixels.flatten(1))).relu())
+
+class Shifted(Net):
+    # its evaluation depends on a file, or on the clock
+
+    def forward(self, pixels):
+        shift = Path("shift").read_text()
+        return super().forward(pixels if self.training else pixels + (time.perf_counter() % 1 if shift == "clock" else float(shift)))
+
+NETS = []
+
+class Listed(Net):
+    def __init__(self):
+        super().__init__()
+        NETS[:] = [self]
+
+class Pokes(Callback):
+    # changes a weight after the tenth step
+
+    def on_step(self, run, outcome):
+        if outcome.step == 10:
+            with torch.no_grad():
+                NETS[0].last.bias[0] += 0.5
 """
 )
 TINY = [
@@ -37,6 +65,7 @@ TINY = [
     *("~model", "+model={_target_: lab_of_audits.Net}", "optimizer=sgd", "optimizer.momentum=0.9", "evaluate.limit=2", "optimizer.lr=0.01"),
     *("~scheduler", "+scheduler={_target_: lab_of_audits.Drops, drops_at: 10000, momentum: 0.5}"),
 ]
+SHORT = ["max_steps=20", "checkpoint.every_steps=10", "evaluate.every_steps=10"]
 HUNDRED = ["max_steps=100", "checkpoint.every_steps=10", "checkpoint.keep_every_steps=10", "evaluate.every_steps=10"]
 
 
@@ -241,6 +270,44 @@ def test_a_forged_metric_is_named(samewise, run, places) -> None:
     found = audit(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"], found["parts"]["layer"]) == (100, "metric", "valid/accuracy")
     assert samewise("verify", run).returncode == 1
+
+
+def test_metrics_are_not_called_settings() -> None:
+    from samewise.runner.records.divergence import Divergence
+    from samewise.runner.training.audit import Segment, _forged_step
+
+    state = [("weights: fc.bias", ""), ("metrics: valid/loss", "1.0 there, 2.0 here"), ("the optimizer's momentum", "0.5 there, 0.9 here")]
+    found = _forged_step(Divergence(5, "batch", "", ""), Segment(0, 10, Path("step-00000010")), state)
+    assert found.reason.endswith("; step-00000010 has another setting: the optimizer's momentum: 0.5 there, 0.9 here")
+
+
+SAME = "not verified: the steps that were repeated have the same bits, but"
+
+
+@pytest.mark.parametrize(
+    ("shift", "words"),
+    [
+        ("0.5", "their evaluation does not give what was recorded: the validation data or the evaluation's code have changed, or the record was altered"),
+        ("clock", "their evaluation is random: evaluated twice here, the same weights give valid/loss "),
+    ],
+)
+def test_nothing_is_called_altered_if_only_evaluations_differ(samewise, train, shift, words) -> None:
+    Path("shift").write_text("0")
+    run = train(f"shifted-{shift}", *SHORT, "model._target_=lab_of_audits.Shifted")
+    Path("shift").write_text(shift)
+    for said in (audit(samewise, run)["said"], samewise("verify", run).stdout.splitlines()):
+        assert said[-1].startswith(f"{SAME} {words}"), said
+        assert any(line.startswith("step 10: valid/loss was logged as ") for line in said)
+        assert not any("was altered: " in line for line in said)
+
+
+def test_weights_that_a_callback_changes_after_they_are_traced_are_not_an_alteration(samewise, train) -> None:
+    run = train("poked", *SHORT, "model._target_=lab_of_audits.Listed", "+callbacks.pokes._target_=lab_of_audits.Pokes")
+    words = "step 10: the weights in step-00000010 differ from those in the trace, and are those of a second training: a callback changes"
+    assert words in samewise("verify", run).stdout
+    found = audit(samewise, run)
+    assert found["same"]
+    assert found["said"][0].startswith(words)
 
 
 def test_steps_that_can_only_be_audited_together_are_reported(samewise, run) -> None:

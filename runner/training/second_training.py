@@ -1,0 +1,83 @@
+"""Trains a recorded run again to compare all that it recorded, and concludes what the differences mean."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from samewise.runner.data import streams
+from samewise.runner.records import shapes
+from samewise.runner.records.divergence import Divergence
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.rerun_comparison import Comparison, Diverged
+from samewise.runner.tracking.journal import logged_values, read_entries
+from samewise.runner.training.evaluation import metrics_of, validate
+from samewise.runner.training.loop import fit
+from samewise.runner.training.record_comparison import MEASURED, artifact_divergences, logged_divergences, not_logged, summary_divergences
+from samewise.runner.training.run import Run
+
+
+def read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
+    """Step, name and value of every logged metric: a forged journal may contain two values for one step and name."""
+    return [(entry.step, name, value) for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()]
+
+
+def train_again(
+    again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, divergences: list[Divergence], left_out: Collection[str]
+) -> list[str]:
+    """Train all of it again, or the first `steps`; return the result in words, and add what is found to `divergences`. `left_out`: of `logged_divergences`."""
+    told, recorded = read_logged(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
+    try:
+        summary = fit(again)
+    except Diverged as diverged:
+        found = logged_divergences(told, logged_values(again.folder.metrics), until=diverged.divergence.step - 1, left_out=left_out)
+        divergences += [diverged.divergence, *found]
+        return [f"diverges at {diverged.divergence}", *map(str, found)]
+    logged = logged_values(again.folder.metrics)
+    found = logged_divergences(told, logged, until=None if recorded else again.step, left_out=left_out)
+    tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
+    found += [*summary_divergences(recorded, summary), *tables] if recorded else []
+    divergences += found
+    if recorded and summary["stopped_early"] and not any(callback.stop_reason() for callback in again.callbacks.values() if callback is not comparison):
+        notes.append(f"cannot be verified: why training was stopped after step {again.step}; recorded as {summary['stopped_early']!r}")
+    words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared"
+    words += f", weights {summary['weights_sha256'][:16]}... in both" if recorded and recorded["weights_sha256"] == summary["weights_sha256"] else ""
+    if any(one.stage == "metric" for one in found):
+        notes.append(f"metrics that measure the machine belong under {', '.join(MEASURED)}: these are not compared")
+    notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []
+    return [words, *map(str, found), *notes]
+
+
+def conclude(again: Run, found: Sequence[Divergence], *, altered: bool, steps: int | None) -> str:
+    """A sentence on what it means that the same steps have the same bits, but other things than recorded follow from them.
+
+    Args:
+        again: The second training, at any step: its validation split is evaluated twice if only evaluations differ.
+        found: What differs from the second training.
+        altered: Whether the record contradicts itself.
+        steps: How many steps the run took, as recorded.
+    """
+    same = "not verified: the steps that were repeated have the same bits, but"
+    if altered or any(_is_settled(one, again.step == steps) for one in found):
+        return f"{same} what was recorded was altered: see above"
+    one, two = _results(again), _results(again)
+    if not any(_is_evaluated(divergence, one) for divergence in found):
+        return f"{same} not what was recorded with them: it was altered, or depends on more than the config, the code and the data"
+    if drifting := next((name for name in one if repr(one[name]) != repr(two.get(name))), None):
+        return f"{same} their evaluation is random: evaluated twice here, the same weights give {drifting} {one[drifting]!r} and {two.get(drifting)!r}"
+    return f"{same} their evaluation does not give what was recorded: the validation data or the evaluation's code have changed, or the record was altered"
+
+
+def _is_settled(one: Divergence, same_end: bool) -> bool:
+    """Whether a difference shows that the record was altered: the checkpoint or the end of training that steps of the same bits lead to."""
+    return one.stage in ("checkpoint", "chain", "root") or (one.stage == "summary" and same_end and one.layer in ("status", "steps", "epochs"))
+
+
+def _is_evaluated(one: Divergence, names: Collection[str]) -> bool:
+    """Whether a result of an evaluation differs; `names`: of its metrics."""
+    return one.stage == "artifact" or (one.stage in ("metric", "summary") and one.layer.endswith((*names, "metrics.best.step")))
+
+
+def _results(run: Run) -> dict[str, float]:
+    with streams.preserve_generators():
+        return {name: value for split, scored in validate(run).items() for name, value in metrics_of(scored, f"{split}/").items()}
