@@ -6,7 +6,7 @@ import argparse
 import secrets
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,10 @@ def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
     """Train a run again and print the result; return the command's exit code."""
     from samewise.runner.config import saved
 
+    for key, _, value in (override.lstrip("+~").partition("=") for override in args.overrides):
+        if key.partition(".")[0] == "trace":
+            hint = "leave it out; --steps N compares fewer steps"
+            raise ConfigError(Problem(key, "cannot be overridden here: both trainings are compared by the trace as it was recorded", value, hint=hint))
     composed = saved.trusted_config_of(folder, [*args.overrides, *QUIET], trust=args.trust, received=args.run if Path(args.run).is_file() else "")
     prepare(composed.cfg.reproducibility)
     verdict = _verdict(args, folder, composed)
@@ -143,15 +147,15 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     project = projects.find(args.project)
     _require_one_process(composed, project)
     comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None, settings=[path for path, _, _ in unlike])
-    if not comparison.wanted and args.audit is None:
-        raise ConfigError(_no_trace(args, folder, traced=bool(original.cfg.trace.every_steps)))
+    if not comparison.wanted and args.audit is None and (problem := _nothing_to_compare(args, folder, comparison.steps, original.cfg.trace.every_steps)):
+        raise ConfigError(problem)
     divergences = [*rerun_comparison.checkpoint_divergences(folder), *rerun_comparison.metric_divergences(folder, logged_values(folder.metrics))]
     altered = roots.alterations(folder).get("trace", "").splitlines()
     recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project, RunFolder(Path(temporary)))
         if args.audit is None:
-            last = max(comparison.steps)
+            last = max(comparison.steps, default=0)
             _require_length(again.total_steps, min(args.steps or last, last), [path for path, _, _ in unlike])
         foreign = environment.differences(recorded, again.environment)
         altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike))
@@ -187,7 +191,8 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         said += [f"cannot be verified: {name}, which training again does not log, nor did the run once it had been resumed" for name in gone]
         apart = next((one for one in divergences if one.stage in STAGES and not one.altered), None)
         if apart and not args.coarse:
-            verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike))
+            same_code = not changed and not any(one.startswith("config.yaml") for one in altered)
+            verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike), same_code=same_code)
             said += words
         said += [f"the config differs: {path}: {shown(one)} there, {shown(two)} here" for path, one, two in unlike]
         if (altered or divergences) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
@@ -196,6 +201,18 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     first = min(divergences, key=lambda divergence: divergence.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
     return {**verdict, "same": not divergences and not altered, "compared": comparison.compared, "parts": parts}
+
+
+def _nothing_to_compare(args: argparse.Namespace, folder: RunFolder, traced: Collection[int], every: int) -> Problem | None:
+    """Why there is nothing to compare though none of the wanted steps is among those `traced`; None if a finished run's results can be."""
+    if not folder.trace.exists():
+        return _no_trace(args, folder, traced=bool(every))
+    without = f"no step has a line in the trace: trace.every_steps={every}"
+    if args.steps is None:
+        return None if folder.summary.exists() else Problem(str(folder.path), f"{without}, and the run has not ended", hint="train it to the end")
+    if not traced:
+        return Problem("--steps", without, args.steps, hint="without --steps, the weights and the results are compared")
+    return Problem("--steps", f"no step up to there has a line in the trace: trace.every_steps={every}", args.steps, f"at least {min(traced)}")
 
 
 def _no_trace(args: argparse.Namespace, folder: RunFolder, *, traced: bool) -> Problem:
@@ -226,7 +243,9 @@ def _require_length(steps: int, last: int, unlike: Sequence[str]) -> None:
         raise ConfigError(Problem(unlike[0], f"training would end after step {steps}, and steps up to {last} are to be compared", hint=hint))
 
 
-def _inspect_step(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
+def _inspect_step(
+    folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool, same_code: bool
+) -> tuple[dict[str, str] | None, list[str]]:
     """The first thing in which a step differs, and the reason in words."""
     from samewise.runner.config import saved
     from samewise.runner.training.build import build
@@ -238,7 +257,7 @@ def _inspect_step(folder: RunFolder, composed: Composed, project: Project, step:
         for run in runs:
             run.callbacks.pop("throughput", None)
         try:
-            words, first = explain_difference(folder, step, runs[0], runs[1] if changed else None)
+            words, first = explain_difference(folder, step, runs[0], runs[1] if changed else None, same_code=same_code)
         except Exception as error:  # report what is already known
             return None, [f"step {step} could not be examined closely: {type(error).__name__}: {first_line(error)}"]
     return {"kind": first.kind, "name": first.name} if first else None, words

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from samewise.runner.data import streams
+from samewise.runner.errors import number_of
 from samewise.runner.records import shapes
 from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
@@ -40,8 +41,12 @@ def train_again(
     divergences += found
     if recorded and summary["stopped_early"] and not any(callback.stop_reason() for callback in again.callbacks.values() if callback is not comparison):
         notes.append(f"cannot be verified: why training was stopped after step {again.step}; recorded as {summary['stopped_early']!r}")
-    words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared"
-    words += f", weights {summary['weights_sha256'][:16]}... in both" if recorded and recorded["weights_sha256"] == summary["weights_sha256"] else ""
+    compared = [f"{comparison.compared} of {comparison.wanted} steps compared"] if comparison.wanted else []
+    if recorded and recorded["weights_sha256"] == summary["weights_sha256"]:
+        compared.append(f"weights {summary['weights_sha256'][:16]}... in both")
+    words = f"the same bits: {', '.join(compared)}" if compared else "no step was compared"
+    if not comparison.wanted:
+        words += f"; no step has a line in the trace (trace.every_steps={again.config.trace.every_steps}, {number_of(again.step, 'step')})"
     if any(one.stage == "metric" for one in found):
         notes.append(f"metrics that measure the machine belong under {', '.join(MEASURED)}: these are not compared")
     notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []
@@ -60,6 +65,8 @@ def conclude(again: Run, found: Sequence[Divergence], *, altered: bool, steps: i
     same = "not verified: the steps that were repeated have the same bits, but"
     if altered or any(_is_settled(one, again.step == steps) for one in found):
         return f"{same} what was recorded was altered: see above"
+    if any(one.layer == "weights_sha256" for one in found):
+        return "not verified: the weights at the end of training differ: it does not repeat here, or summary.json was altered"
     one, two = _results(again), _results(again)
     if not any(_is_evaluated(divergence, one) for divergence in found):
         return f"{same} not what was recorded with them: it was altered, or depends on more than the config, the code and the data"

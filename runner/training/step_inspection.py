@@ -137,10 +137,11 @@ def unlike_sample(run: Run, step: int) -> str | None:
         torch.set_num_threads(threads)
 
 
-def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | None) -> tuple[list[str], ComputedValue | None]:
+def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | None, *, same_code: bool = True) -> tuple[list[str], ComputedValue | None]:
     """Explain, in words, why a recorded run's first differing step differs; and the first value that does, if known.
 
-    `there` is built from the original config, `here` from the changed one, None if nothing was changed; both are new.
+    `there` is built from the original config, `here` from the changed one, None if nothing was changed; both are new. `same_code`: whether config and code are
+    those of the record, so that the same samples were loaded.
     """
     head, lines = trace.read_trace_of(folder)
     logged = logged_values(folder.metrics)
@@ -172,7 +173,7 @@ def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | Non
                 return [words, f"trained without the overrides, step {at} {matches if agrees else differs}"], found[0] or found[1]
             two = copy_to_cpu(state_of(here))
         if not agrees:
-            return list(_compare_with_record(there, range(first, at + 1), stage)), None
+            return list(_compare_with_record(there, range(first, at + 1), stage, same_code=same_code)), None
         one = copy_to_cpu(state_of(there))
     return [f"examined closely, step {step} shows no difference: it did not occur again"], None
 
@@ -196,11 +197,11 @@ def _describe(found: tuple[ComputedValue | None, ComputedValue | None]) -> str:
     return f"{what}: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
 
 
-def _compare_with_record(run: Run, steps: Sequence[int], stage: str) -> Iterator[str]:
+def _compare_with_record(run: Run, steps: Sequence[int], stage: str, *, same_code: bool) -> Iterator[str]:
     """What is known if the last of some steps, of which the others are not traced, differs from the record in this stage."""
     others = "another machine, other data, other code, or a process in which a set had another order"
     yield f"step {steps[-1]} gives the same bits each time here, but not the recorded ones: those come from {others}"
-    if stage == "batch" or len(steps) > 1:
+    if same_code and (stage == "batch" or len(steps) > 1):
         samples, most = [index for step in steps for index in samples_of(run, step)], 16 * len(steps)
         more = f" and {len(samples) - most} more" if len(samples) > most else ""
         loads, has = ("it loads", "has") if len(steps) == 1 else (f"steps {steps[0]} to {steps[-1]} load", "may have")

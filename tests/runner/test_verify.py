@@ -45,6 +45,20 @@ def test_verify_reports_the_same_bits(samewise, run):
     assert "the same bits: 12 of 12 steps compared, weights" in done.stdout
 
 
+@pytest.mark.parametrize("altered", [False, True])
+def test_samples_are_named_only_if_the_config_says_which_were_loaded(samewise, run, altered):
+    if altered:
+        text = (run / "config.yaml").read_text()
+        assert "\nseed: 0\n" in text
+        (run / "config.yaml").write_text(text.replace("\nseed: 0\n", "\nseed: 1\n"))
+    else:
+        forge(run, 1, batch="0" * 16)
+    said = samewise("verify", run, "--trust").stdout
+    assert "diverges at step 1: the data" in said, said
+    assert ("config.yaml is that of another experiment" in said) == altered
+    assert ("it loads the samples " in said) != altered
+
+
 def test_overrides_that_only_shorten_training_are_refused(samewise, run):
     done = samewise("verify", run, "max_steps=4")
     assert done.returncode == 2
@@ -60,6 +74,40 @@ def test_a_sparse_trace_is_compared_at_its_lines_and_weights_at_the_end(samewise
     few = samewise("verify", folder, "--steps", "7").stdout
     assert "the same bits: 1 of 1 steps compared" in few
     assert "step 10" not in few
+
+
+def test_a_trace_without_lines_leaves_the_weights_and_results_to_compare(samewise, tmp_path):
+    assert samewise("train", *TINY, "max_steps=2", "trace.every_steps=5", f"run_root={tmp_path}").returncode == 0
+    (folder,) = tmp_path.glob("*/*/")
+    done = samewise("verify", folder)
+    assert (done.returncode, done.stdout.splitlines()[-1].partition("weights")[0]) == (0, "the same bits: ")
+    assert done.stdout.endswith(" in both; no step has a line in the trace (trace.every_steps=5, 2 steps)\n")
+    other = samewise("verify", folder, "seed=1")
+    assert other.returncode == 1
+    assert "no step was compared; no step has a line in the trace" in other.stdout
+    few = samewise("verify", folder, "--steps", "1")
+    assert few.returncode == 2
+    assert "--steps: no step has a line in the trace: trace.every_steps=5; hint: without --steps, the weights and the results are compared" in few.stderr
+
+
+def test_a_run_without_steps_is_verified_by_its_evaluation(samewise, tmp_path):
+    assert samewise("train", *TINY, "max_steps=0", f"run_root={tmp_path}").returncode == 0
+    (folder,) = tmp_path.glob("*/*/")
+    done = samewise("verify", folder)
+    assert done.returncode == 0
+    assert done.stdout.endswith(" in both; no step has a line in the trace (trace.every_steps=1, 0 steps)\n")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["metrics"]["final"]["valid/loss"] = 0.5
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert "valid/loss is recorded as 0.5, and is " in samewise("verify", folder).stdout
+
+
+@pytest.mark.parametrize("override", ["trace.every_steps=0", "+trace.layers_every_steps=2"])
+def test_the_trace_cannot_be_overridden(samewise, run, override):
+    done = samewise("verify", run, override)
+    key = override.lstrip("+").partition("=")[0]
+    assert done.returncode == 2
+    assert f"{key}: cannot be overridden here: both trainings are compared by the trace as it was recorded; hint: leave it out" in done.stderr
 
 
 def test_another_seed_diverges_at_the_first_step(samewise, run):
