@@ -265,15 +265,17 @@ def _inspect_step(
 
 def _audit(args: argparse.Namespace, again: Run, comparison: Comparison, folder: RunFolder, divergences: list[Divergence], said: list[str]) -> dict[str, Any]:
     """Repeat some of the segments; return what was audited. What is found is added to `divergences` and `said`."""
-    from samewise.runner.training.audit import Audit, choose, segments
+    from samewise.runner.training.audit import Audit, begin, choose, segments
     from samewise.runner.training.second_training import read_logged
 
-    parts = segments(folder, max(comparison.steps, default=0), resumed=bool(again.config.resume_from))
+    begun = begin(again)
+    parts = segments(folder, max(comparison.steps, default=0), first=None if begun is None else again.step)
     if not parts:
-        hint = "it has neither an intact checkpoint nor a trace from its first step"
+        why = "it has neither an intact checkpoint nor a trace from its first step"
+        hint = why if again.total_steps else "it took no step; without --audit, its weights and results are compared"
         raise ConfigError(Problem(str(folder.path), "no part of this run can be audited", hint=hint))
     seed = secrets.randbelow(1 << 32) if args.audit_seed is None else args.audit_seed
-    audit, before = Audit(again, folder, comparison, read_logged(folder)), {part.end: part for part in parts}
+    audit, before = Audit(again, folder, comparison, read_logged(folder), begun or {}), {part.end: part for part in parts}
     chosen = choose(parts, args.audit or None, seed, divergences)
     found = list(dict.fromkeys(divergence for part in chosen for divergence in audit.judge(part, before.get(part.start))))
     found += audit.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
@@ -283,20 +285,21 @@ def _audit(args: argparse.Namespace, again: Run, comparison: Comparison, folder:
     said += map(str, found)
     drawn = f" (drawn with --audit-seed {seed})" if args.audit else ""
     said.append(f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}" + ("" if found else ": the same bits"))
-    said += _describe_unaudited(parts, done, comparison, last)
+    said += _describe_unaudited(parts, done, comparison, last, continued=bool(again.config.resume_from and begun is not None))
     if folder.summary.exists():
         said.append("not compared by an audit: files in artifacts/, and metrics that were removed; `samewise verify` without --audit compares them")
     left = [[part.start + 1, part.end] for part in parts if part not in done]
     return {"seed": seed, "segments": len(parts), "replayed": [[part.start + 1, part.end] for part in done], "steps": steps, "left": left}
 
 
-def _describe_unaudited(parts: Sequence[Segment], done: Sequence[Segment], comparison: Comparison, last: int) -> list[str]:
+def _describe_unaudited(parts: Sequence[Segment], done: Sequence[Segment], comparison: Comparison, last: int, *, continued: bool) -> list[str]:
     """Describe what was not, or cannot be, audited in segments."""
     said, left = list[str](), [part for part in parts if part not in done]
     if left:
         said.append("not audited: " + ", ".join(f"steps {start + 1} to {end}" for start, end in _join_neighbours(left)))
     if parts[0].start:
-        said.append(f"cannot be audited: steps 1 to {parts[0].start}, whose starting state is not kept here")
+        why = "which are those of the run that it continues" if continued else "whose starting state is not kept here"
+        said.append(f"cannot be audited: steps 1 to {parts[0].start}, {why}")
     for part in parts:
         if 4 * (part.end - part.start) > last:
             words = f"no checkpoint is kept between steps {part.start} and {part.end}, so the steps between can only be audited together"

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from samewise.runner.errors import CheckpointError
+from samewise.runner.errors import CheckpointError, ConfigError
 from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.digest import value_digest
@@ -25,6 +25,7 @@ from samewise.runner.training.due import at_end
 from samewise.runner.training.record_comparison import left_out_on_resuming, logged_divergences, summary_divergences
 from samewise.runner.training.replay import parameter_names, replay
 from samewise.runner.training.run import Run
+from samewise.runner.training.session import continue_from
 from samewise.runner.training.state import restore, state_of, summarise
 
 
@@ -47,16 +48,24 @@ class Replayed:
     metrics: Sequence[Divergence]
 
 
-def segments(folder: RunFolder, last: int, *, resumed: bool) -> list[Segment]:
+def begin(run: Run) -> dict[str, Any] | None:
+    """Restore the checkpoint with which a run began that continues another one; return its trace's state, None if it is gone or does not fit."""
+    try:
+        return continue_from(run, run.config.resume_from) if run.config.resume_from else {}
+    except (CheckpointError, ConfigError):
+        return None
+
+
+def segments(folder: RunFolder, last: int, *, first: int | None = 0) -> list[Segment]:
     """The segments of a run, in order, up to the last recorded step. Unreadable checkpoints do not bound a segment.
 
-    `resumed`: whether it began with another run's checkpoint (`resume_from`), so that its first steps have no start.
+    `first`: the step at which the run began; None: unknown, so that its first steps have no start.
     """
-    points = [(0, None), *((kept.step, kept.path) for kept in checkpoint.list_checkpoints(folder.checkpoints) if kept.step and _is_sound(kept.path))]
+    points = [(first or 0, None), *((kept.step, kept.path) for kept in checkpoint.list_checkpoints(folder.checkpoints) if kept.step and _is_sound(kept.path))]
     found = [Segment(start, end, path) for (start, _), (end, path) in itertools.pairwise(points)]
     if points[-1][0] < last:
         found.append(Segment(points[-1][0], last, None))
-    return found[1:] if resumed else found
+    return found[1:] if first is None else found
 
 
 def _is_sound(path: Path) -> bool:
@@ -78,18 +87,19 @@ def choose(of: Sequence[Segment], count: int | None, seed: int, suspected: Seque
 class Audit:
     """An audit of a recorded run, with a new run built from its config. The comparison is one of its callbacks, and continues after differences.
 
-    `logged` has step, name and value of all that the recorded run logged.
+    `logged` has step, name and value of all that the recorded run logged, `begun` what `begin` returned.
     """
 
     run: Run
     folder: RunFolder
     comparison: Comparison
     logged: Sequence[tuple[int, str, float]]
+    begun: Mapping[str, Any]
     replayed: dict[Segment, Replayed] = field(default_factory=dict[Segment, Replayed])
     """What was taken again."""
 
     def __post_init__(self) -> None:
-        self._initial = copy_to_cpu(state_of(self.run))
+        self._first, self._initial = self.run.step, {**copy_to_cpu(state_of(self.run)), **self.begun}
         self._left_out = left_out_on_resuming(self.folder.metrics)
         self.run.recorder.tracker = Tracker(self.run.folder, resume_step=None)
         for callback in self.run.callbacks.values():
@@ -114,11 +124,11 @@ class Audit:
         """The checkpoint at a segment's end, without the best by metrics that the one at its start does not have: they were added as the run was resumed."""
         assert segment.kept is not None
         kept = checkpoint.load(segment.kept)
-        known = self._state(segment.start).get("also", {}) if segment.start else kept.get("also", {})
+        known = self._state(segment.start).get("also", {}) if segment.start > self._first else kept.get("also", {})
         return {**kept, "also": {name: best for name, best in kept.get("also", {}).items() if name in known}}
 
     def _state(self, step: int) -> Mapping[str, Any]:
-        return checkpoint.load(self.folder.checkpoints / f"step-{step:08d}") if step else self._initial
+        return checkpoint.load(self.folder.checkpoints / f"step-{step:08d}") if step > self._first else self._initial
 
     def judge_summary(self, summary: Mapping[str, Any]) -> list[Divergence]:
         """Where the run's summary disagrees with its last checkpoint, which `judge` compares with the steps before it."""

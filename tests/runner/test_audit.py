@@ -318,14 +318,17 @@ def test_steps_that_can_only_be_audited_together_are_reported(samewise, run) -> 
     assert "no checkpoint is kept between steps 0 and 90, so the steps between can only be audited together" in said
 
 
-@pytest.mark.slow
-def test_steps_resumed_from_another_run_cannot_be_audited(samewise, train, honest) -> None:
-    start = honest / "checkpoints/step-00000050"
-    run = train("resumed", *HUNDRED, "max_steps=70", f"resume_from={start}")
+def test_a_run_that_continues_another_is_audited_from_the_checkpoint_that_it_began_with(samewise, train, honest, tmp_path) -> None:
+    start = Path(shutil.copytree(honest / "checkpoints/step-00000090", tmp_path / "step-00000090"))
+    run = train("resumed", *SHORT, "max_steps=110", "max_epochs=1000", f"resume_from={start}")
     found = audit(samewise, run)
     assert found["same"], found["said"]
-    assert found["audit"]["replayed"] == [[61, 70]]
-    assert "cannot be audited: steps 1 to 60, whose starting state is not kept here" in found["said"]
+    assert found["audit"]["replayed"] == [[91, 100], [101, 110]]
+    assert "cannot be audited: steps 1 to 90, which are those of the run that it continues" in found["said"]
+    shutil.rmtree(start)
+    found = audit(samewise, run)
+    assert found["audit"]["replayed"] == [[101, 110]]
+    assert "cannot be audited: steps 1 to 100, whose starting state is not kept here" in found["said"]
 
 
 @pytest.mark.slow
