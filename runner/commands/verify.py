@@ -161,6 +161,10 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike))
         changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         missing = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
+        if not folder.metrics.exists() and _is_local(args, folder):
+            missing.append(f"{folder.metrics}: is missing: what the run logged was not compared")
+        if "trace_sha256" not in (summary := read_json(folder.summary, shapes.SUMMARY) or {"trace_sha256": None}) and not altered:
+            missing.append("cannot be verified: whether trace and checkpoints were altered after the run had ended; summary.json has no SHA-256 of them")
         missing += record_comparison.unverifiable(recorded, again.environment)
         said = [*(f"{folder.path}: {one}" for one in altered), *map(str, divergences), *missing, *changed]
         verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
@@ -196,8 +200,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             said += words
         said += [f"the config differs: {path}: {shown(one)} there, {shown(two)} here" for path, one, two in unlike]
         if (altered or divergences) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
-            steps = (read_json(folder.summary, shapes.SUMMARY) or {}).get("steps")
-            said.append(conclude(again, divergences, altered=bool(altered or contradictions), steps=steps))
+            said.append(conclude(again, divergences, altered=bool(altered or contradictions), steps=summary.get("steps")))
     first = min(divergences, key=lambda divergence: divergence.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
     return {**verdict, "same": not divergences and not altered, "compared": comparison.compared, "parts": parts}
@@ -215,8 +218,13 @@ def _nothing_to_compare(args: argparse.Namespace, folder: RunFolder, traced: Col
     return Problem("--steps", f"no step up to there has a line in the trace: trace.every_steps={every}", args.steps, f"at least {min(traced)}")
 
 
+def _is_local(args: argparse.Namespace, folder: RunFolder) -> bool:
+    """Whether a run is in its own folder, not in a copy from a bundle or a store."""
+    return any(folder.path.is_relative_to(root) for root in (args.run, args.run_root))
+
+
 def _no_trace(args: argparse.Namespace, folder: RunFolder, *, traced: bool) -> Problem:
-    if not any(folder.path.is_relative_to(root) for root in (args.run, args.run_root)):
+    if not _is_local(args, folder):
         hint = "a run's folder has it; tracking.log_checkpoint=true sends it to MLflow at the end of training" if traced else "train with trace.every_steps=1"
         return Problem(args.run, "there is no trace to compare with", hint=hint)
     was = "is missing, though the run was trained with one" if traced else "is missing: the run was trained without one"

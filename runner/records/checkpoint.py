@@ -81,13 +81,28 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
 
 
 def note_if_not_best(folder: Path, summary: Mapping[str, Any], which: str) -> None:
-    """Print a note if the checkpoint that is chosen as best (`best`, or a metric of `evaluate.also`) is not that of the best evaluation, which is gone."""
+    """Print a note if the checkpoint chosen as best (`best`, or a metric of `evaluate.also`) is not that of the best evaluation; a warning if that is kept."""
     measured = summary.get("metrics", {})
     best = measured.get("best", {}) if which == "best" else measured.get("also", {}).get(which, {})
     step = choose_checkpoint(folder, which).step
-    if "step" in best and int(best["step"]) != step and not (folder / f"step-{int(best['step']):08d}").exists():
-        words = f"the best evaluation was at step {best['step']:.0f}, whose checkpoint is gone (checkpoint.keep_best=1 keeps it); this is step {step}"
-        print(f"note: {folder.parent}: {words}", file=sys.stderr)
+    if "step" in best and int(best["step"]) != step:
+        is_gone = not (folder / f"step-{int(best['step']):08d}").exists()
+        words = (
+            f"the best evaluation was at step {best['step']:.0f}{', whose checkpoint is gone (checkpoint.keep_best=1 keeps it)' * is_gone}; this is step {step}"
+        )
+        print(f"{'note' if is_gone else 'warning'}: {folder.parent}: {words}", file=sys.stderr)
+
+
+def misled_links(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """A sentence for each link to a best checkpoint that leads elsewhere than to the step of the best evaluation, if that is kept."""
+    measured = summary.get("metrics", {})
+    bests = {"best": measured.get("best", {}), **{best_by(name): best for name, best in measured.get("also", {}).items()}}
+    wanted = {folder / name: folder / f"step-{int(best['step']):08d}" for name, best in bests.items() if "step" in best}
+    return [
+        f"{folder.name}/{link.name} leads to {link.resolve().name}, and summary.json has the best evaluation at {there.name}"
+        for link, there in wanted.items()
+        if link.is_symlink() and there.exists() and link.resolve() != there.resolve()
+    ]
 
 
 def best_by(metric: str) -> str:
@@ -96,8 +111,14 @@ def best_by(metric: str) -> str:
 
 
 def _metrics(path: Path) -> Mapping[str, float] | None:
+    manifest = manifest_of(path)
+    return None if manifest is None else manifest.get("metrics", {})
+
+
+def manifest_of(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint's manifest says; None if it cannot be read."""
     try:
-        return _manifest(path).get("metrics", {})
+        return _manifest(path)
     except (CheckpointError, ConfigError):
         return None
 

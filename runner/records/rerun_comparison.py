@@ -8,7 +8,7 @@ from typing import Any, final
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, shapes, trace
-from samewise.runner.records.digest import value_digest, weights_sha256
+from samewise.runner.records.digest import combine, tensor_digests, value_digest, weights_sha256
 from samewise.runner.records.divergence import Divergence, describe_tensors, first_altered_tensor, first_divergence, only_in, unknown_since
 from samewise.runner.records.files import parse_json, read_json, read_lines
 from samewise.runner.records.folder import RunFolder
@@ -87,10 +87,13 @@ class Comparison(Callback):
 
     def _are_kept(self, run: RunView, step: int) -> bool:
         try:
-            kept = checkpoint.load(self._checkpoints / f"step-{step:08d}")["model"]
+            state = checkpoint.load(self._checkpoints / f"step-{step:08d}")
         except CheckpointError:
             return False
-        return all(name in kept and value_digest(kept[name].contiguous()) == value_digest(tensor.contiguous()) for name, tensor in run.weights())
+        kept = state["model"]
+        return state["step"] == step and all(
+            name in kept and value_digest(kept[name].contiguous()) == value_digest(tensor.contiguous()) for name, tensor in run.weights()
+        )
 
     def stop_reason(self) -> str | None:
         if self._stopped and self._is_at_stop and not self._goes_on:
@@ -111,6 +114,11 @@ def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
             divergences.append(Divergence(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
             continue
         divergences += _mismatch(head, lines, kept, state)
+        weights = (checkpoint.manifest_of(kept.path) or {}).get("weights")
+        if weights and weights != f"{combine(tensor_digests(state['model'])):016x}":
+            divergences.append(
+                Divergence(kept.step, "root", "", f"{kept.path.name}/manifest.json was altered: its digest of the weights is not that of state.pt")
+            )
         if reason := altered.get(str(kept.step)):
             divergences.append(Divergence(kept.step, "root", "", reason))
         summary = read_json(folder.summary, shapes.SUMMARY) or {}

@@ -21,7 +21,8 @@ def alterations(folder: RunFolder) -> dict[str, str]:
     """What disagrees with the summary, in words: the trace under "trace", checkpoints by step. Empty if the summary has no such record."""
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     if "trace_sha256" not in summary:
-        return {}
+        words = "summary.json was altered after the run had ended: it has no trace_sha256, and should, since it has checkpoints_sha256"
+        return {"trace": words} if "checkpoints_sha256" in summary else {}
     found = dict[str, str]()
     if summary["trace_sha256"] != (sha256(folder.trace) if folder.trace.exists() else None):
         found["trace"] = "trace.jsonl was altered after the run had ended: its SHA-256 is not the one in summary.json"

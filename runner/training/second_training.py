@@ -49,7 +49,7 @@ def train_again(
         words += f"; no step has a line in the trace (trace.every_steps={again.config.trace.every_steps}, {number_of(again.step, 'step')})"
     if any(one.stage == "metric" for one in found):
         notes.append(f"metrics that measure the machine belong under {', '.join(MEASURED)}: these are not compared")
-    notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []
+    notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and folder.metrics.exists() else []
     return [words, *map(str, found), *notes]
 
 

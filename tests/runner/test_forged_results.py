@@ -189,6 +189,38 @@ def test_forged_results_are_found_by_an_audit(samewise, run) -> None:
     assert not verdict["same"]
 
 
+def test_a_link_to_the_best_checkpoint_that_leads_elsewhere_is_named(samewise, run) -> None:
+    link, best = run / "checkpoints/best", json.loads((run / "summary.json").read_text())["metrics"]["best"]["step"]
+    other = 6 - best  # of steps 2 and 4
+    link.unlink()
+    link.symlink_to(f"step-{other:08d}")
+    (said,) = verify(samewise, run, "--steps", "1")["altered"]
+    assert said == f"checkpoints/best leads to step-{other:08d}, and summary.json has the best evaluation at step-{best:08d}"
+    assert f"warning: {run}: the best evaluation was at step {best}; this is step {other}" in samewise("eval", run).stderr
+
+
+def test_an_altered_manifest_is_named(samewise, run) -> None:
+    rewrite(run / "checkpoints/step-00000002/manifest.json", lambda one: one.update(weights="0" * 16, total_steps=99))
+    said = verify(samewise, run, "--steps", "1")["said"]
+    assert f"{run}: step-00000002/manifest.json: total_steps is recorded as 99, and is 4 when computed again" in said
+    assert "step 2: step-00000002/manifest.json was altered: its digest of the weights is not that of state.pt" in said
+
+
+def test_digests_and_metrics_that_were_removed_are_named(samewise, run) -> None:
+    rewrite(run / "summary.json", lambda one: one.pop("trace_sha256"))
+    (run / "metrics.jsonl").unlink()
+    verdict = verify(samewise, run, "--steps", "1")
+    assert verdict["altered"] == ["summary.json was altered after the run had ended: it has no trace_sha256, and should, since it has checkpoints_sha256"]
+    assert f"{run / 'metrics.jsonl'}: is missing: what the run logged was not compared" in verdict["said"]
+    rewrite(run / "summary.json", lambda one: one.pop("checkpoints_sha256"))  # as written by an older version
+    verdict = verify(samewise, run)
+    assert verdict["same"]
+    words = "cannot be verified: whether trace and checkpoints were altered after the run had ended; summary.json has no SHA-256 of them"
+    assert words in verdict["said"]
+    (run / "metrics.jsonl").touch()
+    assert any(one.startswith("metrics.jsonl lacks ") for one in verify(samewise, run)["said"])
+
+
 RECIPES = {
     "classification": ["experiment=resnet18_digits", "model.width=4"],
     "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16"],
