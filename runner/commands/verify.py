@@ -130,6 +130,7 @@ def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
 
 def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> dict[str, Any]:
     """Check the record itself, then compare it with a second training."""
+    from samewise.runner.bundles.received import store_contradictions
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences, shown
     from samewise.runner.records import environment, rerun_comparison, roots, sources
@@ -158,6 +159,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             last = max(comparison.steps, default=0)
             _require_length(again.total_steps, min(args.steps or last, last), [path for path, _, _ in unlike])
         foreign = environment.differences(recorded, again.environment)
+        altered += store_contradictions(folder)
         altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike))
         changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         missing = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
