@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 import shlex
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,6 @@ from samewise.runner.tracking.journal import logged_values
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
-    from samewise.runner.records.divergence import Divergence
-    from samewise.runner.records.rerun_comparison import Comparison
-    from samewise.runner.training.audit import Segment
-    from samewise.runner.training.run import Run
 
 EXAMPLES = """examples:
   samewise verify runs/resnet18_digits/3f2a9c81d0b4        train it all again and compare every step
@@ -136,6 +131,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.records import environment, rerun_comparison, roots, sources
     from samewise.runner.records.trace import STAGES
     from samewise.runner.training import record_comparison
+    from samewise.runner.training.audit_report import audit
     from samewise.runner.training.build import build
     from samewise.runner.training.second_training import conclude, train_again
 
@@ -188,7 +184,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
                 said.append("`--audit all` repeats the run from checkpoint to checkpoint and names which lines of the trace were altered")
             divergences.sort(key=lambda divergence: divergence.step)
         else:
-            verdict["audit"] = _audit(args, again, comparison, folder, divergences, said)
+            verdict["audit"] = audit(again, comparison, folder, divergences, said, count=args.audit, seed=args.audit_seed)
         for one in [one for one in contradictions if one.stage == "checkpoint" and one.step in comparison.repeated]:
             said[said.index(str(one))] = f"step {one.step}: {one.reason}, and are those of a second training: a callback changes them after the step"
             contradictions.remove(one)
@@ -271,60 +267,3 @@ def _inspect_step(
         except Exception as error:  # report what is already known
             return None, [f"step {step} could not be examined closely: {type(error).__name__}: {first_line(error)}"]
     return {"kind": first.kind, "name": first.name} if first else None, words
-
-
-def _audit(args: argparse.Namespace, again: Run, comparison: Comparison, folder: RunFolder, divergences: list[Divergence], said: list[str]) -> dict[str, Any]:
-    """Repeat some of the segments; return what was audited. What is found is added to `divergences` and `said`."""
-    from samewise.runner.training.audit import Audit, begin, choose, segments
-    from samewise.runner.training.second_training import read_logged
-
-    begun = begin(again)
-    parts = segments(folder, max(comparison.steps, default=0), first=None if begun is None else again.step)
-    if not parts:
-        why = "it has neither an intact checkpoint nor a trace from its first step"
-        hint = why if again.total_steps else "it took no step; without --audit, its weights and results are compared"
-        raise ConfigError(Problem(str(folder.path), "no part of this run can be audited", hint=hint))
-    seed = secrets.randbelow(1 << 32) if args.audit_seed is None else args.audit_seed
-    audit, before = Audit(again, folder, comparison, read_logged(folder), begun or {}), {part.end: part for part in parts}
-    chosen = choose(parts, args.audit or None, seed, divergences)
-    found = list(dict.fromkeys(divergence for part in chosen for divergence in audit.judge(part, before.get(part.start))))
-    found += audit.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
-    divergences += found
-    done = sorted(audit.replayed, key=lambda part: part.start)
-    steps, last = sum(part.end - part.start for part in done), parts[-1].end
-    said += map(str, found)
-    drawn = f" (drawn with --audit-seed {seed})" if args.audit else ""
-    said.append(f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}" + ("" if found else ": the same bits"))
-    said += _describe_unaudited(parts, done, comparison, last, continued=bool(again.config.resume_from and begun is not None))
-    if folder.summary.exists():
-        said.append("not compared by an audit: files in artifacts/, and metrics that were removed; `samewise verify` without --audit compares them")
-    left = [[part.start + 1, part.end] for part in parts if part not in done]
-    return {"seed": seed, "segments": len(parts), "replayed": [[part.start + 1, part.end] for part in done], "steps": steps, "left": left}
-
-
-def _describe_unaudited(parts: Sequence[Segment], done: Sequence[Segment], comparison: Comparison, last: int, *, continued: bool) -> list[str]:
-    """Describe what was not, or cannot be, audited in segments."""
-    said, left = list[str](), [part for part in parts if part not in done]
-    if left:
-        said.append("not audited: " + ", ".join(f"steps {start + 1} to {end}" for start, end in _join_neighbours(left)))
-    if parts[0].start:
-        why = "which are those of the run that it continues" if continued else "whose starting state is not kept here"
-        said.append(f"cannot be audited: steps 1 to {parts[0].start}, {why}")
-    for part in parts:
-        if 4 * (part.end - part.start) > last:
-            words = f"no checkpoint is kept between steps {part.start} and {part.end}, so the steps between can only be audited together"
-            said.append(f"{words}; checkpoint.every_steps and checkpoint.keep_every_steps keep more")
-    if bare := sum(part.end - part.start - sum(part.start < step <= part.end for step in comparison.steps) for part in done):
-        said.append(f"{bare} steps have no line in the trace, and were audited only by the checkpoints that they led to")
-    return said
-
-
-def _join_neighbours(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:
-    """Merge adjacent segments into (start, end)."""
-    start = end = parts[0].start
-    for part in parts:
-        if part.start != end:
-            yield start, end
-            start = part.start
-        end = part.end
-    yield start, end
