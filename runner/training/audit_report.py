@@ -49,6 +49,8 @@ def audit(
     drawn = f" (drawn with --audit-seed {seed})" if count else ""
     said.append(f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}" + ("" if found else ": the same bits"))
     said += _describe_unaudited(parts, done, comparison, last, continued=bool(again.config.resume_from and begun is not None))
+    if begun is None:
+        said.append(f"cannot be verified: the fingerprint of config.yaml; the checkpoint {again.config.resume_from} (resume_from) is gone or does not fit")
     if folder.summary.exists():
         said.append("not compared by an audit: files in artifacts/, and metrics that were removed; `samewise verify` without --audit compares them")
     left = [[part.start + 1, part.end] for part in parts if part not in done]

@@ -149,7 +149,9 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
 
 
 def _fingerprints(folder: RunFolder, original: Composed, *records: Mapping[str, Any]) -> Iterator[str]:
-    """Where config, code, summary and environment do not belong to one experiment."""
+    """Where config, code, summary and environment do not belong to one experiment; nothing if the checkpoint that it continues is gone, which counts too."""
+    if original.cfg.resume_from and not Path(original.cfg.resume_from).expanduser().exists():
+        return
     code, config = read_json(folder.sources, shapes.SOURCES) or {}, fingerprint_of(original.whole)
     begun = code.get("config") or config
     expected = combine(begun, code.get("files") or {})

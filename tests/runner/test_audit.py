@@ -327,6 +327,8 @@ def test_a_run_that_continues_another_is_audited_from_the_checkpoint_that_it_beg
     assert "cannot be audited: steps 1 to 90, which are those of the run that it continues" in found["said"]
     shutil.rmtree(start)
     found = audit(samewise, run)
+    assert found["same"], found["said"]
+    assert f"cannot be verified: the fingerprint of config.yaml; the checkpoint {start} (resume_from) is gone or does not fit" in found["said"]
     assert found["audit"]["replayed"] == [[101, 110]]
     assert "cannot be audited: steps 1 to 100, whose starting state is not kept here" in found["said"]
 
