@@ -37,6 +37,8 @@ class EncodedImages:
         mode: "rgb" or "gray".
     """
 
+    repr_is_whole = True
+
     def __init__(self, content: Tensor, shapes: Sequence[tuple[int, ...]], names: Sequence[str], mode: Mode) -> None:
         self._content, self._shapes, self._names, self._mode = content, list(shapes), list(names), mode
 

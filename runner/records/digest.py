@@ -145,7 +145,7 @@ _PLAIN = frozenset((int, float, str, bool, bytes, complex, NoneType))
 
 def _is_written_whole(value: Any) -> bool:
     """Whether a value's repr leaves out nothing: it has no tensors or arrays, which are shortened, and no object or field that is not written."""
-    if type(value) in _PLAIN or isinstance(value, type | np.generic):
+    if type(value) in _PLAIN or isinstance(value, type | np.generic) or getattr(type(value), "repr_is_whole", False):
         return True
     if isinstance(value, dict | list | tuple | set | frozenset):
         return all(map(_is_written_whole, value.values() if isinstance(value, dict) else value))  # pyright: ignore[reportUnknownArgumentType]

@@ -278,9 +278,9 @@ def test_a_run_folder_given_as_weights_gets_a_hint_to_name_it_as_a_run(here: Pat
 
 
 def test_merged_labels_repeat_no_key_and_a_diff_shows_missing_values_as_absent() -> None:
-    from samewise.runner.commands.diff import _text
     from samewise.runner.config.saved import _merge_labels
+    from samewise.runner.config.tree import shown
 
     assert _merge_labels("max_epochs=2 model.name=a b seed=1", "max_epochs=4") == "model.name=a b seed=1 max_epochs=4"
     assert _merge_labels("", "seed=1") == "seed=1"
-    assert (_text("???"), _text(None), _text("a")) == ("absent", "None", "'a'")
+    assert (shown("???"), shown(None), shown("a")) == ("absent", "None", "'a'")
