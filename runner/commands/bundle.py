@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -62,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
         print(to_json({"file": str(args.out), "identity": identity, "parts": len(parts), "signature": signature and str(signature)}))
         return 0
     print(f"wrote {args.out}: {len(parts)} parts, {args.out.stat().st_size / 1e6:.1f} MB" + (f"; {signature}" if signature else ""))
-    print(f"identity {identity}\nnext:\n  samewise reproduce {args.out} --expect {identity}")
+    print(f"identity {identity}\nnext:\n  {shlex.join(['samewise', 'reproduce', str(args.out), '--expect', identity])}")
     return 0

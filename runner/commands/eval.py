@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.config import project
-from samewise.runner.errors import first_few, number_of
+from samewise.runner.errors import ConfigError, Problem, first_few, number_of
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
     prepare(composed.cfg.reproducibility)
+    if args.split != "valid" and any(one.lstrip("+").startswith("evaluate.limit=") for one in args.overrides):
+        raise ConfigError(Problem("evaluate.limit", f"limits the validation split, not {args.split}", composed.cfg.evaluate.limit, hint="leave it out"))
     changed = _changed(saved.config_in(folder.config), composed) if args.overrides else []
     facts, classes = _evaluate(args, folder, composed, changed)
     if args.json:

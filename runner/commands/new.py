@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samewise.runner.commands import add_project, add_trust, project_from
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, number_of
 from samewise.runner.records import trust
 from samewise.runner.records.files import require_writable
+from samewise.runner.records.found import matching
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -85,6 +86,9 @@ def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Compose
         composed = compose([override_of_experiment(args.source), *args.overrides], project=project)
         for caution in composed.cautions:
             print(f"warning: {caution}", file=sys.stderr)
+        if runs := [run for run in matching(args.source, run_root=args.run_root) if run.path.parent.name == args.source]:
+            hint = f"--from {runs[-1].path} takes the settings of {'the' if len(runs) == 1 else 'a'} run"
+            print(f"warning: --from: {args.source} is an experiment, which is taken, and the name of {number_of(len(runs), 'run')}; {hint}", file=sys.stderr)
         return composed, _describe_source(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
     composed = replace(saved.config_in(folder.config, args.overrides), project=project)

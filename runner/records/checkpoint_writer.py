@@ -77,6 +77,11 @@ class Checkpoints:
         if error:
             raise error
 
+    def raise_failure(self) -> None:
+        """A TrainingError if the checkpoint that is written in the background could not be; it is not waited for."""
+        if self._error:
+            self.wait()
+
     def _write_and_remember(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         try:
             self._write(step, state, metrics)
@@ -110,9 +115,11 @@ class Checkpoints:
         except (OSError, RuntimeError, SamewiseError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-            if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save reports only that its stream failed
-                reason = os.strerror(errno.ENOSPC)
-            hint = "free some space, then run the same command again to resume"
+            code = error.errno if isinstance(error, OSError) else None
+            if isinstance(error, RuntimeError) and (code := _write_error(self._folder)):  # torch.save reports only that its stream failed
+                reason = os.strerror(code)
+            hint = "run the same command again to resume"
+            hint = f"{_WAYS_OUT[code]}, then {hint}" if code in _WAYS_OUT else hint
             raise TrainingError(Problem(str(final), f"the checkpoint cannot be written: {reason}", hint=hint)) from error
 
     def _link(self, name: str, target: Path) -> None:
@@ -149,14 +156,17 @@ class Checkpoints:
         return [set_aside(one.path, "damaged") for one in list_checkpoints(self._folder) if one.step > step]
 
 
-def _disk_is_full(folder: Path) -> bool:
-    """Whether a checkpoint's bytes cannot be written; called after torch.save has failed and its partial file is removed."""
+_WAYS_OUT = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of your quota", errno.EFBIG: "raise the limit on the size of files (ulimit -f)"}
+
+
+def _write_error(folder: Path) -> int | None:
+    """The error number if 64 MiB cannot be written; called after torch.save has failed and its partial file is removed."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, 1 << 26)
     except OSError as error:
-        return error.errno == errno.ENOSPC
-    return False
+        return error.errno
+    return None
 
 
 def copy_to_cpu(value: Any) -> Any:

@@ -124,6 +124,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
             *(class_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
             *_max_steps_caution(composed, plan),
+            *_every_epochs_caution(composed),
             *(mixing_cautions(transforms, order, plan) if train and "debug" not in composed.choices else ()),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],
@@ -198,6 +199,15 @@ def _max_steps_caution(composed: Composed, plan: Plan) -> list[Problem]:
         return []
     words = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
     return [Problem("max_steps", words, cfg.max_steps, hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}")]
+
+
+def _every_epochs_caution(composed: Composed) -> list[Problem]:
+    """A warning if a given `evaluate.every_epochs` decides nothing."""
+    evaluate = composed.cfg.evaluate
+    if not evaluate.every_steps or not any(one.lstrip("+").startswith("evaluate.every_epochs=") for one in composed.overrides):
+        return []
+    words, hint = f"has no effect: evaluate.every_steps={evaluate.every_steps} decides", "evaluate.every_steps=null"
+    return [Problem("evaluate.every_epochs", words, evaluate.every_epochs, hint=hint)] if evaluate.every_epochs else []
 
 
 def _never_decides(path: str) -> Problem:

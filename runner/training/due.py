@@ -31,7 +31,8 @@ def checkpoint_due(run: Run) -> bool:
 
 
 def is_done(run: Run) -> bool:
-    """Whether training has ended; Interrupted if it was asked to stop earlier."""
+    """Whether training has ended; Interrupted if it was asked to stop earlier, TrainingError if the last checkpoint could not be written."""
+    run.checkpoints.raise_failure()
     if at_end(run):
         return True
     if reason := run.strategy.peers.stop_agreed:

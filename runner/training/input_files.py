@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, number_of
 from samewise.runner.interfaces import Recipe
 
 
@@ -21,7 +22,10 @@ def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
     for one in asked:
         pattern = not os.path.lexists(one) and glob.has_magic(str(one))
         for each in map(Path, sorted(glob.glob(str(one), recursive=True))) if pattern else [one]:
-            below = _below(each, recipe) if each.is_dir() else [each]
+            below, left = _below(each, recipe) if each.is_dir() else ([each], [])
+            if below and left:
+                kinds = ", ".join(sorted({Path(name).suffix.lower() or "no extension" for name in left}))
+                print(f"warning: {each}: {number_of(len(left), 'file')} of other types left out ({kinds})", file=sys.stderr)
             files += below
             if not below:
                 expected = f"{recipe.takes}: files that end in {', '.join(recipe.extensions)}" if recipe.extensions else "files"
@@ -49,10 +53,12 @@ def names(files: Sequence[Path]) -> list[str]:
     return made
 
 
-def _below(folder: Path, recipe: Recipe) -> list[Path]:
-    """Without hidden files and folders, which file managers leave."""
-    found = list[Path]()
+def _below(folder: Path, recipe: Recipe) -> tuple[list[Path], list[str]]:
+    """The files that the recipe reads, and the names of the others; without hidden files and folders, which file managers leave."""
+    found, left, ends = list[Path](), list[str](), tuple(recipe.extensions) or "\0"
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(here, name) for name in files if not name.startswith(".") and name.lower().endswith(tuple(recipe.extensions) or "\0")]
-    return sorted(found)
+        seen = [name for name in files if not name.startswith(".")]
+        found += [Path(here, name) for name in seen if name.lower().endswith(ends)]
+        left += [name for name in seen if not name.lower().endswith(ends)]
+    return sorted(found), left

@@ -80,7 +80,7 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
         return None
     for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
         print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
-    for path in _modified_after(composed.folder, data_places(composed.whole).values()):
+    for path in _modified_after(composed.folder, dict.fromkeys(data_places(composed.whole).values())):
         print(f"warning: {path} was modified after this run had ended; `train --fresh` trains with the data as they are now", file=sys.stderr)
     before, here = ({part: one.whole[part] for part in _WRITTEN_WHILE_TRAINING} for one in (saved, composed))
     if changed := [path for path, *values in differences(before, here) if {} not in values]:

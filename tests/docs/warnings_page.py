@@ -44,6 +44,7 @@ WARNINGS: dict[str, tuple[str, str]] = {
     "float16 on the CPU": ("most CPUs are slower with it, not faster", "precision=fp16"),
     "A layer that is never unfrozen": ("training ends first", "+param_groups.head={match:fc.*,frozen_until:5}"),
     "A `max_steps` that is not reached": ("`max_epochs` ends training first", "max_steps=1000"),
+    "Evaluations by steps and by epochs": ("the steps decide", "evaluate.every_steps=9 evaluate.every_epochs=2"),
     "Settings of another choice": ("an experiment file sets them for its own choice; another choice gets only those that it takes", OTHER),
     "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
     "Transforms that decode on the device, without `dataset.decode=device`": (

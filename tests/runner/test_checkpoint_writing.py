@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import resource
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
 from samewise.runner.records import checkpoint, shards
-from samewise.runner.records.checkpoint_writer import _disk_is_full, copy_to_cpu
+from samewise.runner.records.checkpoint_writer import _write_error, copy_to_cpu
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import sha256
 
@@ -135,6 +138,20 @@ def test_a_failed_write_is_reported_in_the_words_of_the_system(tmp_path: Path, b
     assert [problem.message for problem in caught.value.problems] == ["the checkpoint cannot be written: File exists"]
 
 
+def test_a_limit_on_the_size_of_files_is_named_and_a_failure_in_the_background_is_raised_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    kept, limits = keeper(tmp_path, background=True), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        kept.save(1, {"model": {"weight": torch.ones(1 << 20)}}, {})
+        while kept._error is None:
+            time.sleep(0.001)
+        with pytest.raises(TrainingError, match=r"cannot be written: File too large(.|\n)*ulimit -f"):
+            kept.raise_failure()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    kept.raise_failure()
+
+
 @contextlib.contextmanager
 def disk(folder: Path, megabytes: int) -> Iterator[Path]:
     folder.mkdir()
@@ -152,8 +169,8 @@ def disk(folder: Path, megabytes: int) -> Iterator[Path]:
 @pytest.mark.parametrize(("megabytes", "full"), [(1, True), (60, True), (70, False)])
 def test_a_disk_is_full_if_64_mb_cannot_be_written(tmp_path: Path, megabytes: int, full: bool) -> None:
     with disk(tmp_path / "disk", megabytes) as folder:
-        assert _disk_is_full(folder) is full
-        assert _disk_is_full(folder / "missing") is False
+        assert _write_error(folder) == (errno.ENOSPC if full else None)
+        assert _write_error(folder / "missing") == errno.ENOENT
         assert list(folder.iterdir()) == []
 
 

@@ -96,6 +96,9 @@ def test_a_limited_evaluation_uses_the_first_batches_and_its_output_says_so(same
     assert whole["metrics"]["valid/loss"] != limited["final"]["valid/loss"]
     other = json.loads(samewise("eval", folder, "--split", "train", "--json").stdout)
     assert other["evaluated"] == "", "only the validation split is cut short"
+    refused = samewise("eval", folder, "--split", "train", "evaluate.limit=1")
+    assert refused.returncode == 2
+    assert "evaluate.limit: limits the validation split, not train" in refused.stderr
 
 
 def test_a_limit_beyond_the_split_is_not_mentioned(samewise, tmp_path) -> None:

@@ -206,7 +206,7 @@ def test_data_at_other_paths_are_refused_for_a_finished_run_and_modified_ones_ar
     assert main(here) == 0
     again = capsys.readouterr()
     assert "already finished" in again.out
-    assert "one.png was modified after this run had ended; `train --fresh` trains with the data as they are now" in again.err
+    assert again.err.count("one.png was modified after this run had ended; `train --fresh` trains with the data as they are now") == 1
     assert main(["verify", str(the_run(tmp_path / "runs"))]) == 1
     assert "data.train was '" in capsys.readouterr().out
     (the_run(tmp_path / "runs") / "summary.json").unlink()

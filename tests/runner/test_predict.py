@@ -253,6 +253,7 @@ def test_folders_and_patterns_expand_in_order_to_files_the_model_takes(samewise,
     done = samewise("predict", runs["classification"], photographs / "*.gif", photographs / "empty")
     assert done.returncode == 2
     assert "*.gif: no file matches this pattern" in done.stderr
+    assert f"warning: {photographs}: 1 file of other types left out (.txt)" in samewise("predict", runs["classification"], photographs).stderr
     assert "empty: has no files of a type that the model takes" in done.stderr
     assert "expected: images: files that end in .jpg" in done.stderr
 
