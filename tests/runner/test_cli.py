@@ -137,9 +137,10 @@ def test_a_pipe_in_place_of_a_config_file_is_refused_without_waiting(samewise: R
 
 
 def test_settings_of_steps_and_epochs_that_decide_nothing_are_reported(samewise: Run, here: Path) -> None:
-    told = samewise("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200").stdout
+    tiny = ("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200")
+    told = samewise(*tiny).stdout
     assert "max_steps: is not reached: max_epochs=20 ends training after 80 steps; hint: max_epochs=50" in told
-    both = samewise("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200", "max_epochs=50", "evaluate.every_epochs=2", "evaluate.every_steps=9").stdout
+    both = samewise(*tiny, "max_epochs=50", "evaluate.every_epochs=2", "evaluate.every_steps=9").stdout
     assert "is not reached" not in both
     assert "evaluate.every_epochs: has no effect: evaluate.every_steps=9 decides" in both
 
