@@ -23,7 +23,7 @@ _WORDS = (
 _TOKENS = r"(?:[\w.-]*[_.-])?(?:access|auth|api|bearer|refresh|session|security|tracking|hf|github|gitlab)[_-]token"
 """Not `unk_token`, which is a word of a vocabulary."""
 _NAMES = rf"(?i:{_WORDS}|{_TOKENS}|(?:[\w.-]*\.)?token)|[A-Z0-9_]+_TOKEN"
-_KEY = re.compile(_NAMES)
+_KEY = re.compile(rf"(?<![\w.-])-*(?:{_NAMES})")
 _WIDTH = re.compile(r"(?i:.*(?:pw|pass)\W+\d{1,4})")
 """`pw` is the width of a patch, too, and `pass` a number."""
 _USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@:'\"]*:(?!\d{1,5}/)[^\s'\"]*|[^\s/@'\"]+)(?=@)")

@@ -164,6 +164,8 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if "trace_sha256" not in (summary := read_json(folder.summary, shapes.SUMMARY) or {"trace_sha256": None}) and not altered:
             missing.append("cannot be verified: whether trace and checkpoints were altered after the run had ended; summary.json has no SHA-256 of them")
         missing += record_comparison.unverifiable(recorded, again.environment)
+        if hidden := record_comparison.hidden_settings(original):
+            missing.append(f"cannot be verified: the fingerprint of config.yaml, in which {', '.join(hidden)} is hidden")
         said = [*(f"{folder.path}: {one}" for one in altered), *map(str, divergences), *missing, *changed]
         verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
         if foreign and not args.anyway:

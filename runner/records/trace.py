@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from samewise.runner.errors import DamagedFile, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import ALGORITHMS, XXH3, begin, begin_value, combine, value_digest
-from samewise.runner.records.files import damaged_file, describe_misfit, parse_json, read_json, read_lines, require_shape, set_aside, sha256
+from samewise.runner.records.files import damaged_file, describe_misfit, parse_json, read_json, read_lines, read_text, require_shape, set_aside, sha256
 from samewise.runner.records.folder import RunFolder
 
 # In the order in which a step computes them: the first that differs says where the step parted.
@@ -109,6 +110,8 @@ class Trace:
         """Continue after `step`: later lines are removed, since their steps will be computed again."""
         self._chain = chain
         if not self._every:
+            if self._path.exists() and not _drop_after(self._path, after=step):
+                self._path.unlink(missing_ok=True)
             return
         if _drop_after(self._path, after=step):
             _, head = next(read_lines(self._path))
@@ -275,13 +278,20 @@ def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str
     steps = int(summary.get("steps", 0))
     if not head and folder.trace.exists() and steps:
         raise damaged_file(folder.trace, "it is empty")
-    last = steps - steps % min(lines) if lines else 0
+    every = _interval(folder, lines)
+    last = steps - steps % every if lines and every else 0
     if lines and max(lines) < last and summary.get("trace_sha256") == sha256(folder.trace):
         words = f"`steps` was altered: it is {steps}, and the trace, which is the one that the summary was written with, ends at step {max(lines)}"
         raise DamagedFile(Problem(str(folder.summary), words))
     if lines and max(lines) < last:
         raise damaged_file(folder.trace, f"it ends at step {max(lines)}, but the run took {steps}")
     return head, lines
+
+
+def _interval(folder: RunFolder, lines: Collection[int]) -> int:
+    """How many steps apart the last lines of a run's trace should be, by its config, which may have been changed when it was resumed; 0: there are none."""
+    found = re.search(r"^trace:\n(?:  .*\n)*?  every_steps: (\d+)$", read_text(folder.config) or "", re.MULTILINE)
+    return int(found[1]) if found else min(lines, default=0)
 
 
 def missing_start(lines: Mapping[int, Any]) -> str:

@@ -9,14 +9,15 @@ from typing import Any
 
 from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import combine, fingerprint_of
-from samewise.runner.config.tree import differences
+from samewise.runner.config.fingerprint import combine, fingerprint_of, identity
+from samewise.runner.config.tree import differences, flat
 from samewise.runner.data.dataset import fingerprint
 from samewise.runner.records import checkpoint, shapes
 from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.summary import LEVELS
+from samewise.runner.secrets import HIDDEN
 from samewise.runner.tracking.journal import read_entries
 from samewise.runner.training.run import Run
 
@@ -148,8 +149,18 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
     return said
 
 
+def hidden_settings(original: Composed) -> list[str]:
+    """The settings that count for the fingerprint and whose secrets are not in the config, since it comes from a tracking store."""
+    return [path for path, value in flat(identity(original.whole)) if isinstance(value, str) and HIDDEN in value]
+
+
 def _fingerprints(folder: RunFolder, original: Composed, *records: Mapping[str, Any]) -> Iterator[str]:
-    """Where config, code, summary and environment do not belong to one experiment; nothing if the checkpoint that it continues is gone, which counts too."""
+    """Where config, code, summary and environment do not belong to one experiment; nothing if that cannot be known.
+
+    The checkpoint that the run continues counts too, and may be gone; secrets are not in a config from a tracking store.
+    """
+    if hidden_settings(original):
+        return
     if original.cfg.resume_from and not Path(original.cfg.resume_from).expanduser().exists():
         return
     code, config = read_json(folder.sources, shapes.SOURCES) or {}, fingerprint_of(original.whole)

@@ -13,6 +13,7 @@ from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
 from samewise.runner.records.divergence import Divergence, first_altered_tensor, first_divergence
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 
 
@@ -21,9 +22,9 @@ def model():
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
 
-def record(path, steps, *, change=lambda step, net: None, start=0, chain=0):
+def record(path, steps, *, change=lambda step, net: None, start=0, chain=0, every=1):
     net = model()
-    written = Trace(path, net)
+    written = Trace(path, net, every_steps=every)
     written.open(start, chain)
     for step in range(1, steps + 1):
         torch.manual_seed(step)
@@ -57,6 +58,23 @@ def test_a_resumed_trace_equals_an_undisturbed_one(tmp_path):
         file.write('{"step": 6, "ba')  # killed while it wrote
     record(tmp_path / "cut", 6, start=3, chain=int(lines[3]["chain"], 16))
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_run_may_be_resumed_with_a_sparser_trace_or_none(tmp_path):
+    folder = RunFolder(tmp_path)
+    ended = {"status": "finished", "level": "R2", "weights_sha256": "0" * 64, "steps": 15, "timings": {"training_s": 1.0, "step_ms": 1.0}}
+    folder.summary.write_text(json.dumps({**ended, "metrics": {"best": {}, "final": {}, "monitor": "valid/loss"}}))
+    for every, expected in (4, [1, 2, 3, 4, 5, 8, 12]), (0, [1, 2, 3, 4, 5]):
+        chain = record(folder.trace, 5)
+        folder.config.write_text(f"trace:\n  layers_every_steps: 1\n  every_steps: {every}\n")
+        record(folder.trace, 15, start=5, chain=chain, every=every)
+        assert list(trace.read_trace_of(folder)[1]) == expected
+    record(folder.trace, 15, every=0)
+    assert not folder.trace.exists(), "its lines were of steps that are computed again"
+    record(folder.trace, 12)
+    folder.config.write_text("trace:\n  every_steps: 1\n")
+    with pytest.raises(DamagedFile, match="ends at step 12, but the run took 15"):
+        trace.read_trace_of(folder)
 
 
 def test_lines_in_quick_succession_are_written_together(tmp_path, monkeypatch):

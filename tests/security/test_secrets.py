@@ -144,6 +144,16 @@ def test_a_run_reveals_no_secret_but_its_own_config_keeps_it(trained: Path, same
     assert SECRET not in samewise("show", f"+tracking.tags.api_key={SECRET}").stdout
 
 
+def test_a_run_in_a_store_that_lacks_a_secret_is_verified_but_for_its_fingerprint(trained: Path, samewise: Callable[..., Any]) -> None:
+    client = MlflowClient(f"sqlite:///{trained}/mlflow.db")
+    (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    (folder,) = (file.parent for file in trained.glob("resnet18_digits/*/config.yaml"))
+    folder.rename(trained / "elsewhere")
+    done = samewise("verify", run.info.run_id, "--uri", f"sqlite:///{trained}/mlflow.db", "--trust")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot be verified: the fingerprint of config.yaml, in which dataset.api_key is hidden" in done.stdout + done.stderr
+
+
 def test_a_sweep_folder_that_holds_a_secret_is_private_to_the_user(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep")
     folder.write_facts({"overrides": ["tracking.uri=https://me:hunter2@host"]})
