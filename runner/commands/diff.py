@@ -33,7 +33,8 @@ EXAMPLES = """examples:
   samewise diff 3f2a 91bc --html diff.html       also write a web page
   samewise diff 3f2a 91bc --log                  also log the page to both runs in MLflow
 
-exit codes: 0 the same bits and metrics in all common steps; 1 they differ, a trace was altered, or no step is common; 2 the input was wrong
+exit codes: 0 the same bits and metrics in all common steps, or the same final weights and metrics if the traces have no step in common;
+1 they differ, a trace was altered, or there is nothing to compare; 2 the input was wrong
 """
 
 
@@ -92,9 +93,10 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         if not name.startswith(MEASURED) and (divergence is None or step < divergence.step)
     }
     between = [(step, name != "train/loss", name) for name, (step, *_) in logged.items() if name.startswith("train/")]
-    if divergence and between and (found := min(between))[0] >= divergence.since:
+    since = divergence.since if divergence else 0 if both else 1
+    if since and between and (found := min(between))[0] >= since:
         step, _, name = found
-        divergence = Divergence(step, "metric", name, "{} was logged as {!r} and as {!r}".format(name, *logged[name][1:]), since=divergence.since)
+        divergence = Divergence(step, "metric", name, "{} was logged as {!r} and as {!r}".format(name, *logged[name][1:]), since=since)
     summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in folders]
     finals = [(summary.get("metrics") or {}).get("final", {}) for summary in summaries]
     metrics = {name: [finals[0].get(name), finals[1].get(name)] for name in sorted({*finals[0], *finals[1]})}
@@ -103,7 +105,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     same_metrics = not logged and not (ended and any(None not in pair and not _same(*pair) for name, pair in metrics.items() if not name.startswith(MEASURED)))
     altered = [f"{folder.path}: {words}" for folder in folders if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))]
     return {
-        "same": bool(both) and not divergence and same_metrics and not altered and not any(apart) and not (ended and weights[0] != weights[1]),
+        "same": bool(both or ended) and not divergence and same_metrics and not altered and not any(apart) and not (ended and weights[0] != weights[1]),
         "config": config,
         "environment": environment.differences(*(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)),
         "code": sources.differences(first.sources, second.sources),
@@ -190,13 +192,21 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
 
 
 def _verdict(found: dict[str, Any]) -> list[str]:
-    """Describe what the traces show, in lines."""
+    """Describe what the traces show, and, where they do not show whether the runs agree, the logged metrics and the final weights, in lines."""
+    parts = found["parts"]
+    lines = _common_steps(found) if found["steps"] else ["no steps in common" + ("" if parts or found["same_metrics"] else ", but metrics differ")]
+    if parts and not found["steps"]:
+        lines.append(f"diverges at {'or before ' if parts['step'] > 1 else ''}step {parts['step']}: {parts['reason']}")
+    if (end := found["weights"]) and not any(found["tensors"]) and (end["same"] is (parts is not None) or (parts is None and not end["traced"])):
+        lines.append(f"the weights after step {end['step']}, by weights_sha256: {'the same' if end['same'] else 'they differ'}")
+    return lines
+
+
+def _common_steps(found: dict[str, Any]) -> list[str]:
+    """Describe what the traces' common steps show, in lines."""
     from samewise.runner.records.divergence import Divergence, describe_tensors
 
-    parts = found["parts"]
-    if not found["steps"]:
-        return ["no steps in common"]
-    lines = list[str]()
+    parts, lines = found["parts"], list[str]()
     compared, left = ([words for stage, words in _COMPARED.items() if (stage in found["compared"]) is there] for there in (True, False))
     one, two = found["digests"]
     if words := describe_tensors(found["tensors"], ("in the first run", "in the second run")):
@@ -209,8 +219,6 @@ def _verdict(found: dict[str, Any]) -> list[str]:
         lines.append(f"the same {what} in all {found['steps']} common steps{but}")
     else:
         lines.append(f"diverges at {Divergence(**parts)}")
-    if (end := found["weights"]) and not any(found["tensors"]) and (end["same"] is (parts is not None) or (parts is None and not end["traced"])):
-        lines.append(f"the weights after step {end['step']}, by weights_sha256: {'the same' if end['same'] else 'they differ'}")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -241,7 +242,9 @@ def test_digests_of_shards_are_not_compared_with_those_of_whole_parameters(samew
 
 
 def thin(run: Path, every: int) -> Path:
-    """Keep every so many lines of a trace."""
+    """Keep every so many lines of a trace, as if it had been written with `trace.every_steps`."""
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"^(trace:\n(?:  .*\n)*?  every_steps: )\d+$", rf"\g<1>{every}", config, flags=re.MULTILINE))
     head, *lines = (run / "trace.jsonl").read_text().splitlines()
     (run / "trace.jsonl").write_text("\n".join([head, *lines[every - 1 :: every]]) + "\n")
     forge(run, 0)
@@ -259,8 +262,32 @@ def test_the_steps_between_two_lines_of_a_sparse_trace_are_not_left_out(samewise
     with open(run / "metrics.jsonl", "a") as journal:
         journal.write(json.dumps({"time_ms": 1, "step": 8, "metrics": {"train/loss": 9.5}}) + "\n")
     assert "diverges at step 8, or in step 7, which the trace omits: train/loss was logged as " in samewise("diff", other, run).stdout
-    said = samewise("verify", other, "accumulate=2", "--coarse").stdout
+    said = samewise("verify", other, "accumulate=2", "--coarse", "--trust").stdout
     assert "diverges at step 3, or in steps 1 to 2, which the trace omits: the data" in said
+
+
+def test_traces_without_common_steps_leave_the_weights_and_metrics_to_diff(samewise, run, tmp_path):
+    other, page = thin(Path(shutil.copytree(run, tmp_path / "other", symlinks=True)), 5), tmp_path / "diff.html"
+    weights = "the weights after step 12, by weights_sha256: "
+    for every in (7, 100):
+        done = samewise("diff", other, thin(run, every), "--html", page)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith(f"trace:       no steps in common\ntrace:       {weights}the same\n")
+        assert f"<p>{weights}the same</p>" in page.read_text()
+    assert samewise("diff", run, run).returncode == 0
+    with open(run / "metrics.jsonl", "a") as journal:
+        journal.write(json.dumps({"time_ms": 1, "step": 8, "metrics": {"train/loss": 9.5}}) + "\n")
+    done = samewise("diff", other, run)
+    assert done.returncode == 1
+    assert "diverges at or before step 8: train/loss was logged as " in done.stdout
+    shutil.copy(other / "metrics.jsonl", run)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "weights_sha256": "0" * 64}))
+    done = samewise("diff", other, run)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"trace:       {weights}they differ")
+    (run / "summary.json").unlink()
+    done = samewise("diff", other, run)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "trace:       no steps in common")
 
 
 def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, original):
