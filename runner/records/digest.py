@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from operator import itemgetter
 from struct import pack
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import on_device
+from samewise.runner.records.written import PLAIN, WRITTEN, is_written_whole, written_set
 
 ALGORITHMS = (XXH3, ON_DEVICE) = ("xxh3", on_device.NAME)
 """What tensors in a trace are digested by: xxh3 on the CPU."""
@@ -90,33 +92,52 @@ def entries(value: Any) -> dict[Any, Any]:
 
 
 def _listed(value: Any) -> list[Any]:
+    """Bytes, arrays and dense tensors: a comma separates a number from the number or the list that follows, as 1, 11 is not 11, 1."""
+    listed: list[Any] = []
+    after_number = False
     try:
-        return list(_pieces(value))
+        for piece in _pieces(value):
+            if after_number and isinstance(piece, str | int):
+                listed.append(b",")
+            after_number = isinstance(piece, str)
+            listed.append(piece.encode() if isinstance(piece, str) else b"%d:" % piece if isinstance(piece, int) else piece)
     except RecursionError:
-        raise _undigested(f"a {type(value).__qualname__} that contains itself", "") from None
+        raise _undigested(f"of type {type(value).__qualname__}, nested too deeply or containing itself", "") from None
+    return listed
 
 
 def _pieces(value: Any, name: str = "") -> Iterator[Any]:
-    """What a digest of a value is taken of, in order: bytes, arrays and dense tensors. `name`: of the entry that the value is."""
-    if type(value) in _PLAIN:
-        yield repr(value).encode()
+    """What a value's digest is taken of: bytes, arrays, dense tensors, numbers as texts, lengths of lists as ints. `name`: of the entry that the value is."""
+    if type(value) in PLAIN:
+        yield repr(value) if type(value) in (int, float, complex) and name not in _NOT_SEPARATED else repr(value).encode()
     elif isinstance(value, Tensor):
         yield from _parts(value, kind, name) if (kind := tensor_kind(value)) else (value,)
     elif isinstance(value, dict):
         for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
-            yield f"{key}:".encode()
+            if isinstance(key, str):
+                yield f"{key}:".encode()
+            else:
+                yield b"\xff"  # in no text's UTF-8
+                yield from _pieces(key, name)
+                yield b":"
             yield from _pieces(item, str(key))  # pyright: ignore[reportUnknownArgumentType]
+        yield from _attributes(value, name)
     elif isinstance(value, list | tuple):
-        yield f"{len(value)}:".encode()  # pyright: ignore[reportUnknownArgumentType]
+        yield len(value)  # pyright: ignore[reportUnknownArgumentType]
         for item in value:  # pyright: ignore[reportUnknownVariableType]
             yield from _pieces(item, name)
+        yield from _attributes(value, name)
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype}{list(value.shape)}".encode()
         if value.dtype.hasobject:
             yield from _pieces(value.reshape(-1).tolist(), name)
         elif value.nbytes:
             yield np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    elif _is_written_whole(value):
+        if isinstance(value, np.ma.MaskedArray):
+            yield from _pieces([np.ma.getmaskarray(value), value.fill_value], name)  # pyright: ignore[reportUnknownMemberType]
+    elif type(value) in (set, frozenset) and all(map(is_written_whole, value)):
+        yield written_set(value).encode()
+    elif is_written_whole(value):
         if " at 0x" in (text := repr(value)):
             raise _undigested(f"of type {type(value).__qualname__}", name)
         yield text.encode()
@@ -125,6 +146,10 @@ def _pieces(value: Any, name: str = "") -> Iterator[Any]:
     else:
         yield f"{type(value).__qualname__}:".encode()
         yield from _pieces(content, name)
+
+
+_NOT_SEPARATED = ("image_id", "file_size")
+"""Entries whose numbers are digested without commas, as in earlier traces and fingerprints of detection: the images to which they belong are digested too."""
 
 
 def _undigested(kind: str, name: str) -> ConfigError:
@@ -140,27 +165,35 @@ def tensor_kind(tensor: Tensor) -> str:
     return "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
-_PLAIN = frozenset((int, float, str, bool, bytes, complex, NoneType))
-
-
-def _is_written_whole(value: Any) -> bool:
-    """Whether a value's repr leaves out nothing: it has no tensors or arrays, which are shortened, and no object or field that is not written."""
-    if type(value) in _PLAIN or isinstance(value, type | np.generic) or getattr(type(value), "repr_is_whole", False):
-        return True
-    if isinstance(value, dict | list | tuple | set | frozenset):
-        return all(map(_is_written_whole, value.values() if isinstance(value, dict) else value))  # pyright: ignore[reportUnknownArgumentType]
-    if isinstance(value, Tensor | np.ndarray) or type(value).__repr__ is object.__repr__:
-        return False
-    return _is_written_whole(_content(value)) and not (is_dataclass(value) and not all(one.repr for one in fields(value)))
+def _attributes(value: Any, name: str) -> Iterator[Any]:
+    """The pieces of the attributes that a subclass of dict, list or tuple adds."""
+    if type(value) not in (dict, list, tuple) and (state := object.__getstate__(value)) and state is not value:
+        yield from _pieces(state, name)
 
 
 def _content(value: Any) -> Any:
-    """What an object consists of: an array, its entries, or its attributes as pickle saves them; None if it has none."""
+    """What an object consists of: an array, its elements, its entries, or its attributes as pickle saves them; None if it has none."""
     if hasattr(type(value), "__array_interface__") or hasattr(type(value), "__array__"):
-        return np.asarray(value)
+        return _array_content(value)
+    if isinstance(value, deque | KeysView | ValuesView | ItemsView):
+        return [*value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, re.Pattern):
+        return [value.pattern, value.flags]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     with suppress(TypeError):  # of what cannot be pickled
+        if not WRITTEN.isdisjoint(type(value).__mro__):  # a number, text or time of a subclass, with its attributes
+            return [*value.__reduce_ex__(4)[1:], object.__getstate__(value)]
         return entries(value) or value.__getstate__()
     return None
+
+
+def _array_content(value: Any) -> Any:
+    """The array that an object is read as; with the mode and palette of a picture that the array leaves open, and the axes and name of pandas's."""
+    content = np.asarray(value)
+    if hasattr(value, "getpalette") and getattr(value, "mode", "") in ("P", "PA", "La", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"):
+        return [content, value.mode, value.getpalette(None), value.info.get("transparency")]
+    if isinstance(axes := getattr(value, "axes", None), list) and all(hasattr(axis, "names") for axis in axes):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return [content, [(np.asarray(axis), *axis.names) for axis in axes], getattr(value, "name", None)]  # pyright: ignore[reportUnknownVariableType]
+    return content
 
 
 def _parts(tensor: Tensor, kind: str, name: str) -> Iterator[Any]:

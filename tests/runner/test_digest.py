@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime
-from collections import UserDict
+import re
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -95,14 +98,135 @@ def test_a_value_that_differs_in_the_middle_has_another_digest(holder: str) -> N
 
 def test_the_digests_of_plain_values_stay_as_they_were() -> None:
     """They are in the traces of earlier runs. Whatever is written whole is digested as it is written."""
-    alike = [{1, 2}, torch.float32, datetime.datetime(2026, 1, 2), Path("a/b"), Colour.RED, range(3), Fields(1), Fields("x", 4), UserDict(a=1), Written(1)]
+    alike = [{1, 2}, torch.float32, datetime.datetime(2026, 1, 2), Path("a/b"), Colour.RED, range(3), Fields(1), Fields("x", 4), UserDict(a=1)]
     assert [value_digest(one) for one in alike] == [value_digest(WrittenAs(repr(one))) for one in alike]
-    batch = {"image": torch.arange(6.0).view(2, 3), "label": [1, 2.5, "x", None, True], "name": np.array(["a", "bc"]), "size": (np.float32(1.5), np.arange(3))}
-    assert f"{value_digest(batch):016x}" == "b098c85ce0b7e239"
-    assert f"{begin_value(batch)():016x}" == "9b9794474493e92b"
+    batch = {"image": torch.arange(6.0).view(2, 3), "label": [1, "x", 2.5, None, True], "count": 3}
+    batch |= {"image_id": [1, 17, 123], "boxes": [torch.ones(2, 4)], "name": np.array(["a", "bc"]), "size": (np.float32(1.5), np.arange(3))}
+    assert f"{value_digest(batch):016x}" == "b48f1010fd782360"
+    assert f"{begin_value(batch)():016x}" == "cea4398d9d91cc96"
+
+
+class Rounded:
+    """Written with less than it has, as are many samples: `Sample(3)`."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"Rounded({self.number:.1f})"
+
+
+@dataclass(repr=False)
+class RoundedFields:
+    number: float
+
+    __repr__ = Rounded.__repr__
+
+
+class RoundedFloat(float):
+    def __repr__(self) -> str:
+        return f"{float(self):.1f}"
+
+
+class Listed(list[int]):
+    def __init__(self, elements: list[int], number: float = 0) -> None:
+        super().__init__(elements)
+        self.number = number
+
+
+class Titled(str):
+    pass
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Hue(Enum):
+    RED = 1.01
+    PINK = 1.02
+
+    def __repr__(self) -> str:
+        return "Hue"
+
+
+def masked(*mask: int) -> Any:
+    return np.ma.array([1, 2], mask=mask)  # pyright: ignore[reportUnknownMemberType]
+
+
+def picture(mode: str, palette: int = 0) -> Image.Image:
+    made = Image.new(mode, (4, 4))
+    if mode == "P":
+        made.putpalette([palette] * 768)
+    return made
+
+
+LONG = torch.linspace(0.5, 1.5, 5000)
+OTHER = LONG.index_fill(0, torch.tensor(2500), 0)
+
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "numbers": ([1, 11], [11, 1]),
+    "entries": ({"label": [1, 23, 4]}, {"label": [12, 3, 4]}),
+    "int and float": ([1, 12.5], [11, 2.5]),
+    "nested lists": ([1, [1, 2]], [1, [12], []]),
+    "number before a list": ([1, [], 11], [11, [], 1]),
+    "keys": ({1: 2}, {"1": 2}),
+    "keys with brackets": ({(1,): 2}, {"(1,)": 2}),
+    "own repr": (Rounded(1.01), Rounded(1.02)),
+    "own repr inside": ([Fields(Rounded(1.01))], [Fields(Rounded(1.02))]),
+    "dataclass with its own repr": (RoundedFields(1.01), RoundedFields(1.02)),
+    "subclass of float": (RoundedFloat(1.01), RoundedFloat(1.02)),
+    "key with its own repr": (Fields({Rounded(1.01): 1}), Fields({Rounded(1.02): 1})),
+    "enum with its own repr": (Hue.RED, Hue.PINK),
+    "deque": (deque([LONG]), deque([OTHER])),
+    "values": ({"a": LONG}.values(), {"a": OTHER}.values()),
+    "items": ({"a": LONG}.items(), {"a": OTHER}.items()),
+    "pattern": (re.compile("a" * 300 + "b"), re.compile("a" * 300 + "c")),
+    "flags": (re.compile("a"), re.compile("a", re.IGNORECASE)),
+    "mask": (masked(0, 1), masked(1, 0)),
+    "palette": (picture("P", 1), picture("P", 2)),
+    "mode": (picture("RGBA"), picture("CMYK")),
+    "attribute of a list": (Listed([1], 2), Listed([1], 3)),
+    "columns": (pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]})),
+    "index": (pd.DataFrame({"a": [1]}, index=[1]), pd.DataFrame({"a": [1]}, index=[2])),
+    "nanoseconds": (pd.Timestamp("2026-01-01 00:00:00.000000001"), pd.Timestamp("2026-01-01 00:00:00.000000002")),
+    "set": (Fields({1}), Fields({2})),
+    "slice": (slice(1), slice(2)),
+}
+
+EQUAL: dict[str, tuple[Any, Any]] = {
+    "sets": ({8, 0, "a"}, {"a", 0, 8}),
+    "sets of texts": (set("abcdefgh"), set("hgfedcba")),
+    "own repr": (Rounded(1.01), Rounded(1.01)),
+    "values": ({"a": LONG}.values(), {"b": LONG}.values()),
+    "deque": (deque([LONG]), deque([LONG.clone()])),
+    "pattern": (re.compile("a" * 300), re.compile("a" * 300)),
+    "palette": (picture("P", 1), picture("P", 1)),
+    "text as written": (Titled("a"), "a"),
+    "table": (pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [1]})),
+    "named tuple": (Point(1, 2), (1, 2)),
+    "OrderedDict": (OrderedDict(a=1), {"a": 1}),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_has_another_digest(name: str) -> None:
+    one, other = DIFFERENT[name]
+    assert value_digest(one) != value_digest(other)
+    assert begin_value(one)() != begin_value(other)()
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_what_is_the_same_has_the_same_digest(name: str) -> None:
+    one, other = EQUAL[name]
+    assert value_digest(one) == value_digest(other)
+    assert begin_value(one)() == begin_value(other)()
 
 
 class WrittenAs(str):
+    repr_is_whole = True
+
     def __repr__(self) -> str:
         return str(self)
 
@@ -135,7 +259,9 @@ class Circle:
         ({"rule": max.__call__}, "'rule' in a sample or batch is of type method-wrapper"),
         ({"rng": [torch.Generator()]}, "'rng' in a sample or batch is of type Generator"),
         ({"boxes": {torch.ones(2)}}, "'boxes' in a sample or batch is of type set"),
-        (Circle(), "a sample or batch is a Circle that contains itself"),
+        (reduce(lambda inner, _: Fields(inner), range(400), torch.ones(2)), "a sample or batch is of type Fields, nested too deeply or containing itself"),
+        ({object(): 1}, "a sample or batch is of type object"),
+        (Circle(), "a sample or batch is of type Circle, nested too deeply or containing itself"),
         ({"codes": torch.ones(2).to_mkldnn()}, "'codes' in a sample or batch is a _mkldnn tensor"),
     ],
 )

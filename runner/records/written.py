@@ -1,0 +1,63 @@
+"""Whether a value as Python writes it, its repr, leaves out nothing: then its digest is taken of that."""
+
+from __future__ import annotations
+
+from array import array
+from collections import UserDict
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, Flag, IntEnum, IntFlag, StrEnum
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import EllipsisType, NoneType
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import torch
+
+PLAIN = frozenset((int, float, str, bool, bytes, complex, NoneType))
+
+WRITTEN = PLAIN | {
+    *(bytearray, array, range, Decimal, Fraction, UUID, datetime, date, time, timedelta, timezone, ZoneInfo, EllipsisType),
+    *(type(Path()), PurePosixPath, PureWindowsPath, torch.dtype, torch.device, torch.layout, torch.memory_format),
+}
+"""The types whose repr leaves out nothing, besides those of what they contain."""
+
+_REPRS = {kind.__repr__ for kind in WRITTEN}
+_ENUM_REPRS = {kind.__repr__ for kind in (Enum, Flag, IntEnum, IntFlag, StrEnum)}
+
+
+def is_written_whole(value: Any) -> bool:
+    """Whether a value's repr leaves out nothing: it is of a type known for that, or contains such values only. A class's own `__repr__` is not trusted."""
+    kind = type(value)
+    if kind in WRITTEN or isinstance(value, type | np.generic | np.dtype) or getattr(kind, "repr_is_whole", False):
+        return True
+    if isinstance(value, Enum):
+        return kind.__repr__ in _ENUM_REPRS
+    if kind in (dict, UserDict):
+        return all(map(is_written_whole, (*value.keys(), *value.values())))
+    if kind in (list, tuple, torch.Size):
+        return all(map(is_written_whole, value))
+    if kind is slice:
+        return all(map(is_written_whole, (value.start, value.stop, value.step)))
+    if is_dataclass(value):
+        written = getattr(kind.__repr__, "__wrapped__", None)  # a repr that dataclass generated
+        if getattr(getattr(written, "__code__", None), "co_filename", "") != "<string>":
+            return False
+        return all(one.repr and is_written_whole(getattr(value, one.name)) for one in fields(value))
+    return kind.__repr__ in _REPRS and not object.__getstate__(value)
+
+
+def written_set(value: Any) -> str:
+    """The repr of a set or frozenset with its elements in order."""
+    try:
+        written = list(map(repr, sorted(value)))
+    except TypeError:
+        written = sorted(map(repr, value))
+    if not written:
+        return repr(value)
+    text = f"{{{', '.join(written)}}}"
+    return text if type(value) is set else f"frozenset({text})"
