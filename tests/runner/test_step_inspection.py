@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,17 +153,24 @@ def test_a_model_with_another_buffer_is_not_called_a_difference_of_computation(s
     assert any("step 1 differs first in what the model has: there " in line for line in said), said
 
 
-@pytest.mark.slow
-def test_the_samples_of_all_steps_between_traced_ones_are_named(samewise, lab) -> None:
-    run = train(lab, "trace.every_steps=4", "name=sparse", "batch_size=4", "loader.shuffle=false")
+@contextmanager
+def altered_pixel(lab: Path) -> Iterator[None]:
+    """One bit of sample 7 is another."""
     pixels = np.load(lab / "pixels.npy")
     shutil.copy(lab / "pixels.npy", lab / "kept.npy")
     pixels[7, 0, 3, 3] ^= 1
     np.save(lab / "pixels.npy", pixels)
     try:
-        found = verify(samewise, run)
+        yield
     finally:
         shutil.move(lab / "kept.npy", lab / "pixels.npy")
+
+
+@pytest.mark.slow
+def test_the_samples_of_all_steps_between_traced_ones_are_named(samewise, lab) -> None:
+    run = train(lab, "trace.every_steps=4", "name=sparse", "batch_size=4", "loader.shuffle=false")
+    with altered_pixel(lab):
+        found = verify(samewise, run)
     assert "diverges at step 4, or in steps 1 to 3, which the trace omits: the forward pass: the same input gave a different loss" in found["said"]
     assert f"steps 1 to 2 load the samples {', '.join(map(str, range(8)))} of dataset.train, one of which may have changed" in found["said"], found["said"]
 
@@ -205,14 +213,8 @@ def test_an_edited_model_is_named_as_the_cause_and_not_called_chance(samewise, l
 
 
 def test_an_altered_pixel_is_found_in_the_step_that_loads_it(samewise, lab, run) -> None:
-    pixels = np.load(lab / "pixels.npy")
-    shutil.copy(lab / "pixels.npy", lab / "kept.npy")
-    pixels[7, 0, 3, 3] ^= 1
-    np.save(lab / "pixels.npy", pixels)
-    try:
+    with altered_pixel(lab):
         found = verify(samewise, run)
-    finally:
-        shutil.move(lab / "kept.npy", lab / "pixels.npy")
     assert found["parts"]["stage"] == "batch"
     (samples,) = [line for line in found["said"] if line.startswith("it loads the samples ")]
     assert " 7," in samples
