@@ -118,7 +118,7 @@ def _describe_exit(logs: Path, rank: int, code: int) -> str:
     ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     written = max(logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=os.path.getmtime, default=None)
     report = written.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error: ")[2] if written else ""
-    line = re.search(r'hread .*\n  File "(.+)", line (\d+) in (.+)', report)
+    line = re.search(r'hread .*\n(?:  Garbage-collecting\n)?  File "(.+)", line (\d+) in (.+)', report)
     return f"{ended} in {line[3]} ({line[1]}:{line[2]})" if line else ended
 
 

