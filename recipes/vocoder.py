@@ -158,14 +158,15 @@ class Vocoder(Recipe):
     def log_mel_distance(self, true: Tensor, spoken: Tensor) -> Tensor:
         """float32[B] in dB: the root mean square over bands of the difference of two log-mel spectrograms, averaged over frames.
 
-        Phases have no part in it, and levels below -100 dB count as that.
+        In float32, whatever the precision of the run. Phases have no part in it, and levels below -100 dB count as that.
 
         Args:
             true: float32[B, S].
             spoken: float32[B, S].
         """
         margin = self.front_end.n_fft // 2
-        one, other = (self.front_end.mel(F.pad(signal, (margin, margin))) for signal in (true, spoken))
+        with torch.autocast(true.device.type, enabled=False):
+            one, other = (self.front_end.mel(F.pad(signal, (margin, margin))) for signal in (true, spoken))
         return 100.0 * (one - other).square().mean(1).sqrt().mean(1)
 
     def _surprise(self, model: nn.Module, batch: Batch) -> Tensor:

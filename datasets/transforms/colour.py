@@ -1,4 +1,7 @@
-"""Colour operations on uint8[B, C, H, W], C 1 or 3, with a separate strength for each image, as torchvision (and PIL) define them."""
+"""Colour operations on uint8[B, C, H, W], C 1 or 3, with a separate strength for each image, as torchvision (and PIL) define them.
+
+Saturation and sharpness may differ from torchvision's by one level, in fewer than 1 of 100 values, where rounding decides.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.frozen import frozen_layers, temporarily_frozen
 from samewise.runner.optim.groups import epochs_frozen
-from samewise.runner.optim.matching import Named
+from samewise.runner.optim.matching import Named, named_parameters
 
 
 @final
@@ -31,17 +31,20 @@ class Waiting:
     layers: Sequence[nn.Module]
 
 
-def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int) -> list[Waiting]:
+def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int, parts: Sequence[Sequence[str]] = ((),)) -> list[Waiting]:
     """The parameters that rules with `frozen_until: EPOCHS` or `unfreeze_every: EPOCHS` keep frozen, the next to be trained first.
 
-    ConfigError if a rule is malformed, or nothing is trained at the beginning.
+    `parts` are the prefixes of the parameters that each phase trains. ConfigError if a rule is malformed, or a phase trains nothing at the beginning.
     """
     waits = [(epochs, one) for one, epochs in epochs_frozen(model, rules) if one.parameter.requires_grad]
-    if waits and len(waits) == sum(one.requires_grad for one in model.parameters()):
-        least, told = min(epochs for epochs, _ in waits), {name: rule[key] for name, key, rule in _waiting_rules(rules)}
-        raise ConfigError(
-            Problem("param_groups", f"no parameter is trained in the first {least} epochs", told, "at least one parameter group without frozen_until")
-        )
+    until = {one.name: epochs for epochs, one in waits}
+    for prefixes in parts:
+        least = min((until.get(one.name, 0) for one in named_parameters(model, prefixes) if one.parameter.requires_grad), default=0)
+        if least:
+            where = f" below {', '.join(prefixes)}" if prefixes else ""
+            told = {name: rule[key] for name, key, rule in _waiting_rules(rules)}
+            words = f"no parameter{where} is trained in the first {least} epochs"
+            raise ConfigError(Problem("param_groups", words, told, "at least one parameter group without frozen_until"))
     return [_waiting(model, [one for least, one in waits if least >= until], until * steps_per_epoch) for until in sorted({until for until, _ in waits})]
 
 

@@ -107,7 +107,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     optimizers = {name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
-    later = waiting(model, rules, steps_per_epoch=plan.steps_per_epoch)
+    later = waiting(model, rules, steps_per_epoch=plan.steps_per_epoch, parts=[phase.modules for phase in recipe.phases])
     never = cautions(rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     recorder = Recorder(
         trace=_trace(cfg, folder, model, strategy),

@@ -150,6 +150,7 @@ def test_it_trains_with_everything_that_a_run_may_have(samewise, tmp_path):
         (["optimizer@optimizer.genrator=sgd"], "optimizer@optimizer.genrator=sgd", "did you mean 'optimizer@optimizer.generator'?"),
         (["optimizer.genrator.lr=0.1"], "optimizer.genrator.lr", "did you mean 'optimizer.generator.lr'?"),
         (["optimizer.generator.lr=-1"], "optimizer.generator.lr", "at least 0"),
+        (["+param_groups.one={match: discriminator.*, frozen_until: 2}"], "param_groups", "below discriminator is trained in the first 2 epochs"),
         (["model=resnet18_small"], "model", "has no part 'discriminator'"),
     ],
 )
