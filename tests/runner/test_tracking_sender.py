@@ -41,7 +41,8 @@ def test_a_trainer_killed_at_random_and_restarted_leaves_every_value_once(folder
     chance = random.Random(5)
     for number in range(3):
         trainer = start(folder, store.uri, 400, 0.005)
-        time.sleep(chance.uniform(0.3, 1.2))
+        until(lambda trainer=trainer: bool(psutil.Process(trainer.pid).children()))  # its sender
+        time.sleep(chance.uniform(0.0, 1.0))
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.communicate()
         if number == 1:  # let the sender end once; otherwise the next trainer starts while it is still working
