@@ -123,7 +123,7 @@ class SpeechRecognition(Recipe):
     def read(self, file: Path) -> dict[str, Any]:
         """A recording without its transcript."""
         waveform, _ = read_audio(file, sample_rate=self._sample_rate)
-        return {"waveform": waveform, "transcript": "", "name": file.name}
+        return {"waveform": waveform, "transcript": "", "name": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         log_probs, frames = self._read(model, batch)

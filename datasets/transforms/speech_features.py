@@ -39,6 +39,7 @@ class FrontEnd(BatchTransform):
         waveform, length = batch["waveform"], batch["length"]
         if not isinstance(waveform, Tensor) or waveform.dim() != 2:
             raise ConfigError(Problem("transforms", f"{type(self).__name__} works on waveforms in a batch [B, T]", type(waveform).__name__))
+        torch._check(length.shape[0] == waveform.shape[0])  # an export knows by this that it is one size  # pyright: ignore[reportPrivateUsage]
         self.to(waveform.device)
         features, frames = self.features(waveform.to(torch.float32), length)
         inside = inside_length(frames, features.shape[-1])[:, None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import OURS
@@ -46,11 +48,11 @@ class Predictor:
     def predict(self, files: Sequence[Path]) -> list[Prediction]:
         """Predict files as one batch: for one file always the same bits. With several, the last bits may differ.
 
-        DataError if one cannot be read, or is not what the recipe predicts from.
+        DataError if one cannot be read, is not what the recipe predicts from, or the model's output is NaN.
         """
         with streams.scope(self.seed, "predict"), torch.no_grad():
             batch = self.batch_of(files)
-            with self.precision.autocast():
+            with self.precision.autocast(), _refuse_nan(self.model, files):
                 return self.recipe.predict(self.model, batch)
 
     def files(self, asked: Sequence[Path]) -> list[Path]:
@@ -127,6 +129,22 @@ class Predictor:
                 yield self.predict([file])[0]
             except SamewiseError as error:
                 yield error
+
+
+@contextmanager
+def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
+    """Raise a DataError if the model's output has a NaN, which no prediction can be made from: comparisons with it are false, as for what is not found."""
+
+    def refuse(module: nn.Module, given: Any, output: Any) -> None:
+        if any(isinstance(one, Tensor) and bool(one.isnan().any()) for one in tree_leaves(output)):
+            hint = "its values are too large or too small for the model, or the model's weights are NaN"
+            raise DataError(Problem(", ".join(map(str, files)), "the model's output is not a number (NaN)", hint=hint))
+
+    handle = model.register_forward_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _save(prediction: Prediction, file: Path, output: Path | None, name: str) -> list[Path]:

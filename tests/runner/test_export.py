@@ -124,6 +124,8 @@ def test_a_speech_model_takes_raw_recordings(samewise: Callable[..., Any], tmp_p
     assert samewise("train", "experiment=wav2letter_spoken_digits", *TINY, f"run_root={tmp_path}").returncode == 0
     run = next(tmp_path.glob("wav2letter_spoken_digits/*"))
     assert samewise("export", run, "--out", tmp_path / "out").returncode == 0
+    said = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]
+    assert [form["sizes"] for form in said.values()] == [{"waveform": ["n1", "n2"], "length": ["n1"]}]
     model, transforms, _ = package.load(run, trust=True)
     waveform, length = torch.randn(3, 6000, generator=torch.Generator().manual_seed(1)), torch.tensor([6000, 4000, 5123])
     given = {"waveform": torch.where(torch.arange(6000) < length[:, None], waveform, 0.0), "length": length}

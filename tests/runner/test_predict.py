@@ -220,6 +220,16 @@ def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs
     assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(sound)]
 
 
+@pytest.mark.parametrize("recipe", ["separation", "speech_recognition", "audio_classification"])
+def test_an_output_that_is_not_a_number_is_no_prediction(samewise, runs, tmp_path, recipe):
+    loud, quiet = tmp_path / "loud.wav", recording(tmp_path / "quiet.wav", 4000)
+    soundfile.write(loud, 1e30 * soundfile.read(quiet, dtype="float64")[0], 8000, subtype="DOUBLE")
+    done = samewise("predict", runs[recipe], quiet, loud, "--batch", 2, "--json")
+    assert done.returncode == 2
+    assert f"{loud}: the model's output is not a number (NaN)" in done.stderr
+    assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(quiet)]
+
+
 def test_a_file_of_another_kind_is_reported_with_what_the_model_takes(samewise, runs, tmp_path):
     sound = recording(tmp_path / "x.wav")
     done = samewise("predict", runs["classification"], sound)
