@@ -24,7 +24,7 @@ from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.found import below
-from samewise.runner.sweep.results import State, best_so_far, latest
+from samewise.runner.sweep.results import State, best_evaluations, latest
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def read_run(folder: RunFolder) -> ListedRun:
         ended: dict[str, Any] = {"state": State.finished, "step": summary["steps"], "steps": steps, "seconds": summary["timings"]["training_s"], "reason": ""}
         others = {name: one[name] for name, one in (summary["metrics"].get("also") or {}).items()}
         return ListedRun(**common, **ended, monitor=monitor, also=others, metrics=metrics, value=metrics.get(monitor, math.nan))
-    step, best = latest(folder, monitor)[0], best_so_far(folder, modes)
+    step, best = latest(folder, monitor)[0], best_evaluations(folder, modes)
     metrics = best.pop(monitor, {})
     state = State.running if locks.holder(folder.lock) is not None else State.failed if failure else State.interrupted
     reason = re.sub(r"^\w+Error: ", "", str(failure.get("error") or "")).partition("\n")[0] if state is State.failed else ""

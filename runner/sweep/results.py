@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import json
 import math
 import re
 import statistics
@@ -18,11 +17,11 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import INTERRUPTED, ConfigError, strip_heading
 from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.records import shapes, trust
-from samewise.runner.records.files import open_to_read, read_lines, read_mapping
+from samewise.runner.records.files import open_to_read, read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.tracking import journal
-from samewise.runner.tracking.best import is_better
+from samewise.runner.tracking.best import best_so_far
 
 
 class State(enum.StrEnum):
@@ -117,7 +116,7 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             folder.objectives,
         )
     steps, last = latest(point.run, point.monitor)
-    best = best_so_far(point.run, {point.monitor: point.mode}).get(point.monitor, {})
+    best = best_evaluations(point.run, {point.monitor: point.mode}).get(point.monitor, {})
     return PointResult(point, state, reason, best, last, steps, folder.spent_s(point), mlflow_run_id=tracked, tries=tries, objectives=folder.objectives)
 
 
@@ -229,21 +228,12 @@ def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int,
     return step, evaluated
 
 
-def best_so_far(run: RunFolder, modes: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """A run's best evaluation by each monitored metric, from its journal; of lines without one only the bytes are searched.
-
-    Args:
-        run: Its folder.
-        modes: The metrics, each with min or max. Those without an evaluation are left out of the result.
-    """
-    found, marks = dict[str, dict[str, float]](), [json.dumps(name).encode() for name in modes]
+def best_evaluations(run: RunFolder, modes: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """A run's best evaluation so far by each of these metrics, if it has one and its journal can be read."""
     with contextlib.suppress(ConfigError):
-        for _, line in read_lines(run.metrics):
-            if any(mark in line for mark in marks) and (entry := journal.parse_line(line)) is not None:
-                for name in modes.keys() & entry.metrics.keys():
-                    if name not in found or is_better(entry.metrics[name], found[name][name], modes[name]):
-                        found[name] = {other: value for other, value in entry.metrics.items() if other == name or not other.startswith(_NOT_EVALUATED)}
-    return {name: found[name] for name in modes if name in found}
+        found = best_so_far(run.metrics, modes)
+        return {by: {name: one[name] for name in one if name == by or not (name == "step" or name.startswith(_NOT_EVALUATED))} for by, one in found.items()}
+    return {}
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ logged before any other. It also stands first wherever MLflow sorts metrics by n
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from samewise.runner.tracking.journal import read_entries
+from samewise.runner.records.files import read_lines
+from samewise.runner.tracking.journal import parse_line
 
 PREFIX = "best/"
 
@@ -38,18 +40,18 @@ def is_better(value: float, best: float, mode: str) -> bool:
     return (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)
 
 
-def best_logged(journal: Path, metric: str, *, mode: str, names: Collection[str], until: int) -> dict[str, float]:
-    """The first best evaluation by a metric in a journal, with its step; empty if there is none.
+def best_so_far(journal: Path, modes: Mapping[str, str], *, until: float = math.inf) -> dict[str, dict[str, float]]:
+    """The first best evaluation by each metric in a journal: all that was logged with it, and its step. Of lines without one only the bytes are searched.
 
     Args:
         journal: Of the run.
-        metric: What is compared.
-        mode: min or max.
-        names: Of the evaluation's metrics: what else was logged with them is left out.
+        modes: The metrics, each with min or max. Those without an evaluation are left out of the result.
         until: The last step that counts.
     """
-    found: dict[str, float] = {}
-    for entry, _ in read_entries(journal):
-        if metric in entry.metrics and entry.step <= until and (not found or is_better(entry.metrics[metric], found[metric], mode)):
-            found = {**{name: value for name, value in entry.metrics.items() if name in names}, "step": entry.step}
-    return found
+    found, marks = dict[str, dict[str, float]](), [json.dumps(name).encode() for name in modes]
+    for _, line in read_lines(journal):
+        if any(mark in line for mark in marks) and (entry := parse_line(line)) is not None and entry.step <= until:
+            for name in modes.keys() & entry.metrics.keys():
+                if name not in found or is_better(entry.metrics[name], found[name][name], modes[name]):
+                    found[name] = {**entry.metrics, "step": entry.step}
+    return {name: found[name] for name in modes if name in found}

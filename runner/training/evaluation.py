@@ -22,7 +22,7 @@ from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_few, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
-from samewise.runner.tracking.best import best_logged, is_better
+from samewise.runner.tracking.best import best_so_far, is_better
 from samewise.runner.training.run import Run, Split
 
 
@@ -257,12 +257,11 @@ def find_earlier_best(run: Run) -> None:
         return
 
     def find() -> dict[str, dict[str, float]]:
-        names = progress.metrics.keys()
-        return {name: best_logged(run.folder.metrics, name, mode=mode, names=names, until=run.step) for name, mode in added.items()}
+        best = best_so_far(run.folder.metrics, added, until=run.step)
+        return {by: {name: one[name] for name in one if name in progress.metrics or name == "step"} for by, one in best.items()}
 
-    found = run.strategy.peers.first(find)
-    progress.also |= {name: best for name, best in found.items() if best}
-    if unknown := [name for name, best in found.items() if not best]:
+    progress.also |= (found := run.strategy.peers.first(find))
+    if unknown := [name for name in added if name not in found]:
         words = f"evaluations up to step {run.step} are not compared by {first_few(unknown, 3)}: {run.folder.metrics.name} does not have them"
         run.recorder.cautions.append(Problem("evaluate.also", words))
 

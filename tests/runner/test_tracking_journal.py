@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samewise.runner.tracking.best import best_logged
+from samewise.runner.tracking.best import best_so_far
 from samewise.runner.tracking.journal import Journal, read_entries
 
 
@@ -148,8 +148,7 @@ def test_the_best_evaluation_up_to_a_step_is_found(tmp_path: Path) -> None:
         journal.log({"train/loss": 0.0}, step)
         journal.log({"valid/loss": value, "valid/accuracy": step / 10, "epoch": 1.0}, step)
     journal.close()
-    names = ("valid/loss", "valid/accuracy")
-    lowest, highest = (best_logged(tmp_path / "metrics.jsonl", "valid/loss", mode=mode, names=names, until=3) for mode in ("min", "max"))
-    assert lowest == {"valid/loss": 2.0, "valid/accuracy": 0.1, "step": 1}
-    assert highest == {"valid/loss": 3.0, "valid/accuracy": 0.2, "step": 2}
-    assert best_logged(tmp_path / "nothing.jsonl", "valid/loss", mode="min", names=names, until=3) == {}
+    lowest, highest = (best_so_far(tmp_path / "metrics.jsonl", {"valid/loss": mode, "valid/other": "min"}, until=3) for mode in ("min", "max"))
+    assert lowest == {"valid/loss": {"valid/loss": 2.0, "valid/accuracy": 0.1, "epoch": 1.0, "step": 1}}
+    assert highest == {"valid/loss": {"valid/loss": 3.0, "valid/accuracy": 0.2, "epoch": 1.0, "step": 2}}
+    assert best_so_far(tmp_path / "nothing.jsonl", {"valid/loss": "min"}) == {}
