@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -239,13 +239,10 @@ def _first_call(
         seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format), (args, kwargs)), entries))
         raise _Enough
 
-    hooks = [module.register_forward_pre_hook(partial(note, name), with_kwargs=True) for name, module in parts.items()]
-    try:
-        with torch.no_grad(), suppress(_Enough, Exception):  # a recipe may not predict, or not from a data set's sample
-            use(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad(), suppress(_Enough, Exception):  # a recipe may not predict, or not from a data set's sample
+        for name, module in parts.items():
+            hooks.enter_context(module.register_forward_pre_hook(partial(note, name), with_kwargs=True))
+        use(model, batch)
     return seen[0] if seen else None
 
 
@@ -256,13 +253,10 @@ def _require_only(part: str, recipe: Recipe, model: nn.Module, batch: Batch) -> 
     def note(name: str, *_: object) -> None:
         called[name] = None
 
-    hooks = [child.register_forward_pre_hook(partial(note, name)) for name, child in model.named_children()]
-    try:
-        with torch.no_grad(), suppress(Exception):  # the first call is known anyway
-            recipe.measure(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad(), suppress(Exception):  # the first call is known anyway
+        for name, child in model.named_children():
+            hooks.enter_context(child.register_forward_pre_hook(partial(note, name)))
+        recipe.measure(model, batch)
     if len(called) > 1:
         words = "must say which part of the model to export: the recipe calls several when it evaluates a batch"
         raise ConfigError(Problem("--module", words, hint=f"name {' or '.join(called)}, or give the recipe a `predict` that calls the model"))

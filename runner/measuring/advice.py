@@ -14,9 +14,6 @@ from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.data.dataset import without_transforms
 from samewise.runner.training.run import Run
 
-_WORTH = {"data": 0.1, "transfer": 0.1, "transforms": 0.15, "exchange": 0.15, "optimizer": 0.2, "trace": 0.1, "callbacks": 0.1, "tracking": 0.1}
-"""From which share of a step on a part is told of; the model's own work from half of it on."""
-
 
 def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What to change, the part with the largest share of a step first.
@@ -30,9 +27,9 @@ def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts, whole = found["parts_ms"], found["measured_ms"] or 1.0
     cores = len(os.sched_getaffinity(0))
     causes = list[dict[str, Any]]()
-    for part, least in _WORTH.items():
+    for part, (least, rule) in _RULES.items():
         if parts[part] / whole >= least:
-            why, changes = _RULES[part](run, found, cores)
+            why, changes = rule(run, found, cores)
             causes.append(_cause(run, part, parts[part] / whole, why, changes))
     model = (parts["forward"] + parts["backward"]) / whole
     if model >= 0.5:
@@ -142,13 +139,14 @@ def _model_settings(run: Run, cores: int) -> Iterator[str]:
         yield f"reproducibility.threads={cores}"
 
 
-_RULES: Mapping[str, Callable[[Run, Mapping[str, Any], int], tuple[str, list[str]]]] = {
-    "data": _data,
-    "transfer": _transfer,
-    "transforms": _transforms,
-    "exchange": _exchange,
-    "optimizer": _optimizer,
-    "trace": _trace,
-    "callbacks": _callbacks,
-    "tracking": _tracking,
+_RULES: Mapping[str, tuple[float, Callable[[Run, Mapping[str, Any], int], tuple[str, list[str]]]]] = {
+    "data": (0.1, _data),
+    "transfer": (0.1, _transfer),
+    "transforms": (0.15, _transforms),
+    "exchange": (0.15, _exchange),
+    "optimizer": (0.2, _optimizer),
+    "trace": (0.1, _trace),
+    "callbacks": (0.1, _callbacks),
+    "tracking": (0.1, _tracking),
 }
+"""From which share of a step on a part is told of, and what is said of it; the model's own work from half of a step on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samewise.runner.errors import CheckpointError, ConfigError, DamagedFile
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import shapes
 from samewise.runner.records.checkpoint import CheckpointFolder, list_checkpoints
 from samewise.runner.records.files import read_json, sha256
@@ -39,5 +39,5 @@ def _recorded_digest(kept: CheckpointFolder) -> str | None:
     """The SHA-256 in a checkpoint's manifest, with which `checkpoint.read` compares its bytes; None if it cannot be read."""
     try:
         return (read_json(kept.path / "manifest.json", shapes.MANIFEST) or {}).get("sha256")
-    except (CheckpointError, ConfigError, DamagedFile):
+    except ConfigError:
         return None

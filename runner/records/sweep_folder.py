@@ -164,12 +164,8 @@ class SweepFolder:
         if not points:
             return
         with open(self.path / "points.jsonl", "ab+") as handle:
-            handle.seek(0, os.SEEK_END)
-            if handle.tell():
-                handle.seek(-1, os.SEEK_END)
-                torn = handle.read(1) != b"\n"
-            else:
-                torn = False
+            end = handle.tell()
+            torn = end and os.pread(handle.fileno(), 1, end - 1) != b"\n"
             text = "".join(json.dumps(asdict(point)) + "\n" for point in points)
             handle.write((("\n" if torn else "") + text).encode())
             handle.flush()

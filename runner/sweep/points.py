@@ -76,7 +76,7 @@ class Composer:
         return self._bases[chosen]
 
 
-def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | None = None, with_code: bool = True) -> tuple[str, Composed]:
+def identity(space: Space, composer: Composer, *, with_code: bool = True) -> tuple[str, Composed]:
     """The sweep's id, and the config that its points share: the experiment's name and a hash of the base config and what varies.
 
     ConfigError if the part that all points share is wrong.
@@ -84,7 +84,6 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
     Args:
         space: What varies.
         composer: Composes the points; if no choice of a group varies, little is left to compose for each.
-        sweeper: The sweeper's config; the shared one if not given.
         with_code: Whether other code of the user's makes it another sweep.
     """
     shared = composer.compose(space.fixed)
@@ -93,11 +92,10 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
         shared = composer.compose(space.at(firsts))  # a value may belong to a choice that varies: strategy=elastic,ddp strategy.nproc=2
         if _problems(shared):
             raise ConfigError(*problems)
-    asked: Mapping[str, Any] = plain(shared.cfg.sweeper) if sweeper is None else sweeper
     told = {
         "shared": shared.fingerprint if with_code else fingerprint_of(shared.whole),
         "varied": sorted([part.key, part.text] for part in space.parts if not isinstance(part, str)),
-        "sweeper": {key: value for key, value in asked.items() if key != "trials"},  # more points are the same sweep, extended
+        "sweeper": {key: value for key, value in plain(shared.cfg.sweeper).items() if key != "trials"},  # more points are the same sweep, extended
         "name": shared.name,
     }
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]

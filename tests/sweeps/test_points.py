@@ -121,16 +121,16 @@ def test_a_truncated_point_is_rewritten_and_a_damaged_one_is_reported(tmp_path: 
 
 
 def test_the_same_command_is_the_same_sweep() -> None:
-    def name(*given: str, **sweeper: object) -> str:
-        return identity(read_space(given, project=BARE), Composer(BARE), sweeper=sweeper)[0]
+    def name(*given: str) -> str:
+        return identity(read_space((*given, "sweeper=random"), project=BARE), Composer(BARE))[0]
 
     first = name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2")
     assert name("optimizer.lr=0.1,0.2", "experiment=resnet18_digits", "run_root=elsewhere", "launcher.jobs=3") == first
     assert first.startswith("resnet18_digits-")
     assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.3") != first
     assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "max_epochs=3") != first
-    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", seed=1) != first
-    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", trials=30) == first
+    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "sweeper.seed=1") != first
+    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "sweeper.trials=30") == first
 
 
 @pytest.mark.slow
