@@ -91,7 +91,10 @@ def _create(file: Path) -> None:
         temporary = file.with_name(f".{file.name}.new")
         temporary.unlink(missing_ok=True)  # left by a process that was killed at this point
         uri = f"sqlite:///{temporary.absolute()}"
-        store = SqlAlchemyStore(uri, str(artifact_location(f"sqlite:///{file.absolute()}", None)))
+        place = str(artifact_location(f"sqlite:///{file.absolute()}", None))
+        store = SqlAlchemyStore(uri, Path(place).as_uri())  # without quotes, since MLflow writes its repr into SQL
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE experiments SET artifact_location = ?", (f"{place}/0",))
         store.engine.dispose()
         os.replace(temporary, file)
 

@@ -274,6 +274,17 @@ def test_eight_processes_that_start_on_a_fresh_file_share_one_whole_store(tmp_pa
     assert {path.name for path in fresh.path.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
 
 
+def test_a_path_with_both_kinds_of_quotes_has_a_store(folder: RunFolder, tmp_path: Path) -> None:
+    (home := tmp_path / """it's "new" \\n :a""").mkdir()
+    store = Store.made_in(home)
+    one = sending(write(folder), store)
+    (folder.artifacts / "a.txt").write_text("a")
+    one.synchronise(alive=False)
+    assert store.rows("select status from runs") == [("FINISHED",)]
+    assert (home / "mlartifacts" / str(one.progress.run_id) / "artifacts" / "a.txt").read_text() == "a"
+    assert set(store.rows("select artifact_location from experiments")) == {(f"{home}/mlartifacts",), (f"{home}/mlartifacts/0",)}
+
+
 @pytest.mark.slow
 def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path: Path, store: Store) -> None:
     from samewise.runner.tracking.store import open_client
