@@ -58,11 +58,13 @@ class Sending:
     def synchronise(self, *, alive: bool) -> Sent:
         """Send everything that has not been sent; RunGone if the MLflow run was deleted: the next pass makes another.
 
-        After an error of the client, if the store cannot be reached, a later pass continues where this one stopped.
+        After an error of the client, if the store cannot be reached, a later pass continues where this one stopped. FileNotFoundError if the folder of a run
+        that has ended disappears meanwhile.
 
         Args:
             alive: Whether the trainer is running; if not, the run's status becomes the journal's, or KILLED.
         """
+        was_there = not alive and self.folder.metrics.exists()
         self._ensure_run()
         if alive and self.progress.status != "RUNNING":
             self._may_be_late = True  # until there is a response: without one, the server may execute it at any time
@@ -73,6 +75,8 @@ class Sending:
         self._send_journal(self.folder.metrics)
         self._send_journal(self.folder.system)
         failed = self._send_files(complete=not alive)
+        if was_there and not self.folder.metrics.exists():  # the run would be shown as KILLED
+            raise FileNotFoundError(f"the run's folder is gone: {self.folder.path}")
         if not alive:
             self._terminate()
         if failed is not None:

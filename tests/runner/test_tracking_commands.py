@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -131,6 +132,23 @@ def test_sync_reports_what_it_could_not_send(unsent: RunFolder, capsys: pytest.C
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening
         assert main(["sync", "--uri", f"http://127.0.0.1:{nobody.getsockname()[1]}"]) == 1
     assert "could not be sent" in capsys.readouterr().out
+
+
+def test_a_run_whose_folder_disappears_keeps_its_status(unsent: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from samewise.runner.tracking.sending import Sending
+
+    describe = Sending._describe
+
+    def vanish(sending: Sending) -> None:
+        describe(sending)
+        shutil.rmtree(unsent.path)
+
+    monkeypatch.setattr(Sending, "_describe", vanish)
+    assert main(["sync"]) == 1
+    assert "could not be sent: FileNotFoundError: the run's folder is gone: runs/tried/0123456789ab" in capsys.readouterr().out
+    with contextlib.closing(sqlite3.connect(unsent.path.parents[1] / "mlflow.db")) as store:
+        assert store.execute("select status from runs").fetchall() == [("RUNNING",)]
+    assert not unsent.path.exists()
 
 
 def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
