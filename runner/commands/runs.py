@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.names:
             words = "no run was named"
             raise ConfigError(Problem("RUN", words, expected="runs to delete", hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed"))
-        found = [listing.read_run(saved.find(name, run_root=args.run_root)) for name in args.names]
+        named = [saved.find(name, run_root=args.run_root) for name in args.names]
+        found = [listing.read_run(folder) for folder in {folder.path.resolve(): folder for folder in named}.values()]
     elif args.names:
         raise ConfigError(Problem("RUN", f"`samewise runs {args.action}` takes no names", args.names[0], "--where CONDITION"))
     elif args.uri:
@@ -102,12 +104,17 @@ def _select_failed(found: Sequence[ListedRun]) -> list[ListedRun]:
 def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
     from samewise.runner.sweep import listing
 
-    children = listing.trained_from(found, args.run_root)
+    listing.require_no_links(found)
+    children, unsent = listing.trained_from(found, args.run_root), listing.unsent(found)
+    kept = "; their records in MLflow stay" if listing.in_mlflow(found) else ""
     if args.yes:
         listing.delete(found)
     done = "deleted" if args.yes else "would be deleted"
     for child in children:
         print(f"warning: {child} was trained from one of these: without its checkpoint, it cannot be trained again or verified", file=sys.stderr)
+    for one in unsent:
+        hint = "" if args.yes else f"; run `samewise sync {shlex.quote(one.folder)}` to send the rest"
+        print(f"warning: not everything from {one.folder} has reached MLflow{hint}", file=sys.stderr)
     for one in found if not args.json else ():
         size = "" if args.yes else f", {listing.size_of(one) / 1e6:.1f} MB"
         print(f"{done}: {one.folder}  ({one.state.value}, step {one.step}{size})")
@@ -116,7 +123,7 @@ def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
     elif not found:
         print("nothing to delete")
     elif not args.yes:
-        print("nothing has been deleted yet: --yes deletes these, with their checkpoints; their records in MLflow stay")
+        print(f"nothing has been deleted yet: --yes deletes these, with their checkpoints{kept}")
     return 0
 
 

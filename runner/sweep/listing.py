@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import os
 import re
+import resource
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +27,8 @@ from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.found import below
 from samewise.runner.sweep.results import State, best_evaluations, latest
+from samewise.runner.tracking.backends import backends_of
+from samewise.runner.tracking.progress import is_behind
 
 
 @dataclass(frozen=True)
@@ -183,20 +187,20 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
     if key in known:
         return {one.folder: one.get(key) for one in runs}
     values = {one.folder: _setting(one, key) for one in runs}
-    if runs and all(value is None for value in values.values()) and key not in (settings := dict(flat(_config(runs[0])))):
+    if runs and all(value is None for value in values.values()) and key not in (settings := dict(flat(_config(runs[0].folder)))):
         meant = next((path for path in settings if path.endswith(f".{key}")), None)  # lr: optimizer.lr
         raise ConfigError(Problem(option, "no such column, metric or setting", key, hint=f"did you mean '{meant}'?" if meant else nearest(key, known)))
     return {folder: str(value).lower() if isinstance(value, bool) else value for folder, value in values.items()}
 
 
 def _setting(one: ListedRun, key: str) -> Any:
-    found = at(_config(one), key)
+    found = at(_config(one.folder), key)
     return found if not isinstance(found, Mapping | None) else header.read(read_text(RunFolder(Path(one.folder)).config) or "")[0].get(key)
 
 
-def _config(one: ListedRun) -> Mapping[str, Any]:
+def _config(folder: str) -> Mapping[str, Any]:
     """A run's settings, untyped, since types would take a hundred times as long; empty without an intact file."""
-    file = RunFolder(Path(one.folder)).config
+    file = RunFolder(Path(folder)).config
     try:
         require_modest(text := read_text(file) or "", str(file), interpolations="none")
         read: Any = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -225,25 +229,57 @@ def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
 
 
 def trained_from(runs: Sequence[ListedRun], run_root: Path) -> list[str]:
-    """The folders of the run root's other runs whose config names a checkpoint of one of these."""
+    """The folders of other runs, in this run root or theirs, whose config names a checkpoint of one of these, by whatever path."""
     those = {Path(one.folder).resolve() for one in runs}
-    others = [folder for folder in below(run_root) if folder.path.resolve() not in those]
-    texts = {str(folder.path): " ".join((read_text(folder.config) or "").split()) for folder in others}  # a long path with spaces is folded
-    return [folder for folder, text in texts.items() if any(f"{one}/checkpoints/" in text for one in those)]
+    roots = [*dict.fromkeys(one.parent.parent for one in those), run_root]  # run_root last: its runs are named by it
+    others = {folder.path.resolve(): str(folder.path) for root in roots for folder in below(root)}
+    return [folder for place, folder in others.items() if place not in those and _names_checkpoint(folder, those)]
+
+
+def _names_checkpoint(folder: str, those: Collection[Path]) -> bool:
+    text, config = read_text(RunFolder(Path(folder)).config) or "", _config(folder)
+    named = [value for key in ("initialise.weights", "resume_from") if isinstance(value := at(config, key), str)]
+    places = [Path(os.path.realpath(os.path.expanduser(value))) for value in named]  # a link may lead there
+    return any(f"{one.name}/checkpoints/" in text or any(place.is_relative_to(one) for place in places) for one in those)
+
+
+def in_mlflow(runs: Sequence[ListedRun]) -> list[ListedRun]:
+    """Those of which MLflow has something."""
+    return [one for one in runs if read_mapping(RunFolder(Path(one.folder)).tracking, shapes.TRACKING).get("run_id")]
+
+
+def unsent(runs: Sequence[ListedRun]) -> list[ListedRun]:
+    """Those that are tracked in MLflow, which does not have everything yet."""
+    settings = {one.folder: {key: at(_config(one.folder), f"tracking.{key}") for key in ("enabled", "report_to")} for one in runs}
+    return [one for one in runs if "mlflow" in backends_of(settings[one.folder]) and is_behind(RunFolder(Path(one.folder)))]
+
+
+def require_no_links(runs: Sequence[ListedRun]) -> None:
+    """ConfigError if a run's folder, or its experiment's, is a link: what is deleted would be elsewhere. A run root may be one."""
+    folders = [Path(one.folder).absolute() for one in runs]
+    links = dict.fromkeys(path for folder in folders for path in (folder.parent, folder) if path.is_symlink())
+    if links:
+        hint = "nothing has been deleted; remove the link, or name the run by the folder to which it leads"
+        raise ConfigError(*(Problem(str(link), f"is a link to {link.resolve()}", hint=hint) for link in links))
 
 
 def delete(runs: Sequence[ListedRun]) -> None:
-    """Delete runs' folders with their checkpoints; their records in MLflow stay. ConfigError if one of them is being written: then none is deleted."""
+    """Delete runs' folders with their checkpoints; their records in MLflow stay. ConfigError if one is being written or sent: then none is deleted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(soft + 2 * len(runs), hard)), hard))  # a file for each lock
     with contextlib.ExitStack() as held:
         for one in runs:
-            try:
-                held.enter_context(locks.hold(RunFolder(Path(one.folder)).lock, sign=False))
-            except locks.LockHeld as holder:
-                raise ConfigError(Problem(one.folder, f"is being written by {holder}", hint="stop it first; nothing has been deleted")) from None
-        for one in runs:
-            shutil.rmtree(one.folder)
-            if not any((parent := Path(one.folder).parent).iterdir()):
-                parent.rmdir()
+            folder = RunFolder(Path(one.folder))
+            for lock, doing in ((folder.lock, "written"), (folder.sending, "sent")):
+                try:
+                    held.enter_context(locks.hold(lock, sign=False))
+                except locks.LockHeld as holder:
+                    hint = "wait for it, or stop it; nothing has been deleted"
+                    raise ConfigError(Problem(one.folder, f"is being {doing} by {holder}", hint=hint)) from None
+        for folder in [Path(one.folder).resolve() for one in runs]:
+            shutil.rmtree(folder)
+            if not any(folder.parent.iterdir()):
+                folder.parent.rmdir()
 
 
 def size_of(one: ListedRun) -> int:

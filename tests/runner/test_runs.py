@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -233,6 +234,101 @@ def test_nothing_is_deleted_if_one_of_the_runs_is_being_trained(samewise, runs, 
     assert done.returncode == 2
     assert "is being written by process" in done.stderr
     assert all((folder / "config.yaml").exists() for folder in folders)
+
+
+def make_run(root: Path, run: str, config: str = "") -> RunFolder:
+    (folder := RunFolder(root / run)).create()
+    folder.config.write_text(config)
+    return folder
+
+
+def test_a_run_that_is_being_sent_is_not_deleted(samewise, tmp_path) -> None:
+    folders = [make_run(tmp_path, f"some/{number}") for number in (1, 2)]
+    with locks.hold(folders[1].sending):
+        done = samewise("runs", "rm", "some/1", "some/2", "--yes", "--run-root", tmp_path)
+    assert done.returncode == 2
+    assert f"is being sent by process {os.getpid()}" in done.stderr
+    assert all(folder.config.exists() for folder in folders)
+
+
+def test_a_run_that_is_named_twice_is_deleted_once(samewise, tmp_path) -> None:
+    folder = make_run(tmp_path, "some/0123456789ab")
+    done = samewise("runs", "rm", "some", "0123", folder.path, "--yes", "--run-root", tmp_path)
+    assert (done.returncode, done.stdout.count("deleted:")) == (0, 1)
+    assert not folder.path.parent.exists()
+
+
+def test_more_runs_are_deleted_than_files_may_be_open(samewise, tmp_path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for number in range(80):
+        make_run(tmp_path, f"some/{number}")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+        assert samewise("runs", "gc", "--where", "name=some", "--yes", "--run-root", tmp_path).returncode == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_behind_a_link_are_not_deleted_unless_it_is_the_run_root(samewise, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, other = make_run(tmp_path, "runs/some/0123"), make_run(tmp_path, "runs/other/4567")
+    (tmp_path / "runs/link").symlink_to("some")
+    (tmp_path / "runs/other/link").symlink_to(folder.path)
+    linked, itself = f"runs/link: is a link to {folder.path.parent}", f"runs/other/link: is a link to {folder.path}"
+    for arguments, words in ((["rm", "runs/link/0123", "4567"], linked), (["rm", "other/link"], itself), (["gc", "--where", "name=link"], linked)):
+        for more in ([], ["--yes"]):
+            done = samewise("runs", *arguments, *more)
+            assert done.returncode == 2
+            assert words in done.stderr
+    assert folder.config.exists()
+    assert other.config.exists()
+    (tmp_path / "runs/link").unlink()
+    (tmp_path / "root").symlink_to("runs")
+    assert samewise("runs", "rm", "0123", "--yes", "--run-root", "root").returncode == 0
+    assert not folder.path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "initialise: {{weights: runs/base/0123456789ab/checkpoints/best}}",
+        "initialise: {{weights: {here}/root/base/0123456789ab/checkpoints/best}}",
+        "resume_from: {here}/elsewhere",
+    ],
+)
+def test_a_run_trained_from_one_that_is_deleted_is_named_whatever_path_leads_there(samewise, tmp_path, monkeypatch, config) -> None:
+    base, child = make_run(tmp_path, "runs/base/0123456789ab"), make_run(tmp_path, "runs/child/ba9876543210", config.format(here=tmp_path))
+    make_run(tmp_path, "runs/base/0123456789ab-2", "resume_from: runs/base/0123456789ac/checkpoints/best")
+    (tmp_path / "root").symlink_to("runs")
+    (tmp_path / "elsewhere").symlink_to(base.checkpoints)
+    (tmp_path / "other").mkdir()
+    for here, name, root, said in ((".", "0123456789ab", "runs", "runs"), ("other", "../runs/base/0123456789ab", ".", tmp_path / "runs")):
+        monkeypatch.chdir(tmp_path / here)
+        done = samewise("runs", "rm", name, "--run-root", root)
+        assert done.returncode == 0
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"warning: {said}/child/{child.path.name} was trained from one of these: ")
+
+
+def test_what_mlflow_has_of_deleted_runs_and_what_it_lacks_are_told(samewise, tmp_path) -> None:
+    tracked = make_run(tmp_path, "some/tracked", "tracking: {enabled: true, report_to: [mlflow]}\n")
+    silent = make_run(tmp_path, "some/silent", "tracking: {enabled: false, report_to: [mlflow]}\n")
+    for folder in (tracked, silent):
+        folder.metrics.write_text("{}\n")
+
+    def told(folder: RunFolder) -> tuple[bool, bool]:
+        done = samewise("runs", "rm", folder.path, "--run-root", tmp_path)
+        assert done.returncode == 0
+        warning = f"warning: not everything from {folder.path} has reached MLflow; run `samewise sync {folder.path}` to send the rest"
+        return "their records in MLflow stay" in done.stdout, warning in done.stderr
+
+    assert told(silent) == (False, False)
+    assert told(tracked) == (False, True)
+    tracked.tracking.write_text(json.dumps({"run_id": "a1", "sent": {"metrics.jsonl": 1}}))
+    assert told(tracked) == (True, True)
+    tracked.tracking.write_text(json.dumps({"run_id": "a1", "sent": {"metrics.jsonl": 3}}))
+    assert told(tracked) == (True, False)
 
 
 def test_a_damaged_run_is_listed_as_far_as_it_can_be_read(samewise, runs, root) -> None:
