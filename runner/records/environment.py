@@ -126,14 +126,16 @@ def git_state(folder: Path) -> dict[str, Any]:
 
     A checkout may have been received, with a .git/config that names commands: none of them is run, and no folder but its own is looked at.
     """
-    top, commit, filters = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD"), _filter_options(folder)
-    if top is None or commit is None or filters is None or not os.path.lexists(Path(top.removesuffix("\n"), ".git")):
+    found, filters = _git(folder, "rev-parse", "--show-toplevel", "HEAD"), _filter_options(folder)
+    top, _, commit = (found or "").removesuffix("\n").rpartition("\n")
+    if not top or filters is None or not os.path.lexists(Path(top, ".git")):
         return {}
     changed = _git(folder, *filters, "diff", "--no-ext-diff", "--ignore-submodules=dirty", "--name-only", "HEAD") or ""
-    state = {"commit": commit.strip(), "branch": (_git(folder, "branch", "--show-current") or "").strip(), "dirty": bool(changed)}
+    state = {"commit": commit, "branch": (_git(folder, "branch", "--show-current") or "").strip(), "dirty": bool(changed)}
     if os.environ.get(RECORDS_DIFF) == "0":
         return state
-    diff = _git(folder, *filters, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD", "--", ":(top)", *_LEFT_OUT) or ""
+    told = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD", "--", ":(top)", *_LEFT_OUT)
+    diff = (changed and _git(folder, *filters, *told)) or ""
     return {**state, "diff": remove_private_keys(redact(diff))[:1_000_000]}
 
 
