@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from samewise.runner.processes import variables
 
@@ -24,10 +24,8 @@ EXPERIMENTS = {
     "wav2letter_spoken_digits": ["experiment=wav2letter_spoken_digits", "model.width=32"],
     "gan_digits": ["experiment=gan_digits"],
     "channels_last": ["experiment=resnet18_digits", "memory_format=channels_last", "replicas=4"],
+    "retinanet_coco": ["experiment=retinanet_coco", "batch_size=2", "replicas=2", "model.channels=16"],
 }
-DETECTOR = {"retinanet_coco": ["experiment=retinanet_coco", "batch_size=2", "replicas=2", "model.channels=16"]}
-LONG = pytest.mark.long
-OTHER_BITS = pytest.mark.xfail(strict=False, reason="on 4 threads MKL's product of a vector of 99 and a 99 x 144 matrix is not always the same")
 TRAINS = """\
 import os, sys
 from samewise.runner.cli import main
@@ -43,6 +41,14 @@ import numpy as np
 drawn = np.random.default_rng(0)
 line, other, square = drawn.standard_normal(1_000_000), drawn.standard_normal(1_000_000), drawn.standard_normal((400, 400))
 print([hashlib.sha256(found.tobytes()).hexdigest() for found in (line @ other, square @ square, np.linalg.solve(square, square[0]))])
+"""
+MULTIPLIES = """\
+import os, types
+os.environ["MKL_VERBOSE"] = "1"
+from samewise.runner.processes import variables
+variables.prepare(types.SimpleNamespace(threads=4, variables={}))
+import torch
+torch.ones(1, 99) @ torch.ones(99, 144)
 """
 
 
@@ -68,27 +74,24 @@ def test_threads_spin_before_they_sleep_unless_the_environment_decides(monkeypat
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("threads", [4, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 2, 8))])
 def test_any_number_of_threads_gives_the_same_bits_on_one_or_two_cores(threads: int, tmp_path: Path) -> None:
-    require_same_on_one_or_two_cores(EXPERIMENTS, threads, tmp_path)
-
-
-@pytest.mark.slow
-@several_cores
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("threads", [2, *(pytest.param(number, marks=marks) for number, marks in ((4, OTHER_BITS), (1, LONG), (8, (OTHER_BITS, LONG))))])
-def test_a_detector_has_the_same_bits_on_one_or_two_cores(threads: int, tmp_path: Path) -> None:
-    require_same_on_one_or_two_cores(DETECTOR, threads, tmp_path)
-
-
-def require_same_on_one_or_two_cores(experiments: Mapping[str, list[str]], threads: int, tmp_path: Path) -> None:
     common = ["debug=tiny", "max_steps=5", "tracking=none", "evaluate.pictures=false", f"reproducibility.threads={threads}"]
     for cores in (1, 2):
-        trainings = [["train", *common, *own, f"name={name}", f"run_root={tmp_path}/{cores}"] for name, own in experiments.items()]
+        trainings = [["train", *common, *own, f"name={name}", f"run_root={tmp_path}/{cores}"] for name, own in EXPERIMENTS.items()]
         output_on(cores, TRAINS, str(threads), *map(" ".join, trainings))
-    for name in experiments:
+    for name in EXPERIMENTS:
         (one,), (two,) = ((tmp_path / str(cores) / name).glob("*/trace.jsonl") for cores in (1, 2))
         assert json.loads((one.parent / "environment.json").read_text())["threads"] == threads
         assert one.read_bytes() == two.read_bytes()
         assert one.read_bytes().count(b"\n") == 6
+
+
+def test_mkl_adds_in_a_fixed_order_unless_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    if not torch.backends.mkl.is_available():
+        pytest.skip("torch was built without MKL")
+    assert "CNR:AUTO" in output_on(1, MULTIPLIES)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert variables.thread_variables(4)["MKL_CBWR"] == "COMPATIBLE"
 
 
 @several_cores
