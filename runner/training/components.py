@@ -36,6 +36,8 @@ from samewise.runner.training.workarounds import work_around
 
 Make = Callable[..., Any]
 """Makes the part at a path of the config."""
+LIBRARIES = ("samewise", "torch", "torchvision", "torchaudio", "timm", "transformers")
+"""Their models draw as samewise seeds, and keep nothing that decides a loss outside of their state."""
 _TENSORS = "only dense tensors in the model's state_dict, since checkpoints hold nothing else of a model; get_extra_state may return one"
 _ENCODED = "transforms=imagenet_on_device and imagenet_v2_on_device decode on the device; or set dataset.decode=worker"
 

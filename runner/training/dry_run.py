@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
 
 from omegaconf import DictConfig, open_dict
-from torch import nn
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.data.keyed import Key, training_keys
-from samewise.runner.data.loading import Loader, MicroBatch
-from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few
+from samewise.runner.data.keyed import training_keys
+from samewise.runner.data.loading import Loader
+from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError
 from samewise.runner.optim.groups import ranked_blocks
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.strategies.base import Strategy, Tally
+from samewise.runner.strategies.base import Strategy
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
-from samewise.runner.training.evaluation import evaluating, rehearse
-from samewise.runner.training.hidden_state import attributes_of, find, find_in_schedule, lost_attributes, lost_by_optimizers, require_none_learned
-from samewise.runner.training.loop import forward, train_step
+from samewise.runner.training.evaluation import rehearse
+from samewise.runner.training.hidden_state import (
+    attributes_of,
+    find,
+    find_in_schedule,
+    lost_attributes,
+    lost_by_optimizers,
+    require_none_learned,
+    require_same_model,
+)
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.loss_checks import means_for_sums, metrics_by_batch, untrained, wholes_for_sums
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import continue_from
@@ -96,6 +103,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         run = build(_disable_caches(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
             require_none_learned(run)
+            require_same_model(run)
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 untrained = [*_take_step(run), *find_in_schedule(run)]
                 before = attributes_of(run.recipe)
@@ -104,8 +112,9 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
                 if alone:
                     run.recorder.cautions += [
                         *untrained,
-                        *_means_for_sums(run),
-                        *_wholes_for_sums(run),
+                        *means_for_sums(run),
+                        *wholes_for_sums(run),
+                        *metrics_by_batch(run),
                         *lost_attributes(run.recipe, before),
                         *lost_by_optimizers(run),
                     ]
@@ -124,28 +133,22 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
 
 def _take_step(run: Run) -> list[Problem]:
     """Take one step; return cautions of hidden state, and of parameters that are trained from the beginning and got no gradient in any phase."""
-    reached = set[nn.Parameter]()
-    waiting = {id(one) for phase in run.phases for later in phase.waiting[:1] for one in later.parameters}
-    trained = {name: one for name, one in run.model.named_parameters() if one.requires_grad and id(one) not in waiting}
-    hooks = [one.register_post_accumulate_grad_hook(reached.add) for one in trained.values()]
     ranked = ranked_blocks(run.model, run.config.param_groups or {})
     used = list[str]()
 
     def note(name: str, *_: object) -> None:
         used.append(name)
 
-    hooks += [part.register_forward_pre_hook(partial(note, name)) for name, part in run.model.named_modules() if name in ranked]
+    hooks = [part.register_forward_pre_hook(partial(note, name)) for name, part in run.model.named_modules() if name in ranked]
     micro_batches = next(training_batches(run))
     hidden = find(run, micro_batches)
-    train_step(run, micro_batches)
+    with untrained(run) as idle:
+        train_step(run, micro_batches)
     if run.total_steps <= LONG:
         run.schedule.rates(max(run.total_steps - 1, 0), run.schedule.span)
     for hook in hooks:
         hook.remove()
-    idle = [name for name, one in trained.items() if one not in reached]
-    hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
-    words = f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the first step"
-    return [*([hidden] if hidden else ()), *([Problem("model", words, hint=hint)] if idle else ()), *_misplaced(ranked, list(dict.fromkeys(used)))]
+    return [*hidden, *idle, *_misplaced(ranked, list(dict.fromkeys(used)))]
 
 
 def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
@@ -155,23 +158,6 @@ def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
             words = f"layer_decay takes '{other}' to be further from the output than '{one}', after which it computes"
             return [Problem("param_groups", words, hint="define the model's parts in the order in which they compute")]
     return []
-
-
-def _means_for_sums(run: Run) -> list[Problem]:
-    """A caution if a loss's count doubles where each sample comes twice, but its total stays: it is a mean, where a sum is wanted."""
-    key = next(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
-    few, found = key.indices[: min(2, len(key.indices) // 2)], list[Problem]()
-    with suppress(Exception):  # the step itself was sound: this model or loss needs more samples, or others
-        for phase in run.phases:
-            batches = Loader(run.splits["train"].keyed, lambda: iter((replace(key, indices=few), replace(key, indices=few * 2))))
-            with phase.training(run.step):
-                once, twice = (Tally.begin_reading([forward(run, phase, MicroBatch(0, batch))[2]()])()[0][0] for batch in batches)
-            first, second = once.sums["loss"], twice.sums["loss"]
-            if twice.count > 1.5 * once.count and abs(second - first) < 0.1 * abs(first):
-                words = f"the total for {once.count:g} is {first:.4g}, and for the same twice {second:.4g}: it is a mean, which is divided again"
-                where = f"recipe ({type(run.recipe).__name__}.loss)"
-                found.append(Problem(where, words, expected="a sum over count", hint='reduction="sum" in torch\'s losses'))
-    return found
 
 
 def _single_samples(run: Run) -> list[Problem]:
@@ -190,40 +176,6 @@ def _single_samples(run: Run) -> list[Problem]:
             words = f"step {last + 1} fails: some of its micro-batches, of an epoch's last batch of {bounds[-1][2] - bounds[0][1]}, have one sample"
             return [Problem("loader.drop_last", f"{words}, and a norm of the model needs several", plan.drop_last, hint="true, or another batch_size")]
     return []
-
-
-def _wholes_for_sums(run: Run) -> list[Problem]:
-    """A caution if a user's loss of four samples, in evaluation mode, is not the sum of those of two and two: how a batch is split then matters."""
-    key = next(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
-    if type(run.recipe).__module__.startswith("samewise.") or len(key.indices) < 4:
-        return []
-    wholes, splits = list[float](), list[float]()
-    with suppress(Exception), evaluating(run.model):  # a model, or a loss, may need more samples, or others, or only train
-        for draw in range(8):  # fewer, if both agree or no random numbers are drawn
-            whole, *parts = (_total(run, replace(key, indices=some), draw) for some in (key.indices[:4], key.indices[:2], key.indices[2:4]))
-            wholes, splits = [*wholes, whole], [*splits, sum(parts)]
-            if (draw == 0 and _near(wholes[0], splits[0])) or (draw == 1 and wholes[0] == wholes[1]):
-                break
-    if not splits:
-        return []
-    whole, split, differences = fmean(wholes), fmean(splits), [one - other for one, other in zip(wholes, splits, strict=True)]
-    noise = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-    if _near(whole, split) or abs(whole - split) <= 6 * noise:
-        return []
-    words = f"the total for four samples is {whole:.4g}, and for two and two {split:.4g}: replicas, accumulate and evaluate.batch_size change it"
-    return [Problem(f"recipe ({type(run.recipe).__name__}.loss)", words, hint="meant, as in contrastive learning? Then keep replicas=1 accumulate=1")]
-
-
-def _near(whole: float, split: float) -> bool:
-    return abs(whole - split) <= 0.01 * max(abs(whole), abs(split))
-
-
-def _total(run: Run, key: Key, draw: int) -> float:
-    """The loss of training samples in evaluation, all phases together, with random numbers that depend on `draw`."""
-    batch = run.to_device(next(iter(Loader(run.splits["train"].keyed, lambda: iter((key,))))))
-    streams.enter(run.seed, "eval", draw)
-    batch = run.transforms["eval"](batch)
-    return sum(float(run.recipe.loss(run.model, batch, phase.spec).total.detach()) for phase in run.phases)
 
 
 def _disable_caches(composed: Composed) -> Composed:

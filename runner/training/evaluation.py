@@ -117,7 +117,7 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
     with run.strategy.evaluating(model), evaluating(model):
-        mine = [_measure(run, model, number, batch) for number, batch in zip(_share(run, part), _on_device(run, _loader(run, part)), strict=True)]
+        mine = [measure_batch(run, model, number, batch) for number, batch in zip(_share(run, part), _on_device(run, _loader(run, part)), strict=True)]
         for outcome in run.strategy.peers.collect(mine):
             scores.add(outcome)
     return scores
@@ -130,19 +130,37 @@ def rehearse(run: Run) -> None:
     the recipe measures with is not what it should be.
     """
     part = run.splits["valid"]
-    scores = run.recipe.scores(part.dataset)
-    versions = {parameter: parameter._version for parameter in run.model.parameters()}  # torch counts what is done to a tensor in place
+    scores, second = run.recipe.scores(part.dataset), run.recipe.scores(part.dataset)
+    before, shared = _versions(run.model), _shared(scores, second)
     with evaluating(run.model):
         for number, batch in enumerate(islice(_loader(run, part), 2 if run.evaluate.batch_size == 1 else 1)):
-            scores.add(_measure(run, run.model, number, run.to_device(batch)))
-    if any(parameter._version != versions.get(parameter, parameter._version) for parameter in run.model.parameters()):
-        raise _unfit(run.recipe, "measure changes the model's weights", "an evaluation that leaves the model as it is")
-    if not type(run.recipe).__module__.startswith("samewise.") and run.recipe.scores(part.dataset) is scores:
-        raise _unfit(run.recipe, "scores returns the same object each time", "a new one for each evaluation, which otherwise adds up all of them")
+            scores.add(measure_batch(run, run.model, number, run.to_device(batch)))
+            if run.model.training:
+                raise _unfit(run.recipe, "measure leaves the model in training mode", "an evaluation that leaves the model as it is")
+    changed = [name for name, value in _versions(run.model).items() if before.get(name, value) != value]
+    if changed:
+        raise _unfit(run.recipe, f"measure changes the model's weights or buffers ({first_few(changed, 3)})", "an evaluation that leaves the model as it is")
+    if not type(run.recipe).__module__.startswith("samewise.") and (scores is second or _shared(scores, second) != shared):
+        collects = [f" with one '{name}'" for name, value in _shared(scores, second).items() if shared.get(name) != value]
+        words = "the same object each time" if scores is second else f"objects{collects[0]} for all evaluations"
+        raise _unfit(run.recipe, f"scores returns {words}", "a new one for each evaluation, which otherwise adds up all of them")
     metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
     monitored = _monitored(run)
     others = [(path, metric) for path, metric in watched(run).items() if metric not in {name for _, name in monitored}]
     _require_computed(run, [*monitored, *others], [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """What tells whether a tensor of the model's state was changed in place, which torch counts, or replaced."""
+    kept = {*model.state_dict(keep_vars=True)}
+    return {name: (id(one), one._version) for name, one in [*model.named_parameters(), *model.named_buffers()] if name in kept}
+
+
+def _shared(one: Scores, other: Scores) -> dict[str, str]:
+    """What two accumulators have in common that could collect measurements, such as a list of their class: its contents, by name."""
+    names = {*vars(one), *(name for kind in type(one).__mro__[:-1] for name in vars(kind) if not name.startswith("__"))}
+    both = {name: (getattr(one, name, None), getattr(other, name, None)) for name in sorted(names)}
+    return {name: repr(value) for name, (value, same) in both.items() if value is same and isinstance(value, list | dict | set | torch.Tensor)}
 
 
 def _unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
@@ -196,7 +214,8 @@ def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
     return (take() for take in prefetch_one(map(send, batches)))
 
 
-def _measure(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
+def measure_batch(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
+    """What the recipe measures of a batch on the device, with the random numbers of this batch's number."""
     streams.enter(run.seed, "eval", number)
     transformed = run.transforms["eval"](batch)
     with run.precision.autocast():

@@ -6,7 +6,7 @@ import io
 import itertools
 import pickle
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.fingerprint import targets
+from samewise.runner.config.instantiate import instantiate
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, first_few
@@ -25,11 +26,10 @@ from samewise.runner.records import shapes
 from samewise.runner.records.digest import value_digest
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.strategies.tree import unchanged_buffers
+from samewise.runner.training.components import LIBRARIES
 from samewise.runner.training.evaluation import evaluating, tell
+from samewise.runner.training.loss_checks import means_for_sums, untrained
 from samewise.runner.training.run import Run
-
-LIBRARIES = ("samewise", "torch", "torchvision", "torchaudio", "timm", "transformers")
-"""Their models keep nothing of the kind."""
 
 _WORDS = "and no checkpoint holds it: a resumed run would go on with other values"
 _HINT = "keep it in a persistent buffer of the model"
@@ -38,12 +38,26 @@ _HINT = "keep it in a persistent buffer of the model"
 def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
     """The batches; with the first and the third, a warning if something is found, and a lower level for the run: it cannot be resumed to the same bits."""
     for first in islice(batches, 1):
-        _warn(run, [found for found in [find(run, first), *find_in_schedule(run)] if found])
-        yield first
+        _warn(run, [*find(run, first), *find_in_schedule(run)])
+        own = run.strategy.compiles and (_is_own(run.recipe) or _is_own(run.model))
+        for problem in _means(run) if own else ():
+            tell(run, problem)
+        with untrained(run) if own else nullcontext(list[Problem]()) as idle:
+            yield first  # the step
+        for problem in idle:
+            tell(run, problem)
     before = _of_optimizers(run)  # after a step, in which an optimizer may have created what it needs
     yield from islice(batches, 1)
     _warn(run, _changed_in_optimizers(run, before))
     yield from batches
+
+
+def _means(run: Run) -> list[Problem]:
+    """Of losses that are means, where a user's code may exchange nothing with other processes, and this one may load samples."""
+    if run.strategy.peers.size > 1 or run.config.reproducibility.level == "fast":
+        return []
+    with unchanged_buffers(run.model):
+        return means_for_sums(run)
 
 
 def _warn(run: Run, problems: Sequence[Problem]) -> None:
@@ -56,13 +70,45 @@ def _warn(run: Run, problems: Sequence[Problem]) -> None:
 
 
 def require_none_learned(run: Run) -> None:
-    """Raise a ConfigError if the recipe has parameters that are not the model's and require gradients: no optimizer trains them, no checkpoint holds them."""
+    """Raise a ConfigError if the recipe or the model has tensors that require gradients and are not the model's parameters.
+
+    No optimizer trains them, no checkpoint holds them.
+    """
     trained, packages = {id(one) for one in run.parameters}, {name.partition(".")[0] for name in run.composed.project.packages}
-    found = [name for name, one in _learned(run.recipe, packages, set()) if id(one) not in trained]
-    if found:
-        words = f"{first_few([f'{type(run.recipe).__name__}{name}' for name in found], 3)}: requires a gradient, but is not part of the model"
-        hint = "move it into the model, whose forward then computes with it; or freeze it, if it is constant: requires_grad_(False)"
-        raise ConfigError(Problem("recipe", f"{words}: no optimizer trains it, and no checkpoint holds it", expected="what is learned in the model", hint=hint))
+    problems = list[Problem]()
+    hints = {
+        "recipe": "move it into the model, whose forward then computes with it",
+        "model": "make it an nn.Parameter, or keep modules in an nn.ModuleList or nn.ModuleDict",
+    }
+    for path, part in {"recipe": run.recipe, "model": run.model}.items():
+        if found := [name for name, one in _learned(part, packages, set()) if id(one) not in trained]:
+            words = f"{first_few([f'{type(part).__name__}{name}' for name in found], 3)}: requires a gradient, but is not part of the model"
+            hint = f"{hints[path]}; or freeze it, if it is constant: requires_grad_(False)"
+            problems.append(Problem(path, f"{words}: no optimizer trains it, and no checkpoint holds it", expected="what is learned in the model", hint=hint))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def require_same_model(run: Run) -> None:
+    """Raise a ConfigError if a model of the user's, before training, has other weights than when it is made again from the same seed."""
+    cfg, limit = run.config, 50_000_000
+    as_made = not any((cfg.initialise or {}).get(key) for key in ("rules", "weights", "parametrisations"))
+    if (
+        not run.strategy.compiles
+        or not as_made
+        or cfg.reproducibility.level == "fast"
+        or not _is_own(run.model)
+        or sum(one.numel() for one in run.parameters) > limit
+    ):
+        return
+    allowed = [name.partition(".")[0] for name in targets(cfg.model)]  # it was made before
+    with streams.scope(run.seed, "init"):
+        again = instantiate(cfg.model, "model", allowed=allowed).state_dict()
+    here = {name: one.cpu() for name, one in run.model.state_dict().items() if name in again}
+    if different := [name for name, one in here.items() if not torch.equal(one.nan_to_num(), again[name].nan_to_num())]:
+        words = f"has other initial weights each time it is made ({first_few(different, 3)})"
+        expected = "random numbers of torch, NumPy or random, as samewise seeds them, not of a generator of its own without a seed"
+        raise ConfigError(Problem("model", words, type(run.model).__name__, expected))
 
 
 def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[tuple[str, Tensor]]:
@@ -72,7 +118,7 @@ def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[
     seen.add(id(value))
     inside: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Tensor):
-        if value.requires_grad:
+        if value.requires_grad and value.is_leaf:
             yield "", value
     elif isinstance(value, Mapping):
         inside = value.items()
@@ -87,33 +133,71 @@ def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[
         yield from ((f".{name}{further}", found) for further, found in _learned(one, packages, seen))
 
 
-def find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
+def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
     """Compute the losses of a micro-batch twice from the same state, in training and then in evaluation mode; they must be the same bits.
 
-    Only for code of the user's, and where the whole model is in this process. The model is left as it was. None too if it fails: the step itself will.
+    So must they be where numbers that the user's code counts up in attributes are larger. Only for code of the user's, and where the whole model is in this
+    process. The model is left as it was. None too if it fails: the step itself will.
     """
-    with suppress(Exception, SystemExit), unchanged_buffers(run.model):
-        return _find(run, micro_batches)
-    return None
-
-
-def _find(run: Run, micro_batches: Sequence[MicroBatch]) -> Problem | None:
     own = [name for name in targets(run.composed.whole) if name.partition(".")[0] not in LIBRARIES]
     if not own or not micro_batches or not run.strategy.compiles or run.config.reproducibility.level == "fast":
-        return None
+        return []
+    modes = [(module, module.training) for module in run.model.modules()]
+    try:
+        with suppress(Exception, SystemExit), unchanged_buffers(run.model), streams.preserve_generators():
+            return _find(run, micro_batches[0])
+    finally:
+        for module, training in modes:
+            module.training = training
+    return []
+
+
+def _find(run: Run, micro: MicroBatch) -> list[Problem]:
     held = {name: value.clone() for name, value in run.model.state_dict().items()}
-    with streams.preserve_generators():
-        first, second = (_losses(run, micro_batches[0], held) for _ in range(2))
-        if all(map(_same, first, second)):
-            return None
-        changed = list[str]()
-        if run.strategy.peers.size == 1:  # with several, a loss may exchange something, for which all must compute it
-            before = _attributes(run)
-            _losses(run, micro_batches[0], held)
-            changed = [name for name, value in _attributes(run).items() if before.get(name, value) != value]
+    alone = run.strategy.peers.size == 1  # with several, a loss may exchange something, for which all must compute it
+    mode, first, counted = run.model.training, _losses(run, micro, held), _numbers(run)
+    if run.model.training is not mode:
+        words = "leaves the model in evaluation mode: dropout and batch norm do nothing in what follows, except in the first step of a resumed run"
+        return [Problem(f"recipe ({type(run.recipe).__name__}.loss)", words, hint="call model.train() again, or switch only a part of the model")]
+    second = _losses(run, micro, held)
+    if all(map(_same, first, second)):
+        counters = [path for path, (_, value) in _numbers(run).items() if path in counted and counted[path][1] != value] if alone else []
+        decide = first_few([path.partition(" ")[0] for path in counters if _decides(run, micro, held, path, second)], 3)
+        words = f"counts how often the recipe or the model is used, and decides a loss, {_WORDS}"
+        return [Problem(f"model, recipe ({decide})", words, hint=_HINT)] if decide else []
+    changed = list[str]()
+    if alone:
+        before = _attributes(run)
+        _losses(run, micro, held)
+        changed = [name for name, value in _attributes(run).items() if before.get(name, value) != value]
     one, other = next((float(one), float(other)) for one, other in zip(first, second, strict=False) if not _same(one, other))
     words = f"the same batch, from the same state, gives a loss of {one:.6g} and then of {other:.6g}: something changes as the model is used, {_WORDS}"
-    return Problem(f"model, recipe, transforms ({first_few(changed, 3)})" if changed else "model, recipe, transforms", words, hint=_HINT)
+    return [Problem(f"model, recipe, transforms ({first_few(changed, 3)})" if changed else "model, recipe, transforms", words, hint=_HINT)]
+
+
+_LATER = (1_000_000, *range(1, 12))
+"""How much further a counter is tried: past any threshold, and around a small cycle."""
+
+
+def _numbers(run: Run) -> dict[str, tuple[Any, int | float]]:
+    """The numbers in attributes of the recipe and of the model's modules, each with its owner, by `Class.name` and where it is."""
+    owners = [("recipe", run.recipe), *run.model.named_modules()]
+    own = [(path, one) for path, one in owners if _is_own(one)]
+    return {f"{type(one).__name__}.{name} {path}": (one, value) for path, one in own for name, value in vars(one).items() if type(value) in (int, float)}
+
+
+def _decides(run: Run, micro: MicroBatch, state: Mapping[str, Any], path: str, losses: Sequence[Tensor]) -> bool:
+    """Whether the losses are others where this number is larger. It is then what it was."""
+    owner, value = _numbers(run)[path]
+    name = path.partition(" ")[0].partition(".")[2]
+    try:
+        for more in _LATER:
+            setattr(owner, name, value + more)
+            if not all(map(_same, losses, _losses(run, micro, state))):
+                return True
+    finally:
+        setattr(owner, name, value)
+    return False
 
 
 def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:

@@ -199,7 +199,7 @@ def _describe(found: tuple[ComputedValue | None, ComputedValue | None]) -> str:
 
 def _compare_with_record(run: Run, steps: Sequence[int], stage: str, *, same_code: bool) -> Iterator[str]:
     """What is known if the last of some steps, of which the others are not traced, differs from the record in this stage."""
-    others = "another machine, other data, other code, or a process in which a set had another order"
+    others = "another machine, other data, other code, other initial weights, or a process in which a set had another order"
     yield f"step {steps[-1]} gives the same bits each time here, but not the recorded ones: those come from {others}"
     if same_code and (stage == "batch" or len(steps) > 1):
         samples, most = [index for step in steps for index in samples_of(run, step)], 16 * len(steps)

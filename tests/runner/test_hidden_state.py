@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 MODELS = """
+import random
+
+import numpy
 import torch
 from torch import nn
 from samewise.recipes.classification import Classification
-from samewise.runner.interfaces import Phase
+from samewise.runner.interfaces import Loss, Phase
 from samewise.runner.optim.schedules import LearningRate
 from samewise.runner.optim.schedules.base import Schedule
 
@@ -61,6 +64,46 @@ class Counter(Base):
     def shift(self, x):
         self.calls += self.training
         return x * (1 + self.calls)
+
+
+class Later(Base):
+    # no other loss in the first steps
+
+    calls = 0
+
+    def shift(self, x):
+        self.calls += self.training
+        return x * 2 if self.calls > 1000 else x
+
+
+class InTurns(Later):
+    def shift(self, x):
+        super().shift(x)
+        return x * 2 if self.calls % 7 == 6 else x
+
+
+class Unregistered(Base):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.hidden = torch.ones(64, requires_grad=True), [nn.Linear(64, 64)]
+
+    def shift(self, x):
+        return self.hidden[0](x * self.scale)
+
+
+class Unseeded(Base):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.from_numpy(numpy.random.default_rng().normal(size=64)).float())
+
+    def shift(self, x):
+        return x + self.bias
+
+
+class Seeded(Unseeded):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.from_numpy(numpy.random.normal(size=64)).float() * random.random())
 
 
 class Own(Base):
@@ -132,6 +175,35 @@ class InTurn(Changing):
         if phase.name == "one":
             batch["image"] = batch.pop("image") // 2
         return Classification.loss(self, model, {**batch, "image": batch["image"].float()}, phase)
+
+
+class Evaluating(Classification):
+    def loss(self, model, batch, phase):
+        try:
+            return super().loss(model, batch, phase)
+        finally:
+            model.eval()
+
+
+class Mean(Classification):
+    def loss(self, model, batch, phase):
+        loss = super().loss(model, batch, phase)
+        return Loss(loss.total, loss.count, {"mean": loss.total.detach() / loss.count})
+
+
+class Detached(Classification):
+    def loss(self, model, batch, phase):
+        loss = super().loss(model, batch, phase)
+        return Loss(torch.tensor(loss.total.item(), requires_grad=True), loss.count)
+
+
+class Delayed(Classification):
+    calls = 0
+
+    def loss(self, model, batch, phase):
+        self.calls += 1
+        loss = super().loss(model, batch, phase)
+        return Loss(loss.total * (2 if self.calls > 100 else 1), loss.count)
 
 
 class Centres(nn.Module):
@@ -246,6 +318,54 @@ def test_what_no_checkpoint_holds_is_warned_about_by_name_and_the_run_promises_n
     if model == "Counter":
         again = samewise("verify", summary.parent)
         assert (again.returncode, "altered" in again.stdout) == (0, False), again.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "attribute"),
+    [(("Later",), "Later.calls"), (("InTurns",), "InTurns.calls"), (("Sound", "recipe._target_=own.Delayed"), "Delayed.calls")],
+)
+def test_a_counter_that_decides_a_loss_later_is_warned_about_and_the_run_promises_nothing(
+    train: Callable[..., Any], given: tuple[str, ...], attribute: str
+) -> None:
+    done = train(*given)
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"warning: model, recipe ({attribute}): counts how often the recipe or the model is used, and decides a loss, and no checkpoint holds it" in done.stderr
+    )
+    assert _summary()["level"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("Mean", "recipe (Mean.loss): its part 'mean' for 2 is "),
+        ("Detached", "model: nothing trains head.weight, head.bias: no phase's loss gave a gradient in the first step"),
+        ("Evaluating", "recipe (Evaluating.loss): leaves the model in evaluation mode: dropout and batch norm do nothing in what follows"),
+    ],
+)
+def test_a_loss_that_is_a_mean_or_trains_nothing_or_changes_the_mode_is_warned_about_in_training(train: Callable[..., Any], recipe: str, said: str) -> None:
+    done = train("Sound", f"recipe._target_=own.{recipe}")
+    assert (done.returncode, done.stderr.count("warning: "), f"warning: {said}" in done.stderr) == (0, 1, True), done.stderr
+
+
+def test_initial_weights_that_nothing_seeds_are_an_error(train: Callable[..., Any]) -> None:
+    done = train("Unseeded")
+    assert done.returncode == 2
+    assert "error: model: has other initial weights each time it is made (bias)" in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_initial_weights_of_the_global_generators_are_seeded(train: Callable[..., Any]) -> None:
+    done = train("Seeded")
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+
+
+def test_parts_of_a_model_that_torch_does_not_know_of_are_an_error_that_names_them(train: Callable[..., Any]) -> None:
+    done = train("Unregistered")
+    assert done.returncode == 2
+    words = "Unregistered.scale, Unregistered.hidden.0.weight, Unregistered.hidden.0.bias: requires a gradient, but is not part of the model"
+    assert f"error: model: {words}" in done.stderr
+    assert "hint: make it an nn.Parameter, or keep modules in an nn.ModuleList" in done.stderr
 
 
 @pytest.mark.parametrize("model", ["Buffer", "Harmless"])

@@ -53,6 +53,54 @@ class Moving(Classification):
         return super().measure(model, batch)
 
 
+class Training(Classification):
+    def measure(self, model, batch):
+        model.train()
+        return super().measure(model, batch)
+
+
+class Updating(Classification):
+    def measure(self, model, batch):
+        model.train()
+        try:
+            return super().measure(model, batch)
+        finally:
+            model.eval()
+
+
+class Root(Scores):
+    # of each batch, and then the mean of these
+
+    def __init__(self):
+        self.seen = []
+
+    def add(self, measured):
+        self.seen.append(measured)
+
+    def compute(self):
+        return {"accuracy": sum(self.seen) / len(self.seen)}
+
+
+class Rooted(Classification):
+    def measure(self, model, batch):
+        return float(batch["image"].mean().abs().sqrt())
+
+    def scores(self, dataset):
+        return Root()
+
+
+class Gathering(Root):
+    seen = []
+
+    def __init__(self):
+        pass
+
+
+class Collecting(Rooted):
+    def scores(self, dataset):
+        return Gathering()
+
+
 class Shared(Classification):
     kept = None
 
@@ -164,6 +212,7 @@ def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any
         ("Counting", "warning: recipe (Counting.calls): changes as the recipe is used, and no checkpoint holds it"),
         ("OfBatch", "warning: recipe (OfBatch.loss): the total for four samples is "),
         ("NoisyOfBatch", "warning: recipe (NoisyOfBatch.loss): the total for four samples is "),
+        ("Rooted", "warning: recipe (Rooted.scores): accuracy of four samples is "),
         ("HeadOnly", "warning: model: nothing trains conv1.weight, "),
     ],
 )
@@ -176,7 +225,10 @@ def test_a_recipe_that_may_be_wrong_is_warned_about(recipe: Callable[[str], Any]
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Moving", "Moving.measure changes the model's weights"),
+        ("Moving", "Moving.measure changes the model's weights or buffers (fc.weight);"),
+        ("Training", "Training.measure leaves the model in training mode"),
+        ("Updating", "Updating.measure changes the model's weights or buffers (bn1.num_batches_tracked, "),
+        ("Collecting", "Collecting.scores returns objects with one 'seen' for all evaluations"),
         ("Shared", "Shared.scores returns the same object each time"),
         ("Silent", "Nothing.compute returns NoneType"),
     ],
