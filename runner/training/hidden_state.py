@@ -90,7 +90,10 @@ def require_none_learned(run: Run) -> None:
 
 
 def require_same_model(run: Run) -> None:
-    """Raise a ConfigError if a model of the user's, before training, has other weights than when it is made again from the same seed."""
+    """Raise a ConfigError if a model of the user's, before training, has other weights than when it is made again from the same seed.
+
+    Not for a training itself: the user's code may hold on to the model that was made last.
+    """
     cfg, limit = run.config, 50_000_000
     as_made = not any((cfg.initialise or {}).get(key) for key in ("rules", "weights", "parametrisations"))
     if (

@@ -32,7 +32,7 @@ from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.continued import measures_the_same, require_left, require_same_kind
 from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, find_earlier_best, rehearse, validate
-from samewise.runner.training.hidden_state import require_none_learned, require_same_model
+from samewise.runner.training.hidden_state import require_none_learned
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
@@ -94,7 +94,6 @@ def session(run: Run) -> Generator[dict[str, Any]]:
 def _rehearse(run: Run) -> None:
     try:
         require_none_learned(run)
-        require_same_model(run)
         rehearse(run)
     except (Exception, SystemExit) as error:
         raise _explain(run, error) from error
