@@ -74,13 +74,14 @@ def require_none_learned(run: Run) -> None:
 
     No optimizer trains them, no checkpoint holds them.
     """
-    trained, packages = {id(one) for one in run.parameters}, {name.partition(".")[0] for name in run.composed.project.packages}
+    trained, packages = {id(one) for one in (*run.parameters, *run.model.parameters())}, {name.partition(".")[0] for name in run.composed.project.packages}
     problems = list[Problem]()
     hints = {
         "recipe": "move it into the model, whose forward then computes with it",
         "model": "make it an nn.Parameter, or keep modules in an nn.ModuleList or nn.ModuleDict",
     }
-    for path, part in {"recipe": run.recipe, "model": run.model}.items():
+    parts = {"recipe": run.recipe} | ({"model": run.model} if run.strategy.compiles else {})  # not where layers hold pieces of their weights
+    for path, part in parts.items():
         if found := [name for name, one in _learned(part, packages, set()) if id(one) not in trained]:
             words = f"{first_few([f'{type(part).__name__}{name}' for name in found], 3)}: requires a gradient, but is not part of the model"
             hint = f"{hints[path]}; or freeze it, if it is constant: requires_grad_(False)"
