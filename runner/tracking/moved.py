@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Generator
@@ -32,22 +33,41 @@ def _holds(file: Path, run_id: str | None, intent: str | None) -> bool:
 
 
 def correct_places(file: Path) -> None:
-    """Correct the places of artifacts in a store that was moved with its `mlartifacts`. The store is left alone if these are still where they were."""
+    """Correct the places of artifacts in a store that was moved with its `mlartifacts`, or copied. A store that was moved without these is left alone.
+
+    A copy, whose original still exists, keeps beside it what it adds, and what was copied. What only the original has stays there.
+    """
     here = file.absolute().parent / ARTIFACTS
-    if not here.is_dir():
-        return
     with contextlib.suppress(sqlite3.Error), _open(file, mode="rw") as store:
-        for before in _defaults(store) - {str(here)}:
+        for before in _roots(store) - {str(here)}:
             runs = store.execute("SELECT run_uuid FROM runs WHERE artifact_uri = ? || '/' || run_uuid || '/artifacts'", (before,)).fetchall()
             is_there, is_here = (any((root / str(run)).is_dir() for (run,) in runs) for root in (Path(before), here))
-            if is_there or (Path(before).exists() and not is_here):  # a folder of someone else's may be there now
-                continue
-            store.execute("BEGIN IMMEDIATE")
-            for table, column, _ in (*RUNS, *OTHERS):
-                if store.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = ?", (table, column)).fetchall():  # other versions of MLflow may lack it
-                    words = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} = ? OR substr({column}, 1, ?) = ? || '/'"
-                    store.execute(words, (str(here), len(before) + 1, before, len(before) + 1, before))
-            store.execute("COMMIT")
+            was_moved_with_them = here.is_dir() and not is_there and (is_here or not Path(before).exists())  # a folder of someone else's may be there now
+            if was_moved_with_them or _is_another(Path(before).parent / file.name, file):
+                _correct(store, before, str(here))
+
+
+def _is_another(store: Path, this: Path) -> bool:
+    """Whether there is a store that is not this one by another path."""
+    with contextlib.suppress(OSError):
+        return store.is_file() and not store.samefile(this)
+    return False
+
+
+def _correct(store: sqlite3.Connection, before: str, here: str) -> None:
+    """Change the places below `before` to those below `here`, except where there are files before and none here."""
+
+    def is_only_there(place: str) -> bool:
+        return os.path.exists(place) and not os.path.exists(here + place[len(before) :])
+
+    store.create_function("is_only_there", 1, is_only_there)
+    store.execute("BEGIN IMMEDIATE")
+    for table, column, _ in (*RUNS, *OTHERS):
+        if store.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = ?", (table, column)).fetchall():  # other versions of MLflow may lack it
+            which = f"({column} = ? OR substr({column}, 1, ?) = ? || '/')" + ("" if table == "experiments" else f" AND NOT is_only_there({column})")
+            words = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {which}"
+            store.execute(words, (here, len(before) + 1, before, len(before) + 1, before))
+    store.execute("COMMIT")
 
 
 def lost_place(place: str, file: Path | None, *, chosen: str | None, is_used: bool) -> Path | None:
@@ -75,6 +95,12 @@ def lost_place_of(file: Path, experiment: str, *, chosen: str | None, is_used: b
     return None
 
 
+def is_gone(place: str) -> bool:
+    """Whether a place is on this machine, and does not exist."""
+    local = _local(place)
+    return local is not None and not local.exists()
+
+
 def describe_lost(place: Path, file: Path | None) -> str:
     """Say that files are not sent to a place, and what to do."""
     moved = f"; for a store that was moved, move or create {file.absolute().parent / ARTIFACTS}" if file is not None else ""
@@ -88,9 +114,10 @@ def _open(file: Path, *, mode: str) -> Generator[sqlite3.Connection]:
         yield store
 
 
-def _defaults(store: sqlite3.Connection) -> set[str]:
-    """The folders `mlartifacts` in which experiments keep artifacts, as absolute paths; MLflow's own experiment has a folder inside."""
-    places = [Path(str(place)) for (place,) in store.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()]
+def _roots(store: sqlite3.Connection) -> set[str]:
+    """The folders `mlartifacts` in which experiments or runs keep artifacts, as absolute paths; MLflow's own experiment has a folder inside."""
+    of_runs = "SELECT substr(artifact_uri, 1, length(artifact_uri) - length(run_uuid) - 11) FROM runs WHERE artifact_uri LIKE '%/' || run_uuid || '/artifacts'"
+    places = [Path(str(place)) for (place,) in store.execute(f"SELECT artifact_location FROM experiments UNION {of_runs}").fetchall()]
     return {str(root) for place in places for root in (place, place.parent) if root.name == ARTIFACTS and root.is_absolute()}
 
 

@@ -22,7 +22,7 @@ from samewise.runner.secrets import redact_file, redact_values
 from samewise.runner.tracking import best, describing, journal, progress
 from samewise.runner.tracking.address import remove_password, sqlite_file
 from samewise.runner.tracking.backends import RunGone, Sent
-from samewise.runner.tracking.moved import INTENT, describe_lost, lost_place
+from samewise.runner.tracking.moved import INTENT, describe_lost, is_gone, lost_place
 from samewise.runner.tracking.store import experiment_id
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -268,6 +268,9 @@ class Sending:
         self._files_at = now + _FILES_EVERY_S
         if self._have_lost_their_place():
             return None
+        if self.progress.files and is_gone(self._artifacts):
+            _LOG.warning("the files of the MLflow run %s are gone from %s; sending them again", self._run_id, self._artifacts)
+            self._note_progress(files={})
         failed: Exception | None = None
         for name, path in self._files(complete=complete):
             try:

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -356,6 +357,46 @@ def test_a_store_whose_artifacts_are_still_where_they_were_is_left_alone(moved: 
     one = sending(after, store)
     one.synchronise(alive=False)
     assert (tmp_path / "old" / "runs" / "mlartifacts" / one.progress.run_id / "artifacts" / "second.txt").exists()
+
+
+def test_a_copied_project_keeps_its_artifacts_to_itself(moved: Any, tmp_path: Path) -> None:
+    after, store = moved()
+    original = shutil.copytree(tmp_path / "new", tmp_path / "old") / "runs"
+    first = store.rows("select run_uuid from runs")[0][0]
+    (only_there := original / "mlartifacts" / "1" / "artifacts").mkdir(parents=True)
+    with sqlite3.connect(store.path) as database:
+        database.execute("insert into runs (run_uuid, artifact_uri, experiment_id) values ('1', ?, 1)", (str(only_there),))
+    before = {path: path.is_file() and path.read_bytes() for path in original.rglob("*")}
+    one = sending(after, store)
+    one.synchronise(alive=False)
+    assert one.progress.run_id != first
+    assert {path: path.is_file() and path.read_bytes() for path in original.rglob("*")} == before
+    home = store.path.parent / "mlartifacts"
+    places = {run: f"{home}/{run}/artifacts" for run in (first, one.progress.run_id)} | {"1": str(only_there)}
+    assert dict(store.rows("select run_uuid, artifact_uri from runs")) == places
+    assert sorted(path.name for path in home.rglob("*.txt")) == ["first.txt", "first.txt", "second.txt"]
+    shutil.rmtree(tmp_path / "old")
+    sending(after, store)
+    assert dict(store.rows("select run_uuid, artifact_uri from runs"))["1"] == f"{home}/1/artifacts"
+
+
+def test_a_store_by_another_path_is_no_copy(moved: Any, tmp_path: Path) -> None:
+    after, store = moved()
+    (tmp_path / "old").symlink_to(tmp_path / "new")
+    sending(after, store).synchronise(alive=False)
+    assert set(store.rows("select artifact_location from experiments where experiment_id > 0")) == {(f"{tmp_path}/old/runs/mlartifacts",)}
+
+
+def test_files_that_are_gone_from_mlflow_are_sent_again(written: RunFolder, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    (written.artifacts / "first.txt").write_text("first")
+    assert sending(written, store).synchronise(alive=False).files == 1
+    assert sending(written, store).synchronise(alive=False).files == 0
+    run = read_json(written.tracking)["run_id"]
+    shutil.rmtree(store.path.parent / "mlartifacts" / run)
+    again = sending(written, store)
+    assert again.synchronise(alive=False).files == 1
+    assert f"the files of the MLflow run {run} are gone from {again.client.get_run(run).info.artifact_uri}; sending them again" in caplog.text
+    assert [file.path for file in again.client.list_artifacts(run)] == ["first.txt"]
 
 
 def test_artifacts_are_not_written_where_their_folder_has_vanished(moved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
