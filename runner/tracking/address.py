@@ -103,11 +103,20 @@ def remove_password(uri: str) -> str:
     return re.sub(r"^([^/]*://[^/@:]*:)[^/@]+@", r"\1***@", uri)
 
 
+def without_sql(said: str) -> str:
+    """An error without what SQLAlchemy adds to the database's words: how it came to the statement, the statement with its values, and a link."""
+    return re.sub(
+        r"\(raised as a result of Query-invoked autoflush;[^)]*\)\s*|\s*\[SQL: .*|\s*\(Background on this error at: [^)]*\)", "", said, flags=re.DOTALL
+    )
+
+
 def describe_failure(said: str) -> str:
-    """An error of MLflow's client on one line, with what to do if the server requires authentication."""
+    """An error of MLflow's client on one line, with what to do if the server requires authentication, or an SQLite file cannot be written."""
     refused = re.search(r"failed with error code (401|403)\b", said)
     if refused is None:
-        return truncate(" ".join(said.split()), _SHOWN)
+        closed = re.search("attempt to write a readonly database|unable to open database file", said)
+        access = ": you need access, to read and to write, to the store's file and folder" if closed else ""
+        return truncate(" ".join(without_sql(said).split()), _SHOWN) + access
     which = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     if refused[1] == "401":
         return f"{REFUSED} (HTTP 401, not logged in): set {which}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.address import without_sql
 from samewise.runner.tracking.backends import TITLES, Backend, RunGone
 from samewise.runner.tracking.link import TROUBLE
 
@@ -62,7 +63,7 @@ class Copy:
             _LOG.warning("%s", error)
             self.wait = 0.0
         except Exception as error:  # any error: the journal has what was not sent, and the next pass sends it
-            if (said := f"{type(error).__name__}: {error}"[:2000]) != self.trouble:
+            if (said := without_sql(f"{type(error).__name__}: {error}")[:2000]) != self.trouble:
                 _LOG.warning("cannot send to %s%s %s", TITLES[self._name], TROUBLE, said)
             self.wait = min(_LONGEST_WAIT_S, max(0.25, 2 * self.wait) if self.trouble else 0.25)
             self.trouble = said

@@ -154,6 +154,9 @@ def _require_file(file: Path, uri: str) -> None:
     if not os.access(file.parent, os.W_OK):
         raise ConfigError(Problem("tracking.uri", "the store's folder cannot be written", uri, "a writable folder"))
     if file.exists():
+        if not os.access(file, os.R_OK | os.W_OK):
+            hint = "ask its owner for access, or keep runs and store in a folder of your own: run_root=FOLDER"
+            raise ConfigError(Problem("tracking.uri", "you may not read and write the store's file", uri, "a writable file", hint))
         with open(file, "rb") as handle:
             head = handle.read(16)
         if head and head != b"SQLite format 3\0":
