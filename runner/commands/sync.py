@@ -172,7 +172,8 @@ def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> 
     file = sqlite_file(found)
     if uri is None and file is not None:
         sent, here = known.at(found), _run_root(folder).absolute() / file.name
-        if was_moved(found, f"sqlite:///{here}", sent.run_id, sent.intent):  # with the run root
+        last = sent if sent.run_id or file.is_file() else known  # an earlier `sync` has noted the new place
+        if was_moved(found, f"sqlite:///{here}", last.run_id, last.intent):  # with the run root
             return f"sqlite:///{here}"
     if file is not None and not file.parent.is_dir():
         reason, hint = "its store's folder no longer exists", f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db"

@@ -66,6 +66,13 @@ def test_a_moved_run_is_sent_to_its_own_mlflow_run(unsent: RunFolder, capsys, mo
     assert not unsent.path.parents[1].exists()
 
 
+def test_a_run_root_that_was_renamed_is_sent_more_than_once(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--json"]) == 0
+    unsent.path.parents[1].rename("renamed")
+    assert [main(["sync", "--json", "--run-root", "renamed"]) for _ in range(2)] == [0, 0]
+    assert len({json.loads(line)["mlflow_run_id"] for line in capsys.readouterr().out.splitlines()}) == 1
+
+
 def test_mlflow_lists_the_best_value_so_far_before_any_other_metric(unsent: RunFolder) -> None:
     unsent.config.write_text(unsent.config.read_text() + "evaluate: {monitor: valid/loss, mode: min}\n")
     tracker = open_tracker(unsent, OmegaConf.structured(Tracking(enabled=False)), resume_step=5)
