@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +149,14 @@ class Checkpoints:
 
         return sorted((one for one in kept if one.metrics and monitor in one.metrics), key=rank)
 
-    def set_aside_after(self, step: int) -> list[Path]:
-        """Rename checkpoints beyond `step` (damaged ones, if an older one is resumed), and report it. Remains of interrupted writes are removed."""
+    def set_aside_after(self, step: int, *, sound: Collection[Path] = ()) -> list[Path]:
+        """Rename checkpoints beyond `step` (damaged ones, and `sound` ones, if an older one is resumed), and report it.
+
+        Remains of interrupted writes are removed.
+        """
         for leftover in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
-        return [set_aside(one.path, "damaged") for one in list_checkpoints(self._folder) if one.step > step]
+        return [set_aside(one.path, "untraced" if one.path in sound else "damaged") for one in list_checkpoints(self._folder) if one.step > step]
 
 
 _WAYS_OUT = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of your quota", errno.EFBIG: "raise the limit on the size of files (ulimit -f)"}

@@ -15,10 +15,21 @@ from typing import Any, BinaryIO
 
 from torch import Tensor, nn
 
-from samewise.runner.errors import DamagedFile, Problem
+from samewise.runner.errors import DamagedFile, Problem, TrainingError
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import ALGORITHMS, XXH3, begin, begin_value, combine, value_digest
-from samewise.runner.records.files import damaged_file, describe_misfit, parse_json, read_json, read_lines, read_text, require_shape, set_aside, sha256
+from samewise.runner.records.files import (
+    damaged_file,
+    describe_misfit,
+    fsync_folder,
+    parse_json,
+    read_json,
+    read_lines,
+    read_text,
+    require_shape,
+    set_aside,
+    sha256,
+)
 from samewise.runner.records.folder import RunFolder
 
 # In the order in which a step computes them: the first that differs says where the step parted.
@@ -120,6 +131,7 @@ class Trace:
             form = {"format": 1} if self.algorithm == XXH3 else {"format": 2, "algorithm": self.algorithm}
             self._path.write_text(json.dumps({**form, **self._shards, **self._names}, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+        fsync_folder(self._path.parent)
 
     def digest_gradients(self, step: int) -> None:
         """Begin to digest the gradients of a phase of `step`, before the next phase clears them."""
@@ -191,6 +203,15 @@ class Trace:
         self._write_lines()
         return self._chain
 
+    def sync(self) -> None:
+        """Make the lines up to `chain` durable, before the checkpoint that holds it; a TrainingError if that fails."""
+        try:
+            if self._file:
+                os.fsync(self._file)
+        except OSError as error:
+            hint = "check the storage, then run the same command again to resume"
+            raise TrainingError(Problem(str(self._path), f"cannot be flushed to disk: {error.strerror}", hint=hint)) from None
+
     @property
     def last(self) -> dict[str, Any]:
         """The latest line."""
@@ -235,6 +256,27 @@ def _drop_after(path: Path, *, after: int) -> bool:
     return end > 0
 
 
+def lines_before(path: Path, steps: Collection[int]) -> dict[int, dict[str, Any]]:
+    """For each step, in order, the last line of a trace up to it that can be read; if there is none, the first after it, or an empty one."""
+    found, pending, last = dict[int, dict[str, Any]](), sorted(steps), dict[str, Any]()
+    for line in (line for _, text in read_lines(path) if (line := _parse_line(text)) and "step" in line):
+        while pending and pending[0] < line["step"]:
+            found[pending.pop(0)] = last or line
+        last = line
+    return found | dict.fromkeys(pending, last)
+
+
+def leads_to(line: Mapping[str, Any], step: int, chain: int) -> bool:
+    """Whether a trace with this line of `lines_before` leads to a checkpoint of `step` that holds `chain`."""
+    if not line:
+        return chain == 0
+    return int(line["chain"], 16) == chain if line["step"] <= step else _follows(line, chain)
+
+
+def _follows(line: Mapping[str, Any], chain: int) -> bool:
+    return line["chain"] == f"{combine([chain, *(int(line[name], 16) for name in ('batch', 'input', 'gradients', 'weights'))]):016x}"
+
+
 def _parse_line(text: bytes) -> dict[str, Any] | None:
     """Parse a line; None if it is incomplete or damaged."""
     try:
@@ -264,8 +306,8 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
             continue
         step = line["step"]
         chain = 0 if step == 1 else before
-        if chain is not None and line["chain"] != f"{combine([chain, *(int(line[name], 16) for name in ('batch', 'input', 'gradients', 'weights'))]):016x}":
-            raise damaged_file(path, f"line {number} does not follow from the one before it")
+        if chain is not None and not _follows(line, chain):
+            raise damaged_file(path, f"line {number} does not follow from the one before it{f' (steps {max(lines)} and {step})' if lines else ''}")
         before = int(line["chain"], 16)
         lines[step] = line
     return head, lines

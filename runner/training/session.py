@@ -22,10 +22,10 @@ from samewise.runner.config import compose
 from samewise.runner.config.fingerprint import finds_data, fingerprint_of
 from samewise.runner.config.tree import differing_keys
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError, describe_exit, first_line
+from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DataError, Interrupted, Problem, TrainingError, describe_exit, first_line
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records import checkpoint, environment, shapes, sources, trust
-from samewise.runner.records.files import read_json, read_mapping, write_atomically, write_json
+from samewise.runner.records import checkpoint, environment, shapes, sources, trace, trust
+from samewise.runner.records.files import read_json, read_mapping, set_aside, write_atomically, write_json
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
@@ -110,7 +110,7 @@ def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]
 
 def _restore(run: Run, begun: dict[str, Any]) -> None:
     """Restore the newest intact checkpoint; without one, start from the beginning or from another run's checkpoint (`begun`)."""
-    kept, state, problems = run.strategy.peers.first(partial(checkpoint.newest_sound, run.folder.checkpoints, reader=checkpoint.read))
+    kept, state, problems, untraced = run.strategy.peers.first(partial(_newest, run))
     if kept:
         if state["fingerprint"] != run.fingerprint:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
@@ -127,15 +127,45 @@ def _restore(run: Run, begun: dict[str, Any]) -> None:
             print(f"warning: {run.folder.trace}: is missing; a new trace begins after step {run.step}; earlier steps cannot be compared", file=sys.stderr)
         for problem in problems:
             print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
-        for path in run.checkpoints.set_aside_after(run.step):
-            print(f"warning: {path}: the damaged checkpoint was moved here", file=sys.stderr)
+        for path in run.checkpoints.set_aside_after(run.step, sound=untraced):
+            print(f"warning: {path}: the {'damaged ' * path.name.startswith('damaged')}checkpoint was moved here", file=sys.stderr)
+        if kept and kept.path in untraced:
+            words = f"was cut short or altered, and leads to no checkpoint; moved to {set_aside(run.folder.trace, 'damaged').name}"
+            print(f"warning: {run.folder.trace}: {words}; a new trace begins after step {run.step}; earlier steps cannot be compared", file=sys.stderr)
         run.recorder.trace.open(run.step, state.get("trace", 0))
         run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
-        first = read_json(Path(run.config.resume_from, "manifest.json"), {"step?": int}) if run.config.resume_from else None
-        last, every = max(run.recorder.tracker.last_step(), (first or {}).get("step", 0)), run.recorder.log_every_steps
+        last, every = max(run.recorder.tracker.last_step(), _first_step(run)), run.recorder.log_every_steps
         if kept and last // every < run.step // every:
             words = f"steps {last + 1} to {run.step} are missing, since it was deleted or cut short; they cannot be restored"
             print(f"warning: {run.folder.metrics}: {words}, but the tracking store may have them", file=sys.stderr)
+
+
+def _first_step(run: Run) -> int:
+    """The step of the checkpoint in `resume_from`, at which the run began; 0 without one."""
+    first = read_json(Path(run.config.resume_from, "manifest.json"), {"step?": int}) if run.config.resume_from else None
+    return (first or {}).get("step", 0)
+
+
+def _newest(run: Run) -> tuple[checkpoint.CheckpointFolder | None, dict[str, Any], list[Problem], list[Path]]:
+    """`newest_sound` of the checkpoints to which the trace leads, and the newer ones that are sound; the newest sound one if it leads to none."""
+    folder, file, every, untraced = run.folder.checkpoints, run.folder.trace, run.config.trace.every_steps, list[Path]()
+    if not every or not file.exists():
+        return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
+    lines = trace.lines_before(file, [one.step for one in checkpoint.list_checkpoints(folder)])
+
+    def read_traced(path: Path) -> dict[str, Any]:
+        state, step = checkpoint.read(path), int(path.name.removeprefix("step-"))
+        if not trace.leads_to(lines[step], step, state.get("trace", 0)) and (lines[step] or step // every > _first_step(run) // every):
+            untraced.append(path)
+            last = lines[step].get("step", step + 1)
+            words = f"the last line up to there is of step {last}" if last <= step else "no line up to there is left"
+            raise DamagedCheckpoint(Problem(str(file), f"was cut short or altered, and does not lead to {path.name}: {words}"))
+        return state
+
+    try:
+        return *checkpoint.newest_sound(folder, reader=read_traced), untraced
+    except CheckpointError:
+        return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
 
 
 def continue_from(run: Run, given: str) -> dict[str, Any]:

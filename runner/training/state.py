@@ -68,6 +68,7 @@ def save(run: Run) -> None:
     state = _write_shards(run) if run.checkpoint.sharded and layout.shards > 1 else layout.whole(state_of(run))
     if run.strategy.peers.is_main:
         run.recorder.tracker.before_checkpoint(run.step)
+        run.recorder.trace.sync()
         run.checkpoints.save(run.step, state, {**run.progress.metrics} if run.progress.evaluated == run.step else {})
     run.recorder.saved = run.step
 

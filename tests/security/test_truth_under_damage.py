@@ -161,6 +161,34 @@ def test_a_trace_deleted_before_a_run_resumes_is_noticed(samewise, original, tmp
         assert "its trace begins at step 5: the steps before were not compared" in samewise(*given).stdout
 
 
+@pytest.mark.parametrize(("lines", "step"), [(6, 4), (5, 4), (4, 2), (2, None), (0, None)])
+def test_a_trace_that_ends_before_a_checkpoint_is_made_whole_from_an_older_one(original, tmp_path, capsys, lines, step) -> None:
+    run, whole = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True)), (original / "trace.jsonl").read_bytes()
+    (run / "summary.json").unlink()
+    kept = whole.splitlines(keepends=True)[:lines]
+    (run / "trace.jsonl").write_bytes(b"".join(kept) + b'{"step": 6, "ba' * bool(kept))
+    weights = (run / "checkpoints/step-00000006/state.pt").read_bytes()
+    assert main(["train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}"]) == 0
+    told = capsys.readouterr().err
+    if step:
+        assert f"does not lead to step-00000006: the last line up to there is of step {lines - 1}" in told
+        assert (run / "trace.jsonl").read_bytes() == whole
+        assert (run / "checkpoints/untraced-step-00000006/state.pt").read_bytes() == weights
+        assert ("untraced-step-00000004: the checkpoint was moved here" in told) == (step == 2)
+    else:
+        assert "leads to no checkpoint; moved to damaged-trace.jsonl; a new trace begins after step 6; earlier steps cannot be compared" in told
+        assert not list(run.glob("checkpoints/untraced-*"))
+
+
+def test_a_checkpoint_is_written_once_its_trace_is_on_the_disk(tmp_path, monkeypatch) -> None:
+    synced, fsync = list[str](), os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (fsync(file), synced.append(Path(os.readlink(f"/proc/self/fd/{getattr(file, 'fileno', lambda: file)()}")).name))
+    )
+    assert main(["train", *TINY, "name=one", f"run_root={tmp_path}"]) == 0
+    assert [name for name in synced if name in ("trace.jsonl", "state.pt")] == ["trace.jsonl", "state.pt"] * 3
+
+
 @pytest.mark.parametrize(("kept", "words"), [(0, "steps 1 to 4 are missing"), (3, "steps 4 to 4 are missing"), (6, "")])
 def test_metrics_deleted_before_a_run_resumes_are_noticed(original, tmp_path, capsys, kept, words) -> None:
     run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
@@ -176,13 +204,14 @@ def test_metrics_deleted_before_a_run_resumes_are_noticed(original, tmp_path, ca
 
 def test_a_run_that_continues_another_lacks_no_metrics_of_the_steps_before_it(original, tmp_path, capsys) -> None:
     child = ["train", *TINY, "name=child", f"run_root={tmp_path}", f"resume_from={original}/checkpoints/step-00000004", "tracking.log_every_steps=4"]
+    child += ["trace.every_steps=4"]
     assert main(child) == 0
     (run,) = tmp_path.glob("child/*/")
     for one in ("summary.json", "metrics.jsonl"):  # as if it had been killed in step 7, before anything was due to be logged
         (run / one).unlink()
     capsys.readouterr()
     assert main(child) == 0
-    assert "missing" not in capsys.readouterr().err
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_a_trace_deleted_while_it_is_written_is_noticed(tmp_path, capfd) -> None:
