@@ -200,7 +200,7 @@ def load(
         labels = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {})
         predictor = build_predictor(composed, composed.project, state, labels=labels, weights=weights)
     sources.warn_of_changes(folder.sources)
-    checkpoints.note_if_not_best(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
+    checkpoints.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.errors import CheckpointError, ConfigError, Problem, first_line
+from samewise.runner.errors import ConfigError, DamagedCheckpoint, Problem, first_line
 from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
@@ -34,17 +36,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _digest(name: str, run_root: Path) -> str:
     from samewise.runner.config import saved
-    from samewise.runner.records import checkpoint
+    from samewise.runner.records import checkpoint, shapes
     from samewise.runner.records.digest import weights_sha256
+    from samewise.runner.records.files import read_mapping
 
     path = Path(name)
     if path.is_file():
         return weights_sha256(_state_in(path))
     if (path / "manifest.json").is_file():
         return weights_sha256(checkpoint.load(path)["model"])
-    kept, state, _ = checkpoint.newest_sound(saved.find(name, run_root=run_root).checkpoints)
-    if kept is None:
-        raise CheckpointError(Problem(name, "the run has no checkpoint yet"))
+    folder = saved.find(name, run_root=run_root)
+    kept = checkpoint.choose_checkpoint(folder.checkpoints, "last")
+    try:
+        state = checkpoint.load(kept.path)
+    except DamagedCheckpoint as error:
+        hint = f"`samewise digest {shlex.quote(str(folder.checkpoints))}/step-XXXXXXXX` reads an older one; `samewise train` resumes from the newest intact one"
+        raise DamagedCheckpoint(*(replace(problem, hint=hint) for problem in error.problems)) from None
+    checkpoint.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), "last")
     return weights_sha256(state["model"])
 
 

@@ -80,11 +80,16 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
     raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"one of {', '.join(dict.fromkeys(known))}", did_you_mean(which, known)))
 
 
-def note_if_not_best(folder: Path, summary: Mapping[str, Any], which: str) -> None:
-    """Print a note if the checkpoint chosen as best (`best`, or a metric of `evaluate.also`) is not that of the best evaluation; a warning if that is kept."""
-    measured = summary.get("metrics", {})
+def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> None:
+    """Print a note if the checkpoint chosen as best (`best`, or a metric of `evaluate.also`) is not that of the best evaluation; a warning if that is kept.
+
+    A warning too if the `last` is not that of the last step.
+    """
+    measured, steps = summary.get("metrics", {}), summary.get("steps", 0)
     best = measured.get("best", {}) if which == "best" else measured.get("also", {}).get(which, {})
     step = choose_checkpoint(folder, which).step
+    if which == "last" and step < steps:
+        print(f"warning: {folder.parent}: training went on to step {steps}, whose checkpoint is missing; this is step {step}", file=sys.stderr)
     if "step" in best and int(best["step"]) != step:
         is_gone = not (folder / f"step-{int(best['step']):08d}").exists()
         words = (

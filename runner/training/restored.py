@@ -47,7 +47,7 @@ def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which
         raise type(error)(*(_of_run(one, classes) for one in error.problems)) from error
     _require_same_classes(run, data, classes)
     sources.warn_of_changes(folder.sources)
-    checkpoint.note_if_not_best(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
+    checkpoint.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
     restore(run, state)
     return run, kept.step
 

@@ -15,6 +15,7 @@ import torch
 from samewise_runner_promise import Promise
 from samewise_tiny import DIGITS
 
+from samewise.runner.cli import main
 from samewise.runner.commands.verify import _require_one_process
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -26,8 +27,6 @@ TINY = [*DIGITS, "model.width=8", "max_steps=12", "checkpoint.every_steps=4", "c
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
-    from samewise.runner.cli import main
-
     root = tmp_path_factory.mktemp("runs")
     assert main(["train", *TINY, f"run_root={root}"]) == 0
     (folder,) = root.glob("*/*/")
@@ -385,6 +384,20 @@ def test_the_digest_of_a_run_is_the_one_in_its_summary(samewise, run):
     assert samewise("digest", run).stdout.split()[0] == expected
     assert samewise("digest", run / "checkpoints/step-00000012/state.pt").stdout.split()[0] == expected
     assert samewise("digest", run / "checkpoints/step-00000004").stdout.split()[0] != expected
+
+
+def test_a_digest_is_of_the_newest_checkpoint_or_it_says_so(run, capsys):
+    newest = run / "checkpoints/step-00000012"
+    (newest / "state.pt").write_bytes((newest / "state.pt").read_bytes()[:-10])
+    assert main(["digest", str(run)]) == 2
+    done = capsys.readouterr()
+    assert not done.out
+    assert "step-00000012: the checkpoint was cut short or altered" in done.err
+    shutil.rmtree(newest)
+    assert main(["digest", str(run)]) == 0
+    assert "training went on to step 12, whose checkpoint is missing; this is step " in capsys.readouterr().err
+    assert main(["eval", str(run), "--checkpoint=last", "--split=valid"]) == 0
+    assert "training went on to step 12, whose checkpoint is missing; this is step " in capsys.readouterr().err
 
 
 def test_eval_gives_the_metrics_of_training(samewise, run):
