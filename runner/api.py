@@ -192,15 +192,16 @@ def load(
     set_variables(composed.cfg.reproducibility)
 
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
+    from samewise.runner.records import kept_checkpoints
     from samewise.runner.training.predictor import build_predictor
 
     with fresh_torch_state():
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
-        state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, which).path)
+        state = checkpoints.load(kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path)
         labels = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {})
         predictor = build_predictor(composed, composed.project, state, labels=labels, weights=weights)
     sources.warn_of_changes(folder.sources)
-    checkpoints.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
+    kept_checkpoints.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 
 

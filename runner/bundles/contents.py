@@ -19,7 +19,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, settings_text
-from samewise.runner.records import checkpoint, environment, own_code, shapes, sources
+from samewise.runner.records import environment, kept_checkpoints, own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.rerun_comparison import checkpoint_divergences, loss_divergences, metric_divergences
@@ -65,6 +65,7 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
     parts |= dict(_code(folder, project))
     if with_weights:
         parts |= dict(_weights(folder))
+        kept_checkpoints.note_if_not_meant(folder.checkpoints, summary, "best")
     parts |= {name: _json(value) for name, value in description.describe(facts, data, folder, parts).items()}
     return parts
 
@@ -141,7 +142,7 @@ def _secret_in(name: Path, file: Path) -> str:
 
 
 def _weights(folder: RunFolder) -> Iterator[tuple[str, Part]]:
-    chosen = {checkpoint.choose_checkpoint(folder.checkpoints, which).path for which in ("best", "last")}
+    chosen = {kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path for which in ("best", "last")}
     for path in sorted(chosen):
         yield from ((f"{RUN}/checkpoints/{path.name}/{file.relative_to(path).as_posix()}", file) for file in sorted(path.rglob("*")) if file.is_file())
 

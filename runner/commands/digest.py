@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _digest(name: str, run_root: Path) -> str:
     from samewise.runner.config import saved
-    from samewise.runner.records import checkpoint, shapes
+    from samewise.runner.records import checkpoint, kept_checkpoints, shapes
     from samewise.runner.records.digest import weights_sha256
     from samewise.runner.records.files import read_mapping
 
@@ -46,13 +46,13 @@ def _digest(name: str, run_root: Path) -> str:
     if (path / "manifest.json").is_file():
         return weights_sha256(checkpoint.load(path)["model"])
     folder = saved.find(name, run_root=run_root)
-    kept = checkpoint.choose_checkpoint(folder.checkpoints, "last")
+    kept = kept_checkpoints.choose_checkpoint(folder.checkpoints, "last")
     try:
         state = checkpoint.load(kept.path)
     except DamagedCheckpoint as error:
         hint = f"`samewise digest {shlex.quote(str(folder.checkpoints))}/step-XXXXXXXX` reads an older one; `samewise train` resumes from the newest intact one"
         raise DamagedCheckpoint(*(replace(problem, hint=hint) for problem in error.problems)) from None
-    checkpoint.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), "last")
+    kept_checkpoints.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), "last")
     return weights_sha256(state["model"])
 
 

@@ -156,7 +156,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from samewise.runner.exports import quantised as quantising
     from samewise.runner.exports.call import call_in_form, observe
     from samewise.runner.optim.parametrise import merge
-    from samewise.runner.records import checkpoint
+    from samewise.runner.records import kept_checkpoints
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate
     from samewise.runner.training.restored import at_checkpoint
 
@@ -183,7 +183,8 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
             call = alone if alone.whole else call
         more = quantising.examples(run, model, call, module=args.module) if quantised else ()
         calls = [replace(call, examples=more)]
-    measured = checkpoint.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}  # of the trained weights (valid/loss) and of averages (ema/valid/loss)
+    # of the trained weights (valid/loss) and of averages (ema/valid/loss)
+    measured = kept_checkpoints.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}
     metrics = {name: value for name, value in measured.items() if name.startswith(f"{args.weights}/valid/" if args.weights else "valid/")}
     environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     data: dict[str, Any] = environment.get("data", {})

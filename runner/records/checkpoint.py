@@ -11,131 +11,23 @@ A damaged one is renamed, and none is removed because it could not be read.
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, did_you_mean, first_line
-from samewise.runner.records import shapes, shards
-from samewise.runner.records.files import damaged_file, open_to_read, read_json, require_no_link, require_shape, sha256
+from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, first_line
+from samewise.runner.records import shards
+from samewise.runner.records.files import damaged_file, open_to_read, require_no_link, require_shape, sha256
+from samewise.runner.records.kept_checkpoints import CheckpointFolder, incomplete, list_checkpoints, read_manifest, require_format
 
-FORMAT = 1
 _MOST_REPEATED = 1 << 26
-
-
-@dataclass(frozen=True)
-class CheckpointFolder:
-    """A checkpoint on disk."""
-
-    path: Path
-    step: int
-    metrics: Mapping[str, float] | None
-    """None if they cannot be read."""
-
-
-def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
-    """The checkpoints in a folder, by step. Only `load` checks whether they are intact. Other files and folders are ignored.
-
-    CheckpointError if the folder cannot be read now: that is not the same as having none.
-    """
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        names = []
-    except OSError as error:
-        hint = "check the storage and the permissions, then run the same command again"
-        raise CheckpointError(Problem(str(folder), f"the checkpoints cannot be read: {error.strerror}", hint=hint)) from None
-    steps = ((int(match[1]), folder / name) for name in names if (match := re.fullmatch(r"step-(\d{8,18})", name)))
-    return [CheckpointFolder(path, step, _metrics(path)) for step, path in sorted(steps)]
-
-
-def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
-    """The checkpoint in a folder for `best`, `last`, a step, or a metric of `evaluate.also`; for `best` the last one if none is marked.
-
-    CheckpointError if there are no checkpoints, or the named one does not exist.
-    """
-    kept = list_checkpoints(folder)
-    if not kept:
-        raise CheckpointError(Problem(str(folder.parent), "the run has no checkpoint yet"))
-    if which == "last":
-        return kept[-1]
-    if which == "best":
-        link = folder / "best"
-        return next((one for one in kept if link.exists() and one.path.samefile(link)), kept[-1])
-    link = folder / best_by(which)
-    for one in kept:
-        if str(one.step) == which or ("/" in which and link.exists() and one.path.samefile(link)):
-            return one
-    steps = [str(one.step) for one in kept]
-    known = ["best", "last", *(name for one in kept for name in one.metrics or {} if (folder / best_by(name)).exists()), *steps]
-    raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"one of {', '.join(dict.fromkeys(known))}", did_you_mean(which, known)))
-
-
-def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> None:
-    """Print a note if the checkpoint chosen as best (`best`, or a metric of `evaluate.also`) is not that of the best evaluation; a warning if that is kept.
-
-    A warning too if the `last` is not that of the last step.
-    """
-    measured, steps = summary.get("metrics", {}), summary.get("steps", 0)
-    best = measured.get("best", {}) if which == "best" else measured.get("also", {}).get(which, {})
-    step = choose_checkpoint(folder, which).step
-    if which == "last" and step < steps:
-        print(f"warning: {folder.parent}: training went on to step {steps}, whose checkpoint is missing; this is step {step}", file=sys.stderr)
-    if "step" in best and int(best["step"]) != step:
-        is_gone = not (folder / f"step-{int(best['step']):08d}").exists()
-        words = (
-            f"the best evaluation was at step {best['step']:.0f}{', whose checkpoint is gone (checkpoint.keep_best=1 keeps it)' * is_gone}; this is step {step}"
-        )
-        print(f"{'note' if is_gone else 'warning'}: {folder.parent}: {words}", file=sys.stderr)
-
-
-def misled_links(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """A sentence for each link to a best checkpoint that leads elsewhere than to the step of the best evaluation, if that is kept."""
-    measured = summary.get("metrics", {})
-    bests = {"best": measured.get("best", {}), **{best_by(name): best for name, best in measured.get("also", {}).items()}}
-    wanted = {folder / name: folder / f"step-{int(best['step']):08d}" for name, best in bests.items() if "step" in best}
-    return [
-        f"{folder.name}/{link.name} leads to {link.resolve().name}, and summary.json has the best evaluation at {there.name}"
-        for link, there in wanted.items()
-        if link.is_symlink() and there.exists() and link.resolve() != there.resolve()
-    ]
-
-
-def best_by(metric: str) -> str:
-    """The link to the best checkpoint by a metric of `evaluate.also`."""
-    return f"best-{metric.replace('/', '-')}"
-
-
-def _metrics(path: Path) -> Mapping[str, float] | None:
-    manifest = manifest_of(path)
-    return None if manifest is None else manifest.get("metrics", {})
-
-
-def manifest_of(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint's manifest says; None if it cannot be read."""
-    try:
-        return _manifest(path)
-    except (CheckpointError, ConfigError):
-        return None
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
-    manifest = read_json(file, dict)
-    if manifest is None:
-        raise _incomplete(path)
-    if "format" in manifest:
-        _require_format(path, manifest)
-    return require_shape(file, manifest, {"format": int, **shapes.MANIFEST})
 
 
 def files_of(path: Path) -> list[Path]:
@@ -150,17 +42,6 @@ def files_of(path: Path) -> list[Path]:
     for handle in filter(None, found.values()):
         handle.close()
     return [file for file, handle in found.items() if handle is not None]
-
-
-def _incomplete(path: Path) -> DamagedCheckpoint:
-    words = "the checkpoint is incomplete" if path.is_dir() else "there is no checkpoint"
-    return DamagedCheckpoint(Problem(str(path), words, expected="state.pt and manifest.json"))
-
-
-def _require_format(path: Path, written: Mapping[str, Any]) -> None:
-    if written.get("format") != FORMAT:
-        hint = "load it with the version of samewise that wrote it, or a newer one"
-        raise CheckpointError(Problem(str(path), "the checkpoint has a different format", written.get("format"), str(FORMAT), hint))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -178,7 +59,7 @@ def read(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise CheckpointError(*error.problems) from None
     except FileNotFoundError:
-        raise _incomplete(path) from None
+        raise incomplete(path) from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(Problem(str(path), f"the checkpoint was not loaded: {error}", expected="tensors and plain values")) from None
     except Exception as error:
@@ -187,7 +68,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    written = str(_manifest(path).get("sha256"))
+    written = str(read_manifest(path).get("sha256"))
     found = sha256(path / "state.pt")
     if found != written:
         reason = "the checkpoint was cut short or altered since it was written"
@@ -195,7 +76,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(Problem(str(path), reason, f"sha256 {found[:16]}...", f"sha256 {written[:16]}...", hint))
     state: dict[str, Any] = load_tensors(path / "state.pt")
     require_shape(path / "state.pt", state, {"shards?": {str: str}})
-    _require_format(path, state)
+    require_format(path, state)
     for name, digest in state.get("shards", {}).items():
         if Path(name).name != name:
             raise damaged_file(path / "state.pt", f"it names {name!r}, which is not a file among its shards")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import errno
 import hashlib
-import math
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Collection, Mapping
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.records import shards
-from samewise.runner.records.checkpoint import FORMAT, CheckpointFolder, best_by, list_checkpoints
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
+from samewise.runner.records.kept_checkpoints import FORMAT, best_by, best_first, list_checkpoints
 
 
 class Checkpoints:
@@ -126,11 +126,14 @@ class Checkpoints:
         temporary = self._folder / f".{name}.{os.getpid()}.tmp"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)
-        os.replace(temporary, self._folder / name)
+        link = self._folder / name
+        if link.is_dir() and not link.is_symlink():  # a copy that followed links
+            print(f"warning: {link}: is a folder in the place of a link; moved to {set_aside(link, 'replaced').name}", file=sys.stderr)
+        os.replace(temporary, link)
 
     def _prune(self) -> None:
         kept = list_checkpoints(self._folder)
-        best = {name: self._best_first(kept, name) for name in self._modes}
+        best = {name: best_first(kept, name, mode) for name, mode in self._modes.items()}
         wanted = {one.step for one in (*kept[-max(self._settings.keep_last, 1) :], *(one for by in best.values() for one in by[: self._settings.keep_best]))}
         wanted |= {one.step for one in kept if one.metrics is None}  # it may be the best
         wanted |= {one.step for one in kept if self._settings.keep_every_steps and one.step % self._settings.keep_every_steps == 0}
@@ -140,14 +143,6 @@ class Checkpoints:
         for one in kept:
             if one.step not in wanted:
                 shutil.rmtree(one.path, ignore_errors=True)
-
-    def _best_first(self, kept: list[CheckpointFolder], monitor: str) -> list[CheckpointFolder]:
-        def rank(one: CheckpointFolder) -> tuple[float, bool, int]:
-            value = (one.metrics or {})[monitor]
-            worse = value if self._modes[monitor] == "min" else -value
-            return math.inf if math.isnan(worse) else worse, math.isnan(worse), one.step
-
-        return sorted((one for one in kept if one.metrics and monitor in one.metrics), key=rank)
 
     def set_aside_after(self, step: int, *, sound: Collection[Path] = ()) -> list[Path]:
         """Rename checkpoints beyond `step` (damaged ones, and `sound` ones, if an older one is resumed), and report it.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from samewise.runner.errors import ConfigError, Problem, first_few, nearest
+from samewise.runner.errors import CheckpointError, ConfigError, Problem, first_few, nearest
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.kept_checkpoints import choose_checkpoint, note_if_not_meant
 
 RUN: Final = "a run's folder or name, the start of its fingerprint, or its MLflow run id"
 RESTORE: Final = "if it is one, restore config.yaml from a copy: nothing else records what was trained"
@@ -88,8 +90,24 @@ def checkpoint_of(name: str, *, run_root: Path) -> Path:
 
     ConfigError if run or checkpoint is missing.
     """
-    folder = find(name.removesuffix("/last").removesuffix("/best"), run_root=run_root).checkpoints
-    for link in ("latest",) if name.endswith("/last") else ("best", "latest"):
-        if (folder / link).is_dir():
-            return (folder / link).resolve()
-    raise ConfigError(Problem(str(folder.parent), "the run has no checkpoint yet"))
+    folder, which = find(name.removesuffix("/last").removesuffix("/best"), run_root=run_root), "last" if name.endswith("/last") else "best"
+    found = chosen_checkpoint(folder, which)
+    if found is None:
+        raise ConfigError(Problem(str(folder.path), "the run has no checkpoint yet"))
+    if not _link(folder, which).is_dir():
+        note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
+    return found
+
+
+def chosen_checkpoint(folder: RunFolder, which: str) -> Path | None:
+    """The folder of a run's checkpoint `best`, its last if none is, or `last`; None if it has none that can be read."""
+    link = _link(folder, which)
+    if link.is_symlink() and link.is_dir():
+        return link.resolve()
+    with suppress(CheckpointError):
+        return choose_checkpoint(folder.checkpoints, which).path.resolve()
+    return None
+
+
+def _link(folder: RunFolder, which: str) -> Path:
+    return folder.checkpoints / ("latest" if which == "last" else which)

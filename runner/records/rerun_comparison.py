@@ -7,7 +7,7 @@ from typing import Any, final
 
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
-from samewise.runner.records import checkpoint, shapes, trace
+from samewise.runner.records import checkpoint, kept_checkpoints, shapes, trace
 from samewise.runner.records.digest import combine, tensor_digests, value_digest, weights_sha256
 from samewise.runner.records.divergence import Divergence, describe_tensors, first_altered_tensor, first_divergence, only_in, unknown_since
 from samewise.runner.records.files import parse_json, read_json, read_lines
@@ -114,7 +114,7 @@ def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
             divergences.append(Divergence(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
             continue
         divergences += _mismatch(head, lines, kept, state)
-        weights = (checkpoint.manifest_of(kept.path) or {}).get("weights")
+        weights = (kept_checkpoints.manifest_of(kept.path) or {}).get("weights")
         if weights and weights != f"{combine(tensor_digests(state['model'])):016x}":
             divergences.append(
                 Divergence(kept.step, "root", "", f"{kept.path.name}/manifest.json was altered: its digest of the weights is not that of state.pt")

@@ -29,6 +29,7 @@ from samewise.runner.records import trust
 from samewise.runner.records.checkpoint import files_of
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.found import chosen_checkpoint
 from samewise.runner.secrets import redact_file
 from samewise.runner.tracking.store import require_place
 
@@ -126,7 +127,7 @@ def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
 
     ConfigError if there is none, or one of its files is a link or no regular file, or it is elsewhere in a folder that this user has neither made nor trusts.
     """
-    kept = next((link.resolve() for link in (folder.checkpoints / "best", folder.checkpoints / "latest") if link.is_dir()), None)
+    kept = chosen_checkpoint(folder, "best")
     files = files_of(kept) if kept else []
     if kept is None or not files:
         raise ConfigError(Problem(str(folder.checkpoints), "has no checkpoint that could be logged as a model"))

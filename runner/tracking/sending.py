@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.found import chosen_checkpoint
 from samewise.runner.secrets import redact_file, redact_values
 from samewise.runner.tracking import best, describing, journal, progress
 from samewise.runner.tracking.address import remove_password, sqlite_file
@@ -300,7 +301,7 @@ class Sending:
         listed += [(path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if not path.name.startswith(".") and path.is_file()]
         inside = self.folder.path.resolve()
         if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
-            kept = next((path.resolve() for name in ("best", "latest") if (path := self.folder.checkpoints / name).is_dir()), None)
+            kept = chosen_checkpoint(self.folder, "best")
             listed += [(f"checkpoint/{path.relative_to(kept).as_posix()}", path) for path in sorted(kept.rglob("*")) if path.is_file()] if kept else []
         return [(name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)]
 

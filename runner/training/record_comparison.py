@@ -12,7 +12,7 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import combine, fingerprint_of, identity
 from samewise.runner.config.tree import differences, flat
 from samewise.runner.data.dataset import fingerprint
-from samewise.runner.records import checkpoint, shapes
+from samewise.runner.records import checkpoint, kept_checkpoints, shapes
 from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
@@ -135,7 +135,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
     said = [f"{name}: {reason}" for name, told in (("summary.json", summary), ("environment.json", recorded)) if (reason := _level(told, run))]
     if summary and recorded.get("level", summary["level"]) != summary["level"]:
         said.append(f"summary.json has the level {summary['level']}, and environment.json {recorded['level']}: one of them was altered")
-    said += [*_fingerprints(folder, original, summary, recorded), *_contradictions(recorded), *checkpoint.misled_links(folder.checkpoints, summary)]
+    said += [*_fingerprints(folder, original, summary, recorded), *_contradictions(recorded), *kept_checkpoints.misled_links(folder.checkpoints, summary)]
     if not foreign:
         here = {**run.environment, "name": original.name, "reproducibility": original.cfg.reproducibility.level, "total_steps": run.total_steps}
         known = [key for key in _OF_TRAINING if key in recorded]
@@ -143,7 +143,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
         said += [_describe("environment.json", *pair) for pair in pairs]
         lengths = {"steps_per_epoch": run.plan.steps_per_epoch, "total_steps": run.total_steps}
         for path in [kept.path for kept in checkpoint.list_checkpoints(folder.checkpoints)]:
-            told = checkpoint.manifest_of(path) or {}
+            told = kept_checkpoints.manifest_of(path) or {}
             known = {key: told[key] for key in lengths if key in told}
             said += [_describe(f"{path.name}/manifest.json", *pair) for pair in differences(known, {key: lengths[key] for key in known})]
     return said

@@ -17,7 +17,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 from samewise.runner.interfaces import class_names
-from samewise.runner.records import checkpoint, shapes, sources
+from samewise.runner.records import checkpoint, kept_checkpoints, shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
@@ -33,7 +33,7 @@ def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which
     CheckpointError if there is no such checkpoint.
     """
     which = "best" if which == composed.cfg.evaluate.monitor else which
-    kept = checkpoint.choose_checkpoint(folder.checkpoints, which)
+    kept = kept_checkpoints.choose_checkpoint(folder.checkpoints, which)
     state = checkpoint.load(kept.path)
     data: dict[str, dict[str, Any]] = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {})
     classes: list[str] = data.get("train", {}).get("classes", [])
@@ -47,7 +47,7 @@ def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which
         raise type(error)(*(_of_run(one, classes) for one in error.problems)) from error
     _require_same_classes(run, data, classes)
     sources.warn_of_changes(folder.sources)
-    checkpoint.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
+    kept_checkpoints.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
     restore(run, state)
     return run, kept.step
 

@@ -49,6 +49,7 @@ TESTS = {
     "strategies/replicas.py": [*SUMS[1:], "tests/runner/test_any_number_of_ranks.py"],
     "processes/packing.py": ["tests/runner/test_packing.py"],
     "records/checkpoint.py": [*CHECKPOINTS, "tests/security/test_pickles.py", RESUMING],
+    "records/kept_checkpoints.py": [*CHECKPOINTS, RESUMING],
     "records/checkpoint_writer.py": [*CHECKPOINTS, RESUMING],
     "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_keyed.py"],
     "data/plan.py": ["tests/runner/test_plan_and_order.py"],

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
-from samewise.runner.records import checkpoint, shards
+from samewise.runner.records import checkpoint, kept_checkpoints, shards
 from samewise.runner.records.checkpoint_writer import _write_error, copy_to_cpu
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import sha256
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.found import checkpoint_of, chosen_checkpoint
 
 
 def best(folder: Path) -> str:
@@ -45,9 +48,9 @@ def test_the_best_of_each_metric_is_kept_and_found_by_the_name_of_the_metric(tmp
     write_metrics(tmp_path, metrics, keep_last=1, also={"valid/accuracy": "max", "ema/valid/loss": "min"})
     assert steps_in(tmp_path) == [2, 3, 5]
     named = {"best": 2, "valid/accuracy": 3, "ema/valid/loss": 5, "last": 5, "3": 3}
-    assert {which: checkpoint.choose_checkpoint(tmp_path, which).step for which in named} == named
+    assert {which: kept_checkpoints.choose_checkpoint(tmp_path, which).step for which in named} == named
     with pytest.raises(CheckpointError, match="did you mean 'valid/accuracy'"):
-        checkpoint.choose_checkpoint(tmp_path, "valid/acuracy")
+        kept_checkpoints.choose_checkpoint(tmp_path, "valid/acuracy")
 
 
 def test_a_checkpoint_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> None:
@@ -73,12 +76,34 @@ def test_the_newest_is_kept_even_if_none_should_be(tmp_path: Path) -> None:
 def test_best_falls_back_to_the_last_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, [1, 2, 3, 4], keep_last=4)
     assert not (tmp_path / "best").exists()
-    assert checkpoint.choose_checkpoint(tmp_path, "best").step == 4
+    assert kept_checkpoints.choose_checkpoint(tmp_path, "best").step == 4
+
+
+def test_without_its_links_a_copy_has_the_same_best_and_a_folder_in_the_place_of_one_is_moved_aside(tmp_path: Path, capsys) -> None:
+    copied = RunFolder(tmp_path / "copied")
+    copied.path.mkdir()
+    copied.config.write_text("evaluate:\n  limit: null\n  monitor: valid/loss\n  mode: min\n  also:\n    valid/accuracy: max\n")
+    came = enumerate([(0.5, 0.1), (0.1, 0.2), (0.3, 0.9), (0.2, 0.3)], start=1)
+    metrics = {step: {"valid/loss": loss, "valid/accuracy": accuracy} for step, (loss, accuracy) in came}
+    (tmp_path / "run").mkdir()
+    write_metrics(tmp_path / "run", metrics, keep_last=9, also={"valid/accuracy": "max"})
+    shutil.copytree(tmp_path / "run", copied.checkpoints)  # follows links
+    expected = {"best": 2, "valid/accuracy": 3, "last": 4}
+    for _ in ("folders", "nothing"):
+        assert {which: kept_checkpoints.choose_checkpoint(copied.checkpoints, which).step for which in expected} == expected
+        assert [chosen_checkpoint(copied, which).name for which in ("best", "last")] == ["step-00000002", "step-00000004"]
+        assert checkpoint_of(f"{copied.path}/last", run_root=tmp_path) == copied.checkpoints / "step-00000004"
+        shutil.rmtree(copied.checkpoints / "best", ignore_errors=True)
+        shutil.rmtree(copied.checkpoints / "best-valid-accuracy", ignore_errors=True)
+    write_metrics(copied.checkpoints, {5: {"valid/loss": 0.01}}, keep_last=9)
+    assert "latest: is a folder in the place of a link; moved to replaced-latest" in capsys.readouterr().err
+    assert (copied.checkpoints / "replaced-latest/state.pt").is_file()
+    assert best(copied.checkpoints) == (copied.checkpoints / "latest").resolve().name == "step-00000005"
 
 
 def test_a_folder_without_checkpoints_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
-        checkpoint.choose_checkpoint(tmp_path, "last")
+        kept_checkpoints.choose_checkpoint(tmp_path, "last")
     assert checkpoint.newest_sound(tmp_path) == (None, {}, [])
 
 

@@ -14,7 +14,7 @@ import torch
 from samewise_runner_keeping import keeper, state, steps_in, write
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
-from samewise.runner.records import checkpoint
+from samewise.runner.records import checkpoint, kept_checkpoints
 
 
 def test_a_saved_checkpoint_loads_unchanged(tmp_path):
@@ -44,9 +44,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 def test_a_checkpoint_is_chosen_by_its_step_or_as_best_or_last(tmp_path):
     write(tmp_path, [1, 2, 3, 4, 5], [0.9, 0.1, 0.5, 0.4, 0.3])
     expected = {"2": 2, "4": 4, "5": 5, "best": 2, "last": 5}
-    assert {which: checkpoint.choose_checkpoint(tmp_path, which).step for which in expected} == expected
+    assert {which: kept_checkpoints.choose_checkpoint(tmp_path, which).step for which in expected} == expected
     with pytest.raises(CheckpointError, match="one of best, last, 2, 4, 5"):
-        checkpoint.choose_checkpoint(tmp_path, "3")
+        kept_checkpoints.choose_checkpoint(tmp_path, "3")
 
 
 def test_every_nth_checkpoint_is_kept(tmp_path):
@@ -87,7 +87,7 @@ WITH_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 from samewise.runner.errors import CheckpointError
-from samewise.runner.records import checkpoint
+from samewise.runner.records import checkpoint, kept_checkpoints
 now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20), -1))
 try:
