@@ -283,6 +283,7 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     ConfigError if `reproducibility.other_environment` is refuse and something differs that decides bits.
     """
     _require_alike(run, surroundings)
+    _warn_of_missing(run)
     before = read_json(run.folder.environment, shapes.ENVIRONMENT)
     differing = environment.differences(before, run.environment) if before else []
     if before and before.get("level") == "none" and checkpoint.list_checkpoints(run.folder.checkpoints):
@@ -312,6 +313,15 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     write_atomically(run.folder.config, saved)
     trust.sign(run.folder.config)
     _write_code(run)
+
+
+def _warn_of_missing(run: Run) -> None:
+    """Warn of records of the run's beginning that a run with checkpoints lacks, before they are written anew."""
+    records = [run.folder.environment, run.folder.config, *([run.folder.sources] if run.composed.code.files else [])]
+    for path in records if checkpoint.list_checkpoints(run.folder.checkpoints) else ():
+        if not path.exists():
+            unknown = "; whether the run began in the same environment, and so has the same bits, cannot be known" * (path == run.folder.environment)
+            print(f"warning: {path}: is missing, and is written anew as it is now{unknown}", file=sys.stderr)
 
 
 def _other_data(run: Run) -> Problem:

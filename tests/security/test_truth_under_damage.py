@@ -214,6 +214,18 @@ def test_a_run_that_continues_another_lacks_no_metrics_of_the_steps_before_it(or
     assert "warning" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["environment.json", "config.yaml"])
+def test_a_missing_record_of_the_beginning_is_not_replaced_without_a_word(original, tmp_path, capsys, name) -> None:
+    run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
+    for one in ("summary.json", name):
+        (run / one).unlink()
+    assert main(["train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}"]) == 0
+    told = capsys.readouterr().err
+    assert f"{name}: is missing, and is written anew as it is now" in told
+    assert ("whether the run began in the same environment, and so has the same bits, cannot be known" in told) == (name == "environment.json")
+    assert (run / name).is_file()
+
+
 def test_a_trace_deleted_while_it_is_written_is_noticed(tmp_path, capfd) -> None:
     trace = Trace(tmp_path / "trace.jsonl", nn.Linear(1, 1))
     trace.open(0, 0)
