@@ -24,8 +24,8 @@ from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training.due import at_end
 from samewise.runner.training.record_comparison import left_out_on_resuming, logged_divergences, summary_divergences
 from samewise.runner.training.replay import parameter_names, replay
+from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
-from samewise.runner.training.session import continue_from
 from samewise.runner.training.state import restore, state_of, summarise
 
 

@@ -39,8 +39,8 @@ from samewise.runner.training.hidden_state import (
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.loss_checks import means_for_sums, metrics_by_batch, untrained, wholes_for_sums
 from samewise.runner.training.memory import out_of_memory
+from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
-from samewise.runner.training.session import continue_from
 from samewise.runner.training.step_errors import explain_step_error, name_override, refused_operator
 
 LONG = 100_000
