@@ -22,6 +22,7 @@ from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_few, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
+from samewise.runner.records.summary import LEVELS
 from samewise.runner.tracking.best import best_so_far, is_better
 from samewise.runner.training.run import Run, Split
 
@@ -138,8 +139,12 @@ def rehearse(run: Run) -> None:
             if run.model.training:
                 raise _unfit(run.recipe, "measure leaves the model in training mode", "an evaluation that leaves the model as it is")
     changed = [name for name, value in _versions(run.model).items() if before.get(name, value) != value]
+    if {*changed} & {name for name, _ in run.model.named_parameters()}:
+        raise _unfit(run.recipe, f"measure changes the model's weights ({first_few(changed, 3)})", "an evaluation that leaves the model as it is")
     if changed:
-        raise _unfit(run.recipe, f"measure changes the model's weights or buffers ({first_few(changed, 3)})", "an evaluation that leaves the model as it is")
+        run.recorder.level = min(run.recorder.level, "R1", key=[*LEVELS].index)
+        words = f"an evaluation changes the model's buffers ({first_few(changed, 3)}): how often, and on how many ranks, it evaluates changes the training"
+        tell(run, Problem(f"recipe ({type(run.recipe).__name__}.measure)", words, hint="change them in training only: if self.training"))
     if not type(run.recipe).__module__.startswith("samewise.") and (scores is second or _shared(scores, second) != shared):
         collects = [f" with one '{name}'" for name, value in _shared(scores, second).items() if shared.get(name) != value]
         words = "the same object each time" if scores is second else f"objects{collects[0]} for all evaluations"
