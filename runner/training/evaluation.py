@@ -157,8 +157,12 @@ def rehearse(run: Run) -> None:
 
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """What tells whether a tensor of the model's state was changed in place, which torch counts, or replaced."""
-    kept = {*model.state_dict(keep_vars=True)}
-    return {name: (id(one), one._version) for name, one in [*model.named_parameters(), *model.named_buffers()] if name in kept}
+    parameters = {name: (id(one), one._version) for name, one in model.named_parameters()}
+    for path, module in model.named_modules():  # not by state_dict, in which FSDP's layers give up what they have gathered
+        loose = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+        held = module.named_buffers(recurse=False)
+        parameters |= {f"{path}.{name}".lstrip("."): (id(one), one._version) for name, one in held if name not in loose}
+    return parameters
 
 
 def _shared(one: Scores, other: Scores) -> dict[str, str]:
