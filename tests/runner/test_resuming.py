@@ -18,7 +18,7 @@ from samewise_runner_resuming_space import FURTHER, OPTIMIZERS, SCHEDULERS, TINY
 from samewise.runner.config.catalogue import choices_of
 from samewise.runner.config.project import Project
 from samewise.runner.records import checkpoint
-from samewise.runner.training import session
+from samewise.runner.training import resuming
 from samewise.runner.training.run import Run
 
 
@@ -120,8 +120,8 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_results_resumes(tmp_pa
     whole = trained(config, folder)
     (folder / "summary.json").unlink()
     shutil.rmtree(folder / "artifacts")
-    restore = session.restore
-    monkeypatch.setattr(session, "restore", lambda run, state: (restore(run, state), clocks.append(run.progress.earlier_s)))
+    restore = resuming.restore
+    monkeypatch.setattr(resuming, "restore", lambda run, state: (restore(run, state), clocks.append(run.progress.earlier_s)))
     again = trained(config, folder)
     assert again.moments == {}
     assert first_difference(whole, again) is None

@@ -14,7 +14,7 @@ from samewise_runner_resuming_space import TINY
 from samewise.runner.config.compose import Composed
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.interfaces import Callback, Outcome, RunView
-from samewise.runner.training import batches, session
+from samewise.runner.training import batches, resuming
 from samewise.runner.training.run import Run
 
 
@@ -84,8 +84,8 @@ def test_without_a_fault_nothing_is_lost(rich, tmp_path):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_and_named(rich, tmp_path, monkeypatch, name):
-    (config, folder, whole), (fault, path), restore = rich, FAULTS[name], session.restore
-    monkeypatch.setattr(session, "restore", lambda run, state: (restore(run, state), fault(run)))
+    (config, folder, whole), (fault, path), restore = rich, FAULTS[name], resuming.restore
+    monkeypatch.setattr(resuming, "restore", lambda run, state: (restore(run, state), fault(run)))
     part = trained(config, cut(folder, tmp_path / "run", after=2), before_step=stopped, most=1)
     found = first_difference(whole, part)
     assert found is not None
