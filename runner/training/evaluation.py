@@ -131,21 +131,23 @@ def rehearse(run: Run) -> None:
     the recipe measures with is not what it should be.
     """
     part = run.splits["valid"]
-    scores, second = run.recipe.scores(part.dataset), run.recipe.scores(part.dataset)
+    own = not type(run.recipe).__module__.startswith("samewise.")
+    scores = run.recipe.scores(part.dataset)
+    second = run.recipe.scores(part.dataset) if own else None
     before, shared = _versions(run.model), _shared(scores, second)
     with evaluating(run.model):
         for number, batch in enumerate(islice(_loader(run, part), 2 if run.evaluate.batch_size == 1 else 1)):
             scores.add(measure_batch(run, run.model, number, run.to_device(batch)))
             if run.model.training:
                 raise _unfit(run.recipe, "measure leaves the model in training mode", "an evaluation that leaves the model as it is")
-    changed = [name for name, value in _versions(run.model).items() if before.get(name, value) != value]
+    changed = [name for (name, at), value in _versions(run.model).items() if before.get((name, at), value) != value]
     if {*changed} & {name for name, _ in run.model.named_parameters()}:
         raise _unfit(run.recipe, f"measure changes the model's weights ({first_few(changed, 3)})", "an evaluation that leaves the model as it is")
     if changed:
         run.recorder.level = min(run.recorder.level, "R1", key=[*LEVELS].index)
         words = f"an evaluation changes the model's buffers ({first_few(changed, 3)}): how often, and on how many ranks, it evaluates changes the training"
         tell(run, Problem(f"recipe ({type(run.recipe).__name__}.measure)", words, hint="change them in training only: if self.training"))
-    if not type(run.recipe).__module__.startswith("samewise.") and (scores is second or _shared(scores, second) != shared):
+    if scores is second or _shared(scores, second) != shared:
         collects = [f" with one '{name}'" for name, value in _shared(scores, second).items() if shared.get(name) != value]
         words = "the same object each time" if scores is second else f"objects{collects[0]} for all evaluations"
         raise _unfit(run.recipe, f"scores returns {words}", "a new one for each evaluation, which otherwise adds up all of them")
@@ -155,18 +157,23 @@ def rehearse(run: Run) -> None:
     _require_computed(run, [*monitored, *others], [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
 
 
-def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """What tells whether a tensor of the model's state was changed in place, which torch counts, or replaced."""
-    parameters = {name: (id(one), one._version) for name, one in model.named_parameters()}
-    for path, module in model.named_modules():  # not by state_dict, in which FSDP's layers give up what they have gathered
+def _versions(model: nn.Module) -> dict[tuple[str, int], tuple[int, int]]:
+    """What tells whether a tensor of the model's state was changed in place, which torch counts, or a buffer was replaced.
+
+    Not by state_dict, in which FSDP's layers give up what they have gathered; a parameter that such a layer replaces is another key.
+    """
+    found = {(name, id(one)): (0, one._version) for name, one in model.named_parameters()}
+    for path, module in model.named_modules():
         loose = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-        held = module.named_buffers(recurse=False)
-        parameters |= {f"{path}.{name}".lstrip("."): (id(one), one._version) for name, one in held if name not in loose}
-    return parameters
+        held = [(name, one) for name, one in module.named_buffers(recurse=False) if name not in loose]
+        found |= {(f"{path}.{name}".lstrip("."), 0): (id(one), one._version) for name, one in held}
+    return found
 
 
-def _shared(one: Scores, other: Scores) -> dict[str, str]:
+def _shared(one: Scores, other: Scores | None) -> dict[str, str]:
     """What two accumulators have in common that could collect measurements, such as a list of their class: its contents, by name."""
+    if other is None:
+        return {}
     names = {*vars(one), *(name for kind in type(one).__mro__[:-1] for name in vars(kind) if not name.startswith("__"))}
     both = {name: (getattr(one, name, None), getattr(other, name, None)) for name in sorted(names)}
     return {name: repr(value) for name, (value, same) in both.items() if value is same and isinstance(value, list | dict | set | torch.Tensor)}
