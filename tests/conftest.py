@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
 import runpy
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,16 +68,46 @@ def threads_are_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def stores_are_copied() -> None:
+    """MLflow makes a SQLite store by all of its migrations, in a second and more: here it does so once, and later stores are copies of the first."""
+    if (utils := sys.modules.get("mlflow.store.db.utils")) is None or hasattr(utils, "made_by_tests"):
+        return
+    made, initialize = sqlite3.connect(":memory:", check_same_thread=False), utils._initialize_tables
+    utils.made_by_tests = made
+
+    def copy_the_first(engine: Any) -> None:
+        if engine.dialect.name != "sqlite":
+            initialize(engine)
+            return
+        with contextlib.closing(engine.raw_connection()) as connection:
+            store = connection.driver_connection
+            if made.execute("SELECT name FROM sqlite_master").fetchall():
+                made.backup(store)
+            else:
+                initialize(engine)
+                store.backup(made)
+
+    utils._initialize_tables = copy_the_first
+
+
+@pytest.fixture(autouse=True)
 def what_a_project_brought_is_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Two tests may use the same name for their projects' packages, so a test's own modules and its entries on sys.path are removed after it."""
-    modules, path, temporary = set(sys.modules), list(sys.path), str(tmp_path_factory.getbasetemp())
+    path, temporary = list(sys.path), str(tmp_path_factory.getbasetemp())
     yield
     sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        brought = vars(sys.modules[name])
-        if any(str(place).startswith(temporary) for place in [brought.get("__file__"), *brought.get("__path__", ())]):
-            del sys.modules[name]
+    if len(sys.modules) != len(_KNOWN):  # there are thousands, and most tests import none
+        for name in set(sys.modules) - _KNOWN:
+            brought = vars(sys.modules[name])
+            if any(str(place).startswith(temporary) for place in [brought.get("__file__"), *brought.get("__path__", ())]):
+                del sys.modules[name]
+        _KNOWN.clear()
+        _KNOWN.update(sys.modules)
     importlib.invalidate_caches()
+
+
+_KNOWN = set[str]()
+"""The modules that were loaded when a test ended."""
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, P
 from samewise.runner.config import saved
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at
+from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, settings_text
 from samewise.runner.records import environment, kept_checkpoints, own_code, shapes, sources
@@ -134,7 +135,7 @@ def _secret_in(name: Path, file: Path) -> str:
         return "contains a private key"
     if file.suffix in (".yaml", ".yml"):
         try:
-            value = yaml.safe_load(text)
+            value = read_yaml(text)
         except yaml.YAMLError:
             value = None
         return "contains a password or a token" if redact(text) != text or redact_values(value) != value else ""

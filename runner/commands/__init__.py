@@ -6,7 +6,6 @@ Here are the arguments that they share, and the list of commands, made without i
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import sys
 from collections.abc import Callable
@@ -73,8 +72,8 @@ class Command:
     @property
     def summary(self) -> str:
         """The first line of its module's docstring, read without an import."""
-        first = (ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-        return first.removeprefix(f"`samewise {self.name}`: ").rstrip(".")
+        with self.path.open(encoding="utf-8") as lines:
+            return next(lines).strip().strip('"').rstrip(".")
 
     def load(self, parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
         """Import the command's module and no other; set up the parser, and return the function that runs it."""

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl
 
-from samewise.runner.records import own_code, sources
+from samewise.runner.records import own_code
 from samewise.runner.secrets import SECRET_FILES, redact, remove_private_keys
 
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
@@ -54,7 +55,6 @@ def record(
         compiled: What decides the bits of compiled code, by name.
     """
     versions = {name: _version(name) for name in PACKAGES}
-    code = own_code.record(used)
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -66,8 +66,7 @@ def record(
         "git": git_state(Path.cwd()),
         "data": data,
         "optimizers": optimizers,
-        "code": code,
-        "code_state": sources.raw_state(code),
+        **own_code.record(used),
         "libraries": _libraries(libraries),
     }
     portable = reproducibility.level == "portable"
@@ -193,6 +192,7 @@ def _libraries(names: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

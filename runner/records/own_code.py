@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from samewise.runner.errors import first_few
@@ -19,11 +20,18 @@ _SILENT = re.compile(
 """Modules that compute nothing: what they do is in a config, on paper or on the screen."""
 
 
-def record(used: Iterable[str]) -> dict[str, str]:
-    """A digest for each of samewise's files used by the classes and functions that a run's config, or the user's code, names."""
-    own = [name for name in used if name.startswith("samewise.")]
-    files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
-    return {label: digest(digests) for label, digests in files.items()}
+def record(used: Iterable[str]) -> dict[str, Any]:
+    """A digest for each of samewise's files used by the classes and functions that a run's config, or the user's code, names; and one of their bytes."""
+    code, state = _read(frozenset(name for name in used if name.startswith("samewise.")))
+    return {"code": dict(code), "code_state": state}
+
+
+@cache
+def _read(own: frozenset[str]) -> tuple[Mapping[str, str], str]:
+    """Once in a process, which goes on with the code that it has imported."""
+    files = sources.reach([*ROOTS, *sorted(own)], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
+    code = {label: digest(digests) for label, digests in files.items()}
+    return code, sources.raw_state(code)
 
 
 def changes(environment: Mapping[str, Any]) -> list[str]:

@@ -65,9 +65,12 @@ def reach(names: Iterable[str], packages: Sequence[str], *, follows: Callable[[s
         follows: Whether to go into a module of that name.
     """
     todo, seen, files, libraries, declined = list(names), set[str](), dict[str, Mapping[str, str]](), set[str](), set[str]()
-    known = dict[str, _Module | None]()
+    known, followed = dict[str, _Module | None](), set[str]()
     while todo:
-        for module in _modules_along(todo.pop(), known):
+        if (name := todo.pop()) in followed:
+            continue
+        followed.add(name)
+        for module in _modules_along(name, known):
             if not follows(module.name):
                 declined.add(module.name)
             if module.name in seen or module.name in declined:

@@ -20,7 +20,7 @@ import yaml
 from samewise.runner.config import header, saved
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.tree import at, flat
-from samewise.runner.config.yaml_files import require_modest
+from samewise.runner.config.yaml_files import read_yaml, require_modest
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping, read_text
@@ -117,7 +117,7 @@ def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
     try:
         text = read_text(folder.config) or ""
         found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
-        evaluate = yaml.safe_load(found[0])["evaluate"] if found else {}
+        evaluate = read_yaml(found[0])["evaluate"] if found else {}
         monitor = str(evaluate.get("monitor") or "")
         modes = {name: str(mode) for name, mode in {monitor: evaluate.get("mode"), **(evaluate.get("also") or {})}.items() if name}
         return monitor, modes, header.read(text)[1]
@@ -164,7 +164,7 @@ def _holds(value: Any, sign: str, text: str) -> bool:
         return _COMPARED[sign](float(value), float(text))
     if isinstance(value, list) and sign in ("=", "!="):
         with contextlib.suppress(yaml.YAMLError):
-            return _COMPARED[sign](value, yaml.safe_load(text))
+            return _COMPARED[sign](value, read_yaml(text))
     return _COMPARED[sign](str(value), text)
 
 
@@ -203,7 +203,7 @@ def _config(folder: str) -> Mapping[str, Any]:
     file = RunFolder(Path(folder)).config
     try:
         require_modest(text := read_text(file) or "", str(file), interpolations="none")
-        read: Any = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        read: Any = read_yaml(text)
     except (ConfigError, yaml.YAMLError):
         return {}
     return cast(Mapping[str, Any], read) if isinstance(read, Mapping) else {}

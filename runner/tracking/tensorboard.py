@@ -20,6 +20,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from samewise.runner.config.tree import flat
+from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.records.files import read_text, require_no_link
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_values
@@ -65,7 +66,7 @@ class TensorBoard:
         self._writer.add_event(event)
 
     def _describe(self) -> None:
-        config = redact_values(yaml.safe_load(read_text(self.folder.config) or "") or {})
+        config = redact_values(read_yaml(read_text(self.folder.config) or "") or {})
         text = yaml.safe_dump(config, sort_keys=False)
         indented = "".join(f"    {line}\n" for line in text.splitlines())  # a Markdown code block, which nothing in the text can end
         now = time.time()

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import wandb
-import yaml
 from wandb import Image, Settings
 
+from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping, read_text, require_no_link, write_json
 from samewise.runner.records.folder import RunFolder
@@ -70,7 +70,7 @@ class WeightsAndBiases:
         require_no_link(self.folder.path / "wandb")
         for name, value in {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
             os.environ.setdefault(name, value)
-        config = cast(dict[str, Any], redact_values(yaml.safe_load(read_text(self.folder.config) or "") or {}))
+        config = cast(dict[str, Any], redact_values(read_yaml(read_text(self.folder.config) or "") or {}))
         set_up()
         run = wandb.init(
             project=self._settings["experiment"],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import sending
+from samewise.runner.tracking import link, sending
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3", "tracking.log_system=false")
 
@@ -23,7 +23,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     from samewise.runner.cli import main
 
     root = tmp_path_factory.mktemp("runs")
-    assert main(["train", *TINY, f"run_root={root}", "name=one"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "start", lambda *_: None)  # a sender takes seconds to start
+        assert main(["train", *TINY, f"run_root={root}", "name=one"]) == 0
+    assert main(["sync", "--run-root", str(root)]) == 0
     (folder,) = root.glob("one/*")
     run_id = json.loads((folder / "tracking.json").read_text())["run_id"]
     shutil.rmtree(root / "one")

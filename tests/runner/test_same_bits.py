@@ -50,9 +50,8 @@ def test_another_seed_gives_other_bits(experiment, reference, tmp_path):
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_finishes_with_the_same_bits(experiment, reference, tmp_path, kills, monkeypatch, request):
-    if kills > 1:
-        monkeypatch.setenv(SHARED, request.getfixturevalue("senders"))
+def test_a_run_killed_at_random_moments_finishes_with_the_same_bits(experiment, reference, tmp_path, kills, monkeypatch, senders):
+    monkeypatch.setenv(SHARED, senders)
     chance, killed = random.Random(20), 0
     while killed < kills and experiment.kill_within(tmp_path, chance, f"loader.num_workers={killed % 2}"):
         killed += 1

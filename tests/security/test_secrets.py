@@ -25,6 +25,7 @@ from samewise.runner.records.environment import git_state
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.secrets import redact, redact_file, redact_values
+from samewise.runner.tracking import link
 
 SECRET = "hunter2x9"
 TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=none", "evaluate.pictures=false")
@@ -120,10 +121,14 @@ def test_the_label_of_a_run_new_or_old_holds_no_secret() -> None:
 
 
 @pytest.fixture
-def trained(samewise: Callable[..., Any], tmp_path: Path) -> Path:
-    """The run root of a run whose tags have secrets, sent to a store."""
+def trained(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run root of a run whose tags have secrets, sent to a store (by `sync`, since a sender takes seconds to start)."""
+    monkeypatch.setattr(link, "start", lambda *_: None)
     given = (f"+tracking.tags.api_key={SECRET}", f"+tracking.tags.where=http://me:{SECRET}@host", f"+dataset.api_key={SECRET}", "tracking.log_system=false")
     done = samewise("train", *TINY, f"run_root={tmp_path / 'runs'}", *given)
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    done = samewise("sync", "--run-root", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     assert SECRET not in done.stdout + done.stderr
     return tmp_path / "runs"

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.config.check import components
@@ -23,6 +22,7 @@ from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.project import Project
 from samewise.runner.config.slots import KINDS
 from samewise.runner.config.tree import at
+from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -80,9 +80,9 @@ def _replaced_groups(composed: Composed, wrong: set[str]) -> Iterator[tuple[str,
     for group, choice in composed.choices.items():
         if group not in KINDS or group not in wrong or "_target_" not in (composed.whole.get(group) or {}):
             continue
-        target, sets = composed.whole[group]["_target_"], yaml.safe_load(text_of(loader, f"{group}/{choice}")) or {}
+        target, sets = composed.whole[group]["_target_"], read_yaml(text_of(loader, f"{group}/{choice}")) or {}
         if sets.get("_target_", target) != target:
-            texts = {name: yaml.safe_load(text_of(loader, f"{group}/{name}")) or {} for name in groups(loader)[group]}
+            texts = {name: read_yaml(text_of(loader, f"{group}/{name}")) or {} for name in groups(loader)[group]}
             yield group, choice, sets, [name for name, text in texts.items() if text.get("_target_") == target]
 
 
