@@ -154,13 +154,15 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if args.audit is None:
             last = max(comparison.steps, default=0)
             _require_length(again.total_steps, min(args.steps or last, last), [path for path, _, _ in unlike])
-        foreign = environment.differences(recorded, again.environment)
+        foreign = environment.differences(recorded, again.environment) if recorded else []
         altered += store_contradictions(folder)
-        altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike))
+        altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike or not recorded))
         changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         missing = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
         if not folder.metrics.exists() and _is_local(args, folder):
             missing.append(f"{folder.metrics}: is missing: what the run logged was not compared")
+        if not recorded:
+            missing.append(f"{folder.environment}: is missing: whether another environment explains a difference cannot be known")
         if "trace_sha256" not in (summary := read_json(folder.summary, shapes.SUMMARY) or {"trace_sha256": None}) and not altered:
             missing.append("cannot be verified: whether trace and checkpoints were altered after the run had ended; summary.json has no SHA-256 of them")
         missing += record_comparison.unverifiable(recorded, again.environment)
@@ -171,7 +173,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if foreign and not args.anyway:
             said += [f"not comparable: {record_comparison.describe_foreign(foreign, again)}", "add `--anyway` to compare them nevertheless"]
             return {**verdict, "comparable": False}
-        if not args.json and (changed or not altered):  # an altered environment does not show what to expect
+        if not args.json and recorded and (changed or not altered):  # an altered environment does not show what to expect
             print(environment.expectation(recorded, again.environment, foreign, same_code=not changed), flush=True)
         again.callbacks.pop("throughput", None)
         again.recorder.log_every_steps = 1  # so that everything the run logged can be compared
@@ -199,7 +201,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike), same_code=same_code)
             said += words
         said += [f"the config differs: {path}: {shown(one)} there, {shown(two)} here" for path, one, two in unlike]
-        if (altered or divergences) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
+        if (altered or divergences) and recorded and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
             said.append(conclude(again, divergences, altered=bool(altered or contradictions), steps=summary.get("steps")))
     first = min(divergences, key=lambda divergence: divergence.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -66,7 +66,8 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
                 problems.append(Problem(key, "is in the run's config" if exists and separator else "no such key in the run's config", override, hint=hint))
                 continue
             if isinstance(OmegaConf.select(cfg, key), DictConfig) and not isinstance(OmegaConf.select(given, key), DictConfig):
-                problems.append(Problem(key, "is a group of the run's config; only values can be overridden", override, f"{key}.NAME=VALUE"))
+                known = f"its keys are {', '.join(name for name in cast(dict[str, Any], OmegaConf.select(cfg, key)) if name != '_target_')}"
+                problems.append(Problem(key, "is a group of the run's config; only values can be overridden", override, f"{key}.NAME=VALUE", known))
                 continue
             cfg = OmegaConf.merge(cfg, given)
         except OmegaConfBaseException as error:

@@ -52,6 +52,7 @@ def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
     assert (either.whole, either.label.replace("+", "")) == (added.whole, added.label.replace("+", ""))
     for override, said in (
         ("recipe.test_time_augmentation=flip", "no such key in the run's config"),
+        ("precision=bfloat16", "is a group of the run's config; only values can be overridden; hint: its keys are dtype, tf32"),
         ("+seed=3", "is in the run's config; hint: write it without the +: seed=3"),
         ("+loader.nothing=1", "nothing"),
         ("++loader.nothing=1", "nothing"),

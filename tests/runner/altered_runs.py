@@ -1,0 +1,64 @@
+"""Runs whose record is altered, as if by somebody who knows its format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import torch
+from samewise_tiny import DIGITS
+
+from samewise.runner.cli import main
+from samewise.runner.records.digest import combine
+
+TINY = [*DIGITS, "model.width=8", "max_steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9"]
+
+
+def recorded_in(root: Path) -> Path:
+    """The folder of a run of twelve steps below a root."""
+    assert main(["train", *TINY, f"run_root={root}"]) == 0
+    (folder,) = root.glob("*/*/")
+    return folder
+
+
+def flip_a_bit_and_correct_the_hash(folder: Path) -> None:
+    state = torch.load(folder / "state.pt", weights_only=True)
+    state["model"]["fc.weight"].view(torch.int32)[0, 0] ^= 1
+    torch.save(state, folder / "state.pt")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sha256"] = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def forge(run: Path, step: int, **values: str) -> int:
+    """Alter a line of the trace and recompute the chain, like somebody who knows the format; returns the number of lines."""
+    head, *texts = (run / "trace.jsonl").read_text().splitlines()
+    lines, chain = [json.loads(text) for text in texts], 0
+    for line in lines:
+        line |= values if line["step"] == step else {}
+        chain = combine([chain, *(int(line[name], 16) for name in ("batch", "input", "gradients", "weights"))])
+        line["chain"] = f"{chain:016x}"
+    (run / "trace.jsonl").write_text("\n".join([head, *(json.dumps(line, separators=(",", ":")) for line in lines)]) + "\n")
+    return len(lines)
+
+
+def rewrite_head(run: Path, **values: object) -> None:
+    """Alter the head of a trace as if it had been written like that."""
+    head, *lines = (run / "trace.jsonl").read_text().splitlines()
+    (run / "trace.jsonl").write_text("\n".join([json.dumps({**json.loads(head), **values}), *lines]) + "\n")
+    summary = json.loads((run / "summary.json").read_text())
+    summary["trace_sha256"] = hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def thin(run: Path, every: int) -> Path:
+    """Keep every so many lines of a trace, as if it had been written with `trace.every_steps`."""
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"^(trace:\n(?:  .*\n)*?  every_steps: )\d+$", rf"\g<1>{every}", config, flags=re.MULTILINE))
+    head, *lines = (run / "trace.jsonl").read_text().splitlines()
+    (run / "trace.jsonl").write_text("\n".join([head, *lines[every - 1 :: every]]) + "\n")
+    forge(run, 0)
+    rewrite_head(run)
+    return run

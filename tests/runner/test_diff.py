@@ -1,0 +1,173 @@
+"""`samewise diff` names where two runs diverge."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, recorded_in, rewrite_head, thin
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    return recorded_in(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def run(original, tmp_path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(original, tmp_path / original.parent.name / original.name, symlinks=True))
+
+
+def test_a_run_resumed_from_an_altered_checkpoint_diverges_at_the_next_step(samewise, run, original):
+    folder = run / "checkpoints/step-00000004"
+    flip_a_bit_and_correct_the_hash(folder)
+    for later in ("step-00000008", "step-00000012"):
+        shutil.rmtree(run / "checkpoints" / later)
+    (run / "summary.json").unlink()
+    assert folder.exists()
+    assert samewise("train", *TINY, f"run_root={run.parents[1]}").returncode == 0
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "diverges at step 5: " in done.stdout
+
+
+def test_a_difference_in_the_first_step_may_be_one_of_initial_weights(samewise, original, tmp_path):
+    assert samewise("train", *TINY, "initialise=xavier", "max_steps=1", f"run_root={tmp_path}").returncode == 0
+    (other,) = tmp_path.glob("*/*/")
+    done = samewise("diff", original, other)
+    assert done.returncode == 1
+    assert "diverges at step 1: the forward pass: the same input gave a different loss; or the weights before that step differ" in done.stdout.replace(
+        "\n", " "
+    )
+
+
+def test_digests_of_shards_are_not_compared_with_those_of_whole_parameters(samewise, run, original):
+    forge(run, 1, gradients="0" * 16, weights="0" * 16)
+    rewrite_head(run, shards=2)
+    done = samewise("diff", original, run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "digests by xxh3 and by xxh3 of 2 shards cannot be compared, so nothing is known about gradients and weights" in done.stdout
+    assert "the same batches, inputs and losses in all 12 common steps" in done.stdout
+    assert "the weights after step 12, by weights_sha256: the same" in done.stdout
+    forge(run, 7, loss="0x1.8p+0")
+    rewrite_head(run)
+    assert "step 7: the forward pass: the same input gave a different loss; or the weights before that step differ\n" in samewise("diff", original, run).stdout
+
+
+def test_the_steps_between_two_lines_of_a_sparse_trace_are_not_left_out(samewise, run, tmp_path):
+    other = thin(Path(shutil.copytree(run, tmp_path / "other", symlinks=True)), 3)
+    forge(thin(run, 3), 9, loss="0x1.8p+0")
+    rewrite_head(run)
+    said = samewise("diff", other, run).stdout
+    words = "the forward pass: the same input gave a different loss; or the weights before that step differ\n"
+    assert f"diverges at step 9, or in steps 7 to 8, which the trace omits: {words}" in said
+    with open(run / "metrics.jsonl", "a") as journal:
+        journal.write(json.dumps({"time_ms": 1, "step": 8, "metrics": {"train/loss": 9.5}}) + "\n")
+    assert "diverges at step 8, or in step 7, which the trace omits: train/loss was logged as " in samewise("diff", other, run).stdout
+    said = samewise("verify", other, "accumulate=2", "--coarse", "--trust").stdout
+    assert "diverges at step 3, or in steps 1 to 2, which the trace omits: the data" in said
+
+
+def test_traces_without_common_steps_leave_the_weights_and_metrics_to_diff(samewise, run, tmp_path):
+    other, page = thin(Path(shutil.copytree(run, tmp_path / "other", symlinks=True)), 5), tmp_path / "diff.html"
+    weights = "the weights after step 12, by weights_sha256: "
+    for every in (7, 100):
+        done = samewise("diff", other, thin(run, every), "--html", page)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith(f"trace:       no steps in common\ntrace:       {weights}the same\n")
+        assert f"<p>{weights}the same</p>" in page.read_text()
+    assert samewise("diff", run, run).returncode == 0
+    with open(run / "metrics.jsonl", "a") as journal:
+        journal.write(json.dumps({"time_ms": 1, "step": 8, "metrics": {"train/loss": 9.5}}) + "\n")
+    done = samewise("diff", other, run)
+    assert done.returncode == 1
+    assert "diverges at or before step 8: train/loss was logged as " in done.stdout
+    shutil.copy(other / "metrics.jsonl", run)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "weights_sha256": "0" * 64}))
+    done = samewise("diff", other, run)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"trace:       {weights}they differ")
+    (run / "summary.json").unlink()
+    done = samewise("diff", other, run)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "trace:       no steps in common")
+
+
+def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, original):
+    forge(run, 7, loss="0x1.8p+0")
+    done = samewise("diff", original, run)
+    assert f"{run}: trace.jsonl was altered after the run had ended: its SHA-256 is not the one in summary.json" in done.stdout
+    (run / "trace.jsonl").write_bytes((original / "trace.jsonl").read_bytes().replace(b'"layers":{"gradients":"', b'"layers":{"gradients":"0'))
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "trace.jsonl was altered" in done.stdout
+    shutil.copy(original / "trace.jsonl", run)
+    assert samewise("diff", original, run).returncode == 0
+    with open(run / "metrics.jsonl", "a") as journal, open(original / "metrics.jsonl") as known:
+        logged = [line for line in map(json.loads, known) if "metrics" in line]
+        journal.write(json.dumps({"time_ms": 1, "step": 5, "metrics": {"valid/loss": 0.5, "speed/steps": 2.0}}) + "\n")
+        journal.write(json.dumps({"time_ms": 1, "step": 2, "metrics": {"train/loss": 9.5}}) + "\n")
+    assert any(line["step"] == 2 for line in logged)
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "| 9.5   differs" in done.stdout
+    assert "speed/steps" not in done.stdout
+    assert "the same bits in all 12 common steps, but metrics differ" in done.stdout
+
+
+def test_models_with_other_tensors_are_compared_by_name(samewise, run, original):
+    names = json.loads((run / "trace.jsonl").read_text().partition("\n")[0])["weights"]
+    rewrite_head(run, weights=["stem.weight", *names[1:]])
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    words = f"{names[0]} only in the first run; stem.weight only in the second run; those of the same name are compared"
+    assert f"the models have other parameters or buffers: {words}" in done.stdout
+    rewrite_head(run, weights=[f"{name}_" for name in names])
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "so nothing is known about gradients and weights" in done.stdout
+
+
+def test_a_batch_divided_otherwise_is_not_called_another_batch(samewise, original, tmp_path):
+    assert samewise("train", *TINY, "replicas=2", "max_steps=1", f"run_root={tmp_path}").returncode == 0
+    (other,) = tmp_path.glob("*/*/")
+    said = samewise("diff", original, other).stdout.replace("\n", " ")
+    assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
+    assert "replicas: 1 | 2" in said
+    said = samewise("verify", original, "accumulate=2", "--coarse").stdout.replace("\n", " ")
+    assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
+    said = samewise("verify", original, "clip_norm=0.001", "--coarse").stdout.replace("\n", " ")
+    assert "or they were clipped otherwise" in said
+
+
+def test_a_comparison_can_be_an_html_page_with_escaped_names(samewise, run, original, tmp_path):
+    summary = json.loads((run / "summary.json").read_text())
+    summary["metrics"]["final"]["valid/loss"] = 12.5
+    summary["metrics"]["final"]["<b>"] = 1.0
+    (run / "summary.json").write_text(json.dumps(summary))
+    done = samewise("diff", original, run, "--html", tmp_path / "diff.html")
+    assert done.returncode == 1, done.stderr
+    page = (tmp_path / "diff.html").read_text()
+    assert "the same bits in all 12 common steps, but metrics differ" in page
+    assert "<td>12.5</td>" in page
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    refused = samewise("diff", original, run, "--log")
+    assert refused.returncode == 2
+    assert "the run is not in MLflow" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_comparison_can_be_logged_to_both_runs_in_mlflow(samewise, tmp_path):
+    for seed in (0, 1):
+        tiny = [one for one in TINY if one != "tracking=none"]
+        assert samewise("train", *tiny, f"seed={seed}", f"run_root={tmp_path}").returncode == 0
+    first, second = (file.parent for file in tmp_path.glob("*/*/summary.json"))
+    done = samewise("diff", first, second, "--log")
+    assert done.returncode == 1, done.stderr
+    for one, other in ((first, second), (second, first)):
+        run_id = json.loads((one / "tracking.json").read_text())["run_id"]
+        page = (tmp_path / "mlartifacts" / run_id / "artifacts" / "diff" / f"{other.name}.html").read_text()
+        assert "<td>seed</td>" in page
