@@ -61,3 +61,24 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 def expected(steps: int) -> Points:
     return {(key, step): value for step in range(1, steps + 1) for key, value in (("train/loss", 1 / step), ("train/step", float(step)))}
+
+
+def sending(folder: RunFolder, store: Store) -> Any:
+    """What sends a run to the store."""
+    from samewise.runner.tracking.sending import Sending
+    from samewise.runner.tracking.store import open_client
+
+    return Sending(folder, {"uri": store.uri, "experiment": "tried"}, open_client(store.uri))
+
+
+def write(folder: RunFolder) -> RunFolder:
+    """A run of ten steps that has ended and of which nothing was sent."""
+    from samewise.runner.tracking.journal import Journal
+
+    folder.create()
+    journal = Journal(folder.metrics, resume_step=None)
+    for step in range(1, 11):
+        journal.log({"train/loss": 1 / step, "train/step": float(step)}, step)
+    journal.status("FINISHED")
+    journal.close()
+    return folder
