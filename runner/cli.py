@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FrameType
 from typing import NoReturn
 
 from samewise.runner.commands import commands
@@ -23,6 +24,8 @@ _INSTEAD = {
     "infer": "`samewise predict RUN FILE`",
 }
 """Commands of other tools."""
+_LEAVE = os._exit
+"""Which `report_exits` replaces."""
 
 
 def entry() -> None:
@@ -32,7 +35,12 @@ def entry() -> None:
     faulthandler.enable(file=2)
     if sys.argv[1:2] in (["train"], ["sweep"]) and "RANK" not in os.environ:
         _report_signals()
-    sys.exit(main(sys.argv[1:]))
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    code = main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said
+    exec("")  # otherwise Python ends by SIGINT, not with this code, if it was interrupted in an exec of text (as dataclasses do), and whoever caught that
+    sys.exit(code)
 
 
 def _open_closed_streams() -> None:
@@ -48,7 +56,7 @@ def _open_closed_streams() -> None:
 
 def _report_signals() -> None:
     """Before and after training, SIGTERM, SIGUSR1 and SIGHUP end the command at once with a message and its exit code, since imports alone take seconds."""
-    process, leave = os.getpid(), os._exit
+    process = os.getpid()
 
     def stop(number: int, frame: object) -> None:
         if os.getpid() != process:  # a forked child
@@ -56,11 +64,22 @@ def _report_signals() -> None:
             os.kill(os.getpid(), number)
             return
         os.write(2, f"interrupted: stopped by {signal.Signals(number).name}; run the same command again\n".encode())
-        leave(INTERRUPTED)
+        _LEAVE(INTERRUPTED)
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, stop)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C while torch is imported ends the command at once: torch imports NumPy from C, and drops the KeyboardInterrupt that leaves NumPy half imported."""
+    at = frame
+    while at is not None:
+        if at.f_code.co_name == "<module>" and at.f_globals.get("__name__") == "torch":
+            os.write(2, b"interrupted; run the same command again\n")
+            _LEAVE(INTERRUPTED)
+        at = at.f_back
+    signal.default_int_handler(number, frame)
 
 
 @filter_output()

@@ -9,9 +9,11 @@ if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:  # a file in the c
 
 def main() -> None:
     """The console script."""
-    _fix_order_of_sets()
-    from samewise.runner.cli import entry
-
+    try:
+        _fix_order_of_sets()
+        from samewise.runner.cli import entry
+    except KeyboardInterrupt:
+        sys.exit(3)
     entry()
 
 

@@ -107,6 +107,41 @@ def test_train_stopped_before_it_trains_says_so(here: Path, number: signal.Signa
     assert not (here / "runs").exists()
 
 
+INTERRUPTING = """
+import os, signal, sys
+from samewise.runner.cli import entry
+
+at = [sys.argv.pop(1)]
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if [name] == at:
+            at.clear()
+            {}
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+entry()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("imported", "how"),
+    [("numpy.linalg", "interrupt()"), ("numpy.lib", "interrupt()"), ("torch", "interrupt()"), ("samewise.runner.config.compose", 'exec("interrupt()")')],
+)
+def test_ctrl_c_while_libraries_are_imported_ends_the_command(here: Path, imported: str, how: str) -> None:
+    """torch imports NumPy from C and drops exceptions; and Python ends by SIGINT after an interrupted `exec` of text, whoever has caught it."""
+    (here / "interrupting.py").write_text(INTERRUPTING.format(how))
+    command = [sys.executable, "-m", "interrupting", imported, "check", "experiment=resnet18_digits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler))
+    assert done.returncode == 3
+    assert done.stderr.startswith("interrupted")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def caught_signals(pid: int) -> int:
     """The signals that a process catches, one bit each."""
     return int(re.search(r"^SigCgt:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1], 16)
