@@ -38,7 +38,7 @@ def entry() -> None:
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     code = main(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said
+    signal.signal(signal.SIGINT, lambda *_: _LEAVE(code))  # all is done and said
     exec("")  # otherwise Python ends by SIGINT, not with this code, if it was interrupted in an exec of text (as dataclasses do), and whoever caught that
     sys.exit(code)
 
