@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import faulthandler
 import os
 import re
@@ -38,7 +39,8 @@ def entry() -> None:
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     code = main(sys.argv[1:])
-    signal.signal(signal.SIGINT, lambda *_: _LEAVE(code))  # all is done and said
+    signal.signal(signal.SIGINT, lambda number, frame: _LEAVE(code))  # all is done and said
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python's last milliseconds, in which it has handlers no more
     exec("")  # otherwise Python ends by SIGINT, not with this code, if it was interrupted in an exec of text (as dataclasses do), and whoever caught that
     sys.exit(code)
 
