@@ -19,7 +19,7 @@ from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
 from samewise.recipes.parts.classification_scores import ClassificationScores, MeasuredClassification
 from samewise.recipes.parts.labelled_images import as_record, collate_images, stack_images
-from samewise.recipes.parts.losses import is_sigmoid, shares
+from samewise.recipes.parts.losses import CrossEntropy, is_sigmoid, shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.recipes.parts.test_time import check_kind, views
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
@@ -75,6 +75,7 @@ class Classification(Recipe):
         self.top_k = tuple(top_k)
         self.criterion = loss
         self._separate = is_sigmoid(loss)
+        self._of_shares = isinstance(loss, CrossEntropy | nn.CrossEntropyLoss | None) and type(self).loss is Classification.loss
         if self._separate:
             self.gives = "one row of scores for each sample; sigmoid turns each into the probability of its class, whatever the others are"
         self.metrics = NamedMetrics(metrics, taken=["loss", "accuracy", *(f"accuracy_top{k}" for k in top_k)])
@@ -85,10 +86,10 @@ class Classification(Recipe):
         """Samples to a batch. Each is a dict with `image` and `label`, or a pair of them as torchvision's data sets give.
 
         An image is a tensor[C, H, W] or a clip[T, C, H, W] (kept as it is), a PIL image or an array[H, W] or [H, W, C] (made uint8[C, H, W]). A
-        label is an integer, or float[K]. Images that the device decodes (`datasets.parts.encoded`) stay encoded.
+        label is an integer, or float[K], which for a cross-entropy adds up to 1. Images that the device decodes (`datasets.parts.encoded`) stay encoded.
 
         Raises:
-            DataError: images of different sizes, a sample of another form, or a label out of range.
+            DataError: images of different sizes, a sample of another form, or a label that is none for the loss.
         """
         records = [as_record(sample) for sample in samples]
         batch = {
@@ -102,6 +103,8 @@ class Classification(Recipe):
     def require(self, batch: Batch) -> None:
         if self.num_classes is not None and batch["label"].dim() == 1:
             _check_range(batch["label"], self.num_classes, f"there are {self.num_classes} classes")
+        if "label" in batch:
+            self._require_shares(batch["label"])
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         """The loss summed over the B images, in float32 for any precision of the model; `accuracy` counts the correct ones during training."""
@@ -176,6 +179,10 @@ class Classification(Recipe):
             reason = f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes"
             hint = "set model.num_classes=${dataset.num_classes}"
             raise ConfigError(Problem("model", reason, hint=hint))
+        if batch["label"].dim() == 2 and batch["label"].shape[1] != output.shape[1]:
+            words = f"a label has {batch['label'].shape[1]} numbers, but the model has {output.shape[1]} outputs"
+            hint = "the same num_classes for the data, the model, and MixUp or CutMix in transforms.train.batch: ${dataset.num_classes}"
+            raise ConfigError(Problem("model, dataset, transforms", words, hint=hint))
         if not self._range_is_known and batch["label"].dim() == 1:
             _check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")
             self._range_is_known = True
@@ -197,7 +204,9 @@ class Classification(Recipe):
             each = criterion(logits, label)
         if not isinstance(each, Tensor) or each.shape != logits.shape[:1]:
             form = f"a tensor {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-            hint = "torch's own losses need reduction: none; `samewise list loss` shows those that fit"
+            classes = isinstance(each, Tensor) and each.shape == logits.shape
+            fitting = "the sum or mean over the classes, as loss=bce or mse gives" if classes else "torch's own losses need reduction: none"
+            hint = f"{fitting}; `samewise list loss` shows those that fit"
             raise ConfigError(Problem("recipe.loss", "does not give one loss for each image", form, f"a tensor [{len(logits)}]", hint))
         return each
 
@@ -205,7 +214,7 @@ class Classification(Recipe):
         """int64[B] or float32[B, K] of the samples' labels.
 
         Raises:
-            DataError: one is out of range, or no label.
+            DataError: one is out of range, no label, or none for the loss.
         """
         try:
             kinds = set(map(type, labels))  # one is the usual case, and the fast one
@@ -218,7 +227,22 @@ class Classification(Recipe):
                 _check_range(made, self.num_classes, f"there are {self.num_classes} classes")
         elif made.dim() != 2 or not made.is_floating_point():
             raise DataError(Problem("dataset", "labels are not valid classes", labels[0], "an integer, or one float for each class"))
+        self._require_shares(made)
         return made
+
+    def _require_shares(self, labels: Tensor) -> None:
+        """Raise a DataError if a cross-entropy is given rows that do not add up to 1: it would count an image as often as it has labels."""
+        if not self._of_shares or labels.dim() != 2:
+            return
+        sums = labels.double().sum(1)
+        if len(wrong := (~((sums - 1.0).abs() <= _ROUNDING)).nonzero()):
+            words = f"a label's numbers add up to {float(sums[wrong[0]]):g}, and a cross-entropy takes shares that add up to 1"
+            hint = "loss=bce takes any number of labels for each image, as zeros and ones"
+            raise DataError(Problem("dataset", words, labels[wrong[0, 0]].tolist(), "one class, or its share for each class", hint))
+
+
+_ROUNDING = 0.05
+"""What the sum of an image's shares of classes may be off by."""
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from samewise.recipes.classification import Classification
 from samewise.recipes.parts.losses import BinaryCrossEntropy, CrossEntropy, Focal, MeanAbsolute, MeanSquared
-from samewise.runner.errors import ConfigError
+from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
 
 WEIGHTS = [0.5, 1.0, 2.0, 0.25]
@@ -199,3 +199,28 @@ def test_a_threshold_leaves_every_class_that_reaches_it() -> None:
 def test_an_unknown_link_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"recipe.loss.link(.|\n)*softmax or sigmoid(.|\n)*probit"):
         Classification(loss=Own("probit"))
+
+
+@pytest.mark.parametrize("loss", [None, CrossEntropy(), nn.CrossEntropyLoss(reduction="none")])
+@pytest.mark.parametrize("label", [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [float("nan"), 1.0, 0.0]])
+def test_a_cross_entropy_refuses_several_labels_or_none(loss: nn.Module | None, label: list[float]) -> None:
+    samples = [(torch.zeros(1, 2, 2), torch.tensor(one)) for one in ([0.33, 0.33, 0.33], label)]
+    with pytest.raises(DataError, match=r"dataset: a label's numbers add up to (2|0|nan), (.|\n)*loss=bce"):
+        Classification(loss=loss).collate(samples)
+    with pytest.raises(DataError, match="add up to"):
+        Classification(loss=loss).require({"label": torch.tensor([label])})
+    for other in (BinaryCrossEntropy(), Focal(), MeanSquared(), MeanAbsolute()):
+        assert len(Classification(loss=other).collate(samples)["label"]) == 2
+
+
+def test_a_loss_of_each_class_is_told_to_add_them_up() -> None:
+    batch = {"image": torch.zeros(2, 3, 4, 4), "label": torch.eye(2)}
+    with pytest.raises(ConfigError, match="the sum or mean over the classes, as loss=bce"):
+        Classification(loss=nn.BCEWithLogitsLoss(reduction="none")).loss(Fixed(torch.eye(2)), batch, Phase())
+
+
+@pytest.mark.parametrize("loss", [None, MeanSquared()])
+def test_labels_of_another_width_than_the_outputs_are_an_error_that_tells_both(loss: nn.Module | None) -> None:
+    batch = {"image": torch.zeros(2, 3, 4, 4), "label": torch.eye(2, 5)}
+    with pytest.raises(ConfigError, match="a label has 5 numbers, but the model has 3 outputs"):
+        Classification(loss=loss).loss(Fixed(torch.zeros(2, 3)), batch, Phase())
