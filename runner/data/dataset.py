@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -19,15 +20,16 @@ _GEOMETRIC = ("torchvision.transforms.v2._geometry", "torchvision.transforms.v2.
 class WithTransform(Dataset[Any]):
     """Applies transforms to a data set's samples, in the process that loads them: to `image` (or the first element), or to the whole sample if it has boxes."""
 
-    def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]], path: str = "transforms") -> None:
         self.inner = dataset
         self.transforms = tuple(transforms)
+        self.path = path
         self._moving = next((type(one).__name__ for one in transforms if type(one).__module__ in _GEOMETRIC), "")
 
     @staticmethod
-    def of(dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> Any:
-        """The data set with transforms; the data set itself if there are none, so that its fast paths remain."""
-        return WithTransform(dataset, transforms) if transforms else dataset
+    def of(dataset: Any, transforms: Sequence[Callable[[Any], Any]], path: str = "transforms") -> Any:
+        """The data set with the transforms at a config's path; the data set itself if there are none, so that its fast paths remain."""
+        return WithTransform(dataset, transforms, path) if transforms else dataset
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -50,9 +52,24 @@ class WithTransform(Dataset[Any]):
             raise ConfigError(Problem("transforms", words, expected="masks that torchvision recognises and moves with the image", hint=hint))
 
     def _transform(self, value: Any) -> Any:
-        for transform in self.transforms:
-            value = transform(value)
-        return value
+        return apply(self.transforms, value, self.path)
+
+
+def apply(transforms: Sequence[Callable[[Any], Any]], value: Any, path: str) -> Any:
+    """What the transforms at a config's path, in their order, make of a sample or a batch; `failed_transform` finds the one that fails."""
+    for transform in transforms:
+        value = transform(value)
+    return value
+
+
+def failed_transform(error: BaseException) -> tuple[str, str] | None:
+    """The path and the name of the transform that raised the error; None if none did."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is apply.__code__:
+            at, failed = frame.f_locals, frame.f_locals["transform"]
+            number = next(number for number, one in enumerate(at["transforms"]) if one is failed)
+            return f"{at['path']}.{number}", getattr(failed, "__name__", type(failed).__name__)
+    return None
 
 
 def _size(value: Any) -> tuple[int, ...] | None:
@@ -93,8 +110,8 @@ def _must_move_together(sample: Mapping[Any, Any]) -> bool:
 
 
 def failure(dataset: Any, name: str, at: str, error: Exception | SystemExit) -> Problem:
-    """The problem for an error in a data set's code, which `name`s it in the config: at which sample, and the user's line."""
-    who = type(without_transforms(dataset)).__name__
+    """The problem for an error in the code of a data set, which has a `name` in the config, or of a transform: at which sample, and the user's line."""
+    name, who = failed_transform(error) or (name, type(without_transforms(dataset)).__name__)
     if isinstance(error, SystemExit):
         message, where = describe_exit(who, error)
         return Problem(name, message, hint=where)

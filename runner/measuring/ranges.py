@@ -165,7 +165,8 @@ def time_samples(run: Run, clock: Clock) -> Generator[None]:
     before = keyed.dataset
     inner = _TimedSamples(before.inner if isinstance(before, WithTransform) else before, clock)
     transforms = before.transforms if isinstance(before, WithTransform) else ()
-    keyed.dataset = WithTransform.of(inner, [clock.time_calls(f"transforms/{_transform_name(one)}", one) for one in transforms])
+    timed = [clock.time_calls(f"transforms/{_transform_name(one)}", one) for one in transforms]
+    keyed.dataset = WithTransform.of(inner, timed, getattr(before, "path", ""))
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.slots import DATASET, MAP_STYLE
 from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import WithTransform
+from samewise.runner.data.dataset import WithTransform, apply
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
@@ -144,12 +144,17 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
 
 def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str) -> KeyedDataset:
     """A split's data set with the sample transforms of a stage."""
-    transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
+    path = f"transforms.{stage}.sample"
+    transforms = [make(f"{path}.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
+    for number, one in enumerate(transforms):
+        if mixes(one):
+            words = f"{type(one).__name__} mixes images of a batch, and is given one image"
+            raise ConfigError(Problem(f"{path}.{number}", words, hint="transforms.train.batch is the place for it"))
     if transforms and getattr(dataset, "encoded", False):
         words = "sample transforms run before the device decodes the images, so they would get none"
-        raise ConfigError(Problem(f"transforms.{stage}.sample", words, expected="none", hint=_ENCODED))
+        raise ConfigError(Problem(path, words, expected="none", hint=_ENCODED))
     keyed = KeyedDataset(
-        WithTransform.of(dataset, transforms),
+        WithTransform.of(dataset, transforms, path),
         recipe.collate,
         seed=cfg.seed,
         stream="sample" if stage == "train" else "eval",
@@ -189,23 +194,35 @@ def training_images(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, t
 
 
 class _BatchTransforms:
-    """Applies several transforms in order."""
+    """Applies several transforms in order: those at a path of the config."""
 
-    def __init__(self, transforms: Sequence[Callable[[Batch], Batch]]) -> None:
-        self._transforms = transforms
+    def __init__(self, transforms: Sequence[Callable[[Batch], Batch]], path: str) -> None:
+        self._transforms, self._path = transforms, path
         self.decodes = bool(transforms) and getattr(transforms[0], "takes_encoded", False)
-        self.mixing = [type(one).__name__ for one in transforms if getattr(one, "mixes", False)]
+        self.mixing = [type(one).__name__ for one in transforms if mixes(one)]
         self.need_places = any(getattr(one, "needs_places", False) for one in transforms)
 
     def __call__(self, batch: Batch) -> Batch:
-        for transform in self._transforms:
-            batch = transform(batch)
-        return batch
+        return apply(self._transforms, batch, self._path)
+
+
+def mixes(transform: Any) -> bool:
+    """Whether it mixes images of a batch, as samewise's MixUp and torchvision's do; or torchvision's choice among some of which one does."""
+    if any(kind.__name__ == "_BaseMixUpCutMix" for kind in type(transform).__mro__):
+        return True
+    if type(transform).__module__.startswith("torchvision."):
+        return any(map(mixes, getattr(transform, "transforms", ())))
+    return bool(getattr(transform, "mixes", False))
 
 
 def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
-    """Make the batch transforms of `train` or `eval`, as one."""
-    return _BatchTransforms(make(f"transforms.{stage}").get("batch") or [])
+    """Make the batch transforms of `train` or `eval`, as one; a ConfigError if evaluation would mix images."""
+    path = f"transforms.{stage}.batch"
+    made = _BatchTransforms(make(f"transforms.{stage}").get("batch") or [], path)
+    if stage == "eval" and made.mixing:
+        words = f"{' and '.join(made.mixing)} would mix the images that are evaluated, and their labels"
+        raise ConfigError(Problem(path, words, hint="transforms.train.batch is the place for it"))
+    return made
 
 
 def require_decoded(splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]) -> None:

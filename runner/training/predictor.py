@@ -94,7 +94,7 @@ class Predictor:
         DataError if a file cannot be read.
         """
         read = [self._read(Path(one)) if isinstance(one, str | Path) else one for one in samples]
-        transformed = WithTransform.of(read, self.samples)
+        transformed = WithTransform.of(read, self.samples, "transforms.eval.sample")
         try:
             for one in read if self.samples else ():
                 if not isinstance(one, Mapping | tuple | list):

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from samewise.runner.config.tree import at
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import sample_name
+from samewise.runner.data.dataset import failed_transform, sample_name
 from samewise.runner.data.keyed import Failure, Key, training_keys
 from samewise.runner.errors import ConfigError, Problem, describe_exit, first_line, is_below_one, raised_at, summarise_error
 from samewise.runner.interfaces import Recipe, is_loss
@@ -107,6 +107,9 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
         words = f"{reason}: under this strategy a recipe must call the model as a whole, `model(...)`, not its parts"
         hint = "strategy=elastic, which has no such limit; or let the model's forward choose the part that computes"
         return Problem("recipe", words, expected="only calls of model(...)", hint=f"{hint}; {raised_at(error, anywhere=False)}".rstrip("; "))
+    if failed := failed_transform(error):
+        words = f"{failed[1]} fails in the first step: {type(error).__name__}: {first_line(error)}"
+        return name_override(Problem(failed[0], words, hint=raised_at(error, anywhere=False) or "--debug shows where"), composed)
     expected, hint = "a model that accepts the transformed batch, and whose outputs the recipe accepts", _advice(error, composed.cfg.model if composed else {})
     return name_override(Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint), composed)
 

@@ -244,3 +244,27 @@ def test_an_unknown_choice_outside_of_a_project_says_where_choices_are_searched(
     done = samewise("check", "experiment=zzzz")
     assert done.returncode == 2
     assert hint in done.stderr.splitlines()[0]
+
+
+TRANSFORM = {
+    "mixes": "{_target_:torchvision.transforms.v2.MixUp,num_classes:10}",
+    "fails": "{_target_:torchvision.transforms.v2.RandomCrop,size:20}",
+    "floats": "{_target_:samewise.datasets.transforms.numeric.ToFloat}",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (f"sample=[{TRANSFORM['mixes']}]", "transforms.train.sample.0: MixUp mixes images of a batch, and is given one image; hint: transforms.train.batch"),
+        (f"sample=[{TRANSFORM['fails']}]", "transforms.train.sample.0: RandomCrop fails at sample "),
+        (
+            f"batch=[{TRANSFORM['floats']},{TRANSFORM['mixes'].replace('10', '2')}]",
+            "transforms.train.batch.1: MixUp fails in the first step: RuntimeError",
+        ),
+    ],
+)
+def test_a_transform_that_fails_is_named(given: str, said: str, samewise: Callable[..., Any], here: Path) -> None:
+    key, value = given.split("=", 1)
+    done = samewise("check", "dataset=digits", "model=resnet18_small", "model.width=4", "transforms=none", f"+transforms.train.{key}={value}", "device=cpu")
+    assert (done.returncode, said in done.stderr + done.stdout) == (2, True), done.stderr + done.stdout

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as draw
+from torchvision.transforms import v2
 
 from samewise.datasets.transforms.geometry import RandomHorizontalFlip
 from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
@@ -23,6 +24,8 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import BatchTransform
 from samewise.runner.training.components import make_batch_transforms, mixing_cautions
+
+TORCHVISIONS = [v2.MixUp(num_classes=2), v2.RandomChoice([v2.MixUp(num_classes=2), v2.CutMix(num_classes=2)])]
 
 
 def positions(plan: Plan, step: int) -> list[range]:
@@ -115,13 +118,15 @@ def mixing_warnings(order: Order, batch_size: int, micro_batches: int, *transfor
     return mixing_cautions({"train": make_batch_transforms(lambda _: {"batch": transforms}, "train")}, order, plan)
 
 
-@pytest.mark.parametrize("transform", [MixUp(num_classes=2), CutMix(num_classes=2), MixUpOrCutMix(num_classes=2)])
+@pytest.mark.parametrize("transform", [MixUp(num_classes=2), CutMix(num_classes=2), MixUpOrCutMix(num_classes=2), *TORCHVISIONS])
 def test_mixing_in_micro_batches_of_one_image_gives_a_warning(transform: BatchTransform):
     (found,) = mixing_warnings(Shuffled(range(100), seed=0), 8, 8, transform)
     assert (found.path, found.value, type(transform).__name__ in found.message) == ("batch_size", 8, True)
     assert not mixing_warnings(Shuffled(range(100), seed=0), 16, 8, transform)
     assert not mixing_warnings(Shuffled(range(65), seed=0), 16, 8, transform), "a last micro-batch of one image does no harm"
     assert not mixing_warnings(Shuffled(range(100), seed=0), 8, 8, ToFloat())
+    with pytest.raises(ConfigError, match=r"transforms\.eval\.batch: .* would mix the images that are evaluated"):
+        make_batch_transforms(lambda _: {"batch": [transform]}, "eval")
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 4])
