@@ -26,6 +26,8 @@ class EarlyStopping(Callback):
             raise ConfigError(Problem("callbacks.early_stopping.mode", "unknown mode", mode, "min or max"))
         if patience < 1:
             raise ConfigError(Problem("callbacks.early_stopping.patience", "must be at least 1", patience))
+        if not 0.0 <= min_delta < math.inf:
+            raise ConfigError(Problem("callbacks.early_stopping.min_delta", "is not a valid difference", min_delta, "a number of at least 0"))
         self._monitor = monitor
         self._sign = 1.0 if mode == "min" else -1.0
         self._patience = patience

@@ -59,13 +59,13 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module
         while True:
             _hand_down(composed, handed, as_json=as_json, work=work)
             error, lost = run_agent(composed, nproc, handed, module)
-            if lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
+            if error is None or lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
                 return _report_outcomes(handed, nproc, error, debug=debug)
             _avoid_device(lost, nproc)
             nproc //= 2
             composed = dataclasses.replace(composed, cfg=copy.deepcopy(composed.cfg))
             OmegaConf.update(composed.cfg, "strategy.nproc", nproc)
-            print(f"warning: {error}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
+            print(f"warning: {_without_hints(error)}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
 
 
 def _hand_down(composed: Composed, handed: Path, *, as_json: bool, work: Mapping[str, Any] | None) -> None:
@@ -97,6 +97,10 @@ def _avoid_device(lost: int, nproc: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:half] if lost >= half else names[nproc - half : nproc])
 
 
+def _without_hints(error: SamewiseError) -> SamewiseError:
+    return type(error)(*(dataclasses.replace(one, hint="") for one in error.problems))
+
+
 def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool) -> None:
     ended = outcomes(handed, nproc)
     if ended:
@@ -107,7 +111,7 @@ def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, d
     if error is not None and silent:
         raise error
     if error is not None:
-        print(f"warning: {error}\n    it had finished: the result is complete", file=sys.stderr)
+        print(f"warning: {_without_hints(error)}\n    it had finished: the result is complete", file=sys.stderr)
     if silent:
         hint = "something in it calls os._exit(0) or replaces the process; run the same command again to resume from the last checkpoint"
         raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it had finished, without giving a reason", hint=hint))

@@ -12,6 +12,7 @@ from samewise_runner_keeping import keeper
 from samewise_tiny import QUIET
 
 from samewise.runner.callbacks.early_stopping import EarlyStopping
+from samewise.runner.errors import ConfigError
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.optim.schedules.plateau import Plateau
 from samewise.runner.records import checkpoint
@@ -184,3 +185,9 @@ def test_a_first_nan_does_not_stay_best_for_early_stopping_or_a_plateau():
     never.on_evaluation(None, {"valid/loss": math.nan})
     assert never.stop_reason() == "valid/loss has not been a finite number in 1 evaluations"
     assert plateau.reductions == 1
+
+
+@pytest.mark.parametrize("min_delta", [math.nan, math.inf, -0.1])
+def test_early_stopping_refuses_a_difference_that_is_no_number_from_0(min_delta: float) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks\.early_stopping\.min_delta: is not a valid difference"):
+        EarlyStopping(min_delta=min_delta)

@@ -106,7 +106,7 @@ def assert_each_point_once(run_root: Path, steps: int) -> None:
 
 
 def test_a_rank_that_aborts_once_it_has_finished_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = TrainingError(Problem("rank 1", "was killed by SIGABRT"))
+    error = TrainingError(Problem("rank 1", "was killed by SIGABRT", hint="resume"))
     (tmp_path / "done-0").touch()
     with pytest.raises(TrainingError, match="SIGABRT"):
         launch._report_outcomes(tmp_path, 2, error, debug=False)
