@@ -12,6 +12,7 @@ from torch import Tensor
 from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.training.run import Run
+from samewise.runner.training.step_errors import nonfinite_data
 
 
 def nonfinite_names(tensors: Iterable[tuple[str, Any]]) -> list[str]:
@@ -34,7 +35,7 @@ def require_finite_step(
 ) -> None:
     """Raise an error before the step's last optimizer steps if a loss is not finite, or a gradient for another reason than float16's loss scale.
 
-    TrainingError with the name of the first that is not finite; SamewiseError if the recipe knows why a loss is not finite.
+    TrainingError with the name of the first that is not finite, and samples if the data are not; SamewiseError if the recipe knows why a loss is not finite.
 
     Args:
         run: It is at the step.
@@ -54,6 +55,9 @@ def require_finite_step(
             wrong = f"the gradient of {names[0]} is"
         elif run.clip_norm is not None:
             wrong = "the gradient is too large to be clipped: the square of its norm is"
+    if wrong and (data := nonfinite_data(run)):
+        hint = "check the data set there: unless the recipe leaves such numbers out, no setting of the training helps"
+        raise TrainingError(Problem(f"step {run.step + 1}", f"{wrong} not finite, nor is {data}", expected="finite numbers", hint=hint))
     if wrong:
         rates = ", ".join(f"{rate:g}" for rate in run.learning_rates())
         message = f"{wrong} not finite; the learning rate was {rates}, the gradient's norm {norm:g}"

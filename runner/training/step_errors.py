@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 from samewise.runner.config.tree import at
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import failed_transform, sample_name
-from samewise.runner.data.keyed import Failure, Key, training_keys
-from samewise.runner.errors import ConfigError, Problem, describe_exit, first_line, is_below_one, raised_at, summarise_error
+from samewise.runner.data.keyed import Key, training_keys
+from samewise.runner.errors import ConfigError, Problem, describe_exit, first_few, first_line, is_below_one, raised_at, summarise_error
 from samewise.runner.interfaces import Recipe, is_loss
 from samewise.runner.records import trace
+from samewise.runner.records.digest import entries, tensors_in
 from samewise.runner.records.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -137,15 +138,31 @@ def _unknown_label(error: BaseException, run: Run | None) -> Problem | None:
 
 def _labelled(run: Run, label: int) -> str | None:
     """The first sample of the run's next step that has this label, and the entry; None if none is found."""
+    with suppress(Exception):  # the label is known anyway
+        for sample, name, value in _entries_of_step(run):
+            if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and (value == label).any():
+                return f"{sample}, {name}"
+    return None
+
+
+def nonfinite_data(run: Run) -> str:
+    """The entry of the run's next step's data that contains NaN or infinity, and in which samples; empty if none is found."""
+    found = dict[str, list[str]]()
+    with suppress(Exception):  # what is not finite in the step is known anyway
+        for sample, name, value in _entries_of_step(run):
+            if any(one.is_floating_point() and not one.isfinite().all() for one in tensors_in(value)):
+                found.setdefault(name, []).append(sample)
+    return next((f"{name} of {first_few(samples, 3)}" for name, samples in found.items()), "")
+
+
+def _entries_of_step(run: Run) -> Generator[tuple[str, str, Any]]:
+    """Of each sample of the run's next step, made again: its name, and each entry's name and value."""
     split = run.splits["train"]
-    with suppress(Exception), streams.preserve_generators():  # the label is known anyway
+    with streams.preserve_generators():
         for key in training_keys(run.order, run.plan, first_step=run.step, steps=run.step + 1, micro_batches=range(run.micro_batches)):
             for offset, index in enumerate(key.indices):
-                alone = split.keyed[Key(key.epoch, key.start + offset, (index,))]
-                for name, value in () if isinstance(alone, Failure) else alone.items():
-                    if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and (value == label).any():
-                        return f"{sample_name(split.dataset, index)}, {name}"
-    return None
+                for name, value in entries(split.keyed[Key(key.epoch, key.start + offset, (index,))]).items():
+                    yield sample_name(split.dataset, index), str(name), value
 
 
 def _advice(error: Exception, model: Mapping[str, Any]) -> str:
