@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from samewise.runner.secrets import redact, redact_values
 
-_STORAGE = {errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV, errno.ELOOP, errno.ENAMETOOLONG}
+_STORAGE = {errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV, errno.ELOOP, errno.ENAMETOOLONG}
 """Errors of a file system, at whatever call they come: no code of samewise's is to blame."""
 _LONGEST = 300
 """Maximum length of a library's message."""
@@ -283,10 +283,10 @@ def _describe(error: BaseException) -> tuple[int, str]:
         lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]
         return error.exit_code, "\n".join([f"{len(error.problems)} problems:", *lines])
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, "interrupted; run the same command again to resume from the last checkpoint"
+        return INTERRUPTED, "interrupted; run the same command again"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" at {error.filename}" if error.filename else ""
-        return 1, f"error: the disk is full{where}; hint: free some space, then run the same command again to resume from the last checkpoint"
+        return 1, f"error: the disk is full{where}; hint: free some space, then run the same command again"
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return 1, f"error: {error.filename or 'a file'}: {error.strerror}; hint: check the storage and the permissions, then run the same command again"
     if isinstance(error, SystemExit):

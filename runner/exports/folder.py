@@ -58,7 +58,9 @@ def write(
         accuracy: Measures the loss of a quantised file; raises a ConfigError if it is too large.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(Problem("--out", "already exists and is not overwritten", str(folder), "a folder that does not exist, or an empty one"))
+        begun = (folder / WEIGHTS).is_file() and not (folder / DESCRIPTION).exists()
+        hint = f"it is an export that did not end, without {DESCRIPTION}: delete it, or choose another folder" if begun else ""
+        raise ConfigError(Problem("--out", "already exists and is not overwritten", str(folder), "a folder that does not exist, or an empty one", hint))
     for name in to:
         formats.require(formats.FORMATS[name])
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,7 @@ def write(
         form = formats.FORMATS[name]
         try:
             numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
-        except ConfigError:
+        except BaseException:  # Ctrl-C too
             for part in folder.iterdir():  # all is of this export, which can then be tried again
                 part.unlink()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import shutil
@@ -18,11 +19,12 @@ from torch._inductor import config as inductor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.errors import ConfigError, Problem, TrainingError, first_line
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.format import Format, Run, graph_of, program_of, sizes_of, unwrap
 from samewise.runner.exports.onnx_formats import Onnx, OnnxInt8
 from samewise.runner.exports.operators import Operator, run_operators
+from samewise.runner.records.files import write_atomically
 from samewise.runner.training.compiled import keep_headers_apart
 
 
@@ -32,7 +34,8 @@ class Pt2(Format):
     name, file, runtime = "pt2", "model.pt2", "torch.export"
 
     def write(self, call: Call, path: Path) -> fx.GraphModule:
-        torch.export.save(program := program_of(call), str(path))
+        torch.export.save(program := program_of(call), written := io.BytesIO())  # torch's own file aborts Python if the disk is full
+        write_atomically(path, written.getvalue())
         return graph_of(program)
 
     def load(self, path: Path) -> Run:
@@ -132,6 +135,8 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
         with _quiet():
             program = form.write(call, path)
             return run_operators(program, list(call.inputs.values())) if program else form.run_own_operators(path, call.inputs)
+    except (OSError, TrainingError):  # the disk, not the model
+        raise
     except Exception as error:
         hint = "try --bare: it leaves out the batch transforms before the model, which may be what cannot be exported" if call.whole else ""
         raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {_reason(error)}", form.name, hint=hint)) from error

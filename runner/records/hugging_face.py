@@ -80,6 +80,7 @@ def _safetensors(folder: Path) -> list[Path]:
     index = read_json(folder / INDEX, {"weight_map": {str: _FILE}})
     if index is None:
         hint = f"name the pickle itself to read its tensors, and nothing else: {folder / PICKLE}" if (folder / PICKLE).is_file() else ""
+        hint = f"name the file: {own}" if (own := folder / "weights.safetensors").is_file() else hint  # of `samewise export`
         raise ConfigError(Problem(PATH, "the folder contains no weights", str(folder), f"{MODEL}, {INDEX}, or a checkpoint of samewise", hint))
     files = [folder / name for name in sorted(set(index["weight_map"].values()))]
     missing = [file.name for file in files if not file.is_file()]

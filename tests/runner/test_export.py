@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
 
+from samewise.runner.exports import formats
 from samewise.runner.exports.formats import FORMATS
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
@@ -280,6 +282,31 @@ def test_aoti_is_refused_without_a_compiler(samewise: Callable[..., Any], run: P
     assert done.returncode == 2
     assert "needs a C++ compiler to be written; hint: on Debian and Ubuntu, apt install g++" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_not_blamed_on_the_model(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300 << 10, before[1]))  # more than the weights take
+    try:
+        done = samewise("export", run, "--to", "pt2", "--out", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/out/model.pt2: cannot be written: File too large; hint: check the storage")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_interrupted_export_can_be_repeated(samewise: Callable[..., Any], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(formats, "write", interrupted)
+        done = samewise("export", run, "--to", "pt2", "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (3, "interrupted; run the same command again\n")
+    assert samewise("export", run, "--to", "pt2", "--out", tmp_path / "out").returncode == 0
+    (tmp_path / "out" / "export.json").unlink()  # as after SIGKILL
+    assert "hint: it is an export that did not end, without export.json" in samewise("export", run, "--to", "pt2", "--out", tmp_path / "out").stderr
 
 
 def test_a_folder_that_is_not_empty_is_not_overwritten(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:

@@ -101,6 +101,11 @@ def test_a_folder_with_only_a_pickle_is_refused_with_how_to_read_its_tensors(tmp
     assert loads(tmp_path / "pytorch_model.bin")
 
 
+def test_an_export_is_refused_with_the_file_that_has_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").touch()
+    assert str(problem(tmp_path).hint).endswith(f"name the file: {tmp_path / 'weights.safetensors'}")
+
+
 def test_a_name_is_looked_up_in_the_cache(cache: Path) -> None:
     assert loads("hf:someone/net")
     assert loads(f"hf:someone/net@{COMMITS[1]}")
