@@ -28,8 +28,13 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def add_project(parser: argparse.ArgumentParser) -> None:
     """Add the options for the user's project, in addition to its pyproject.toml."""
-    parser.add_argument("--package", action="append", default=[], metavar="NAME", help="a package of yours whose classes configs may name (may be repeated)")
+    add_packages(parser)
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="a config folder of yours (may be repeated)")
+
+
+def add_packages(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the user's own code, in addition to that of the project around the current folder."""
+    parser.add_argument("--package", action="append", default=[], metavar="NAME", help="a package of yours whose classes configs may name (may be repeated)")
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_checkpoint, add_trust
+from samewise.runner.commands import add_checkpoint, add_packages, add_trust
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, first_few, number_of
 from samewise.runner.processes.variables import prepare
@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     pictures = "where to write pictures (default: RUN/eval/SPLIT-STEP, with -NAME added for --weights, and eight digits for overrides that change the result)"
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=pictures)
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -87,7 +88,7 @@ def _evaluate(args: argparse.Namespace, folder: Any, composed: Composed, changed
     from samewise.runner.training.evaluation import draw, left_out, measure_split, metrics_of, models_to_evaluate, samples_taken, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 
-    run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint, args.split)
+    run, step = at_checkpoint(composed, project.find(packages=args.package), folder, args.checkpoint, args.split)
     models = models_to_evaluate(run, args.weights)
     differs = hashlib.sha256(to_json([[path, now] for path, _, now in changed]).encode()).hexdigest()[:8] if changed else ""
     name = "-".join(filter(None, (args.split, f"{step:08d}", args.weights, differs)))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_checkpoint, add_trust, note_weights
+from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
 from samewise.runner.commands.sync import address
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
@@ -66,6 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--register", metavar="NAME", help="also register that model under this name, as its next version")
     parser.add_argument("--uri", help="the MLflow store with the run (default: the run's own)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -161,7 +162,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from samewise.runner.training.restored import at_checkpoint
 
     note_weights(composed, args)
-    run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
+    run, step = at_checkpoint(composed, project.find(packages=args.package), folder, args.checkpoint)
     model, transform = next(iter(models_to_evaluate(run, args.weights).values())).eval(), run.transforms["eval"]
     merge(model)
     # AOTInductor's code assumes the example's strides without a check; other programs, and tensors from files, have contiguous ones

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner import api
-from samewise.runner.commands import add_checkpoint, add_trust, note_weights
+from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import require_no_link, require_writable
 from samewise.runner.records.found import RUN
@@ -53,6 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     help_ = "how many files the model processes at once (default: 1). In a batch, the last bits of a prediction and random draws may differ"
     parser.add_argument("--batch", type=int, default=1, metavar="N", help=help_)
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     elif pictures is not None:
         require_writable("--output", pictures)
     load = inspect.unwrap(api.load)  # its errors name options, not arguments
-    loaded = load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust)
+    loaded = load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust, packages=args.package)
     note_weights(loaded.config, args)
     predictor = loaded.transforms.predictor
     asked = predictor.files(files)

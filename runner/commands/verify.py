@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_trust
+from samewise.runner.commands import add_packages, add_trust
 from samewise.runner.config import project as projects
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.processes.variables import prepare, use_own_inductor_cache
@@ -59,6 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--project", type=Path, metavar="FOLDER", help="the folder of the pyproject.toml with your own packages (default: the current one)")
     clients = "also run an export with the programs in this folder, which must be yours (default: docs/examples of samewise's checkout)"
     parser.add_argument("--clients", type=Path, metavar="FOLDER", help=clients)
+    add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -141,7 +142,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         raise ConfigError(
             Problem("--audit", "repeats the run as it was, but these overrides would change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
-    project = projects.find(args.project)
+    project = projects.find(args.project, packages=args.package)
     _require_one_process(composed, project)
     comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None, settings=[path for path, _, _ in unlike])
     if not comparison.wanted and args.audit is None and (problem := _nothing_to_compare(args, folder, comparison.steps, original.cfg.trace.every_steps)):

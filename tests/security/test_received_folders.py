@@ -69,6 +69,19 @@ def test_a_received_run_runs_nothing_until_trusted_and_trust_is_remembered(samew
     assert samewise(*given).returncode == 2
 
 
+@pytest.mark.parametrize("command", ["eval", "verify", "export"])
+def test_a_package_may_be_declared_for_a_single_command(samewise, run, lab, tmp_path, monkeypatch, command) -> None:
+    received(run, mark := tmp_path / "mark")
+    monkeypatch.chdir(lab.parent)  # where no pyproject.toml declares it
+    given = (command, run, "--trust", *(["--anyway"] if command == "verify" else ["--to", "pt2", "--out", tmp_path / "out"] if command == "export" else []))
+    assert "--package lab_of_mine" in samewise(*given).stderr
+    assert not mark.exists()
+    done = samewise(*given, "--package", "lab_of_mine")
+    assert "outside the packages" not in done.stderr
+    assert done.returncode == (1 if command == "verify" else 0)
+    assert mark.exists()
+
+
 @pytest.mark.parametrize("command", ["eval", "verify", "report", "sweep", "status", "cancel"])
 def test_an_unreadable_file_is_not_signed(samewise, run, sweep, command) -> None:
     of_run = command in ("eval", "verify")
