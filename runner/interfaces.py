@@ -436,7 +436,10 @@ class Callback(abc.ABC):
         return {}
 
     def models(self) -> Mapping[str, nn.Module]:
-        """Further models to evaluate in addition to the trained one, by prefix (`{"ema": averaged}` gives `ema/valid/accuracy`)."""
+        """Further models to evaluate in addition to the trained one, by prefix (`{"ema": averaged}` gives `ema/valid/accuracy`).
+
+        `on_build` makes them: `samewise eval` and others call this, and `load_state_dict`, without `on_start`.
+        """
         return {}
 
     def weights(self, state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Tensor]]:

@@ -144,17 +144,25 @@ def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
     _console().print(_table(rows, right=right))
 
 
+_SHORT = 12
+"""Characters of a number, a run or a state: on a narrow terminal, the columns of longer words are wrapped first. Nothing is cut."""
+
+
+_NARROWEST = 72
+
+
 def _table(rows: Sequence[Row], *, right: Sequence[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = columns(rows)
     for name in names:
-        table.add_column(Text(name), justify="right" if name in right else "left")
+        is_short = all(len(cell := str(row.get(name, ""))) <= _SHORT and " " not in cell for row in rows)
+        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=is_short)
     for row in rows:
         table.add_row(*(Text(str(row.get(name, ""))) for name in names))
     return table
 
 
 def _console() -> PlainConsole:
-    """Standard output; for a pipe or a file, as wide as the table."""
+    """Standard output; for a pipe or a file, as wide as the table, and never so narrow that numbers would have to be cut."""
     console = PlainConsole(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else PlainConsole(highlight=False, soft_wrap=True, width=400)
+    return PlainConsole(highlight=False, soft_wrap=True, width=max(_NARROWEST, console.width) if console.is_terminal else 400)

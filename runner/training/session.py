@@ -55,8 +55,12 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, run.strategy.peers.gather(_surroundings(run))))
         resume(run, begun)
         run.recorder.tracker.start()
-        for callback in run.callbacks.values():
+        for name, callback in run.callbacks.items():
+            known = callback.models()
             callback.on_start(run.recorder.view)
+            if (late := sorted(callback.models().keys() - known.keys())) and run.strategy.peers.is_main:
+                words = f"models() has {', '.join(late)} only after on_start: eval, export and verify, which start no training, do without"
+                print(f"warning: {Problem(f'callbacks.{name}', words, hint='make them in on_build')}", file=sys.stderr)
         try:
             yield summary
             for warning in filter(None, (memory_ran_short(run.strategy.device), _overflows(run))):

@@ -66,6 +66,24 @@ def test_a_callback_that_spoils_all_it_sees_changes_no_bit(tmp_path: Path) -> No
     assert alone.folder.trace.read_bytes() == spoilt.folder.trace.read_bytes()
 
 
+class Late(Callback):
+    averaged: torch.nn.Module | None = None
+
+    def on_start(self, run: RunView) -> None:
+        self.averaged = run.copy_model()
+
+    def models(self) -> dict[str, torch.nn.Module]:
+        return {"late": self.averaged} if self.averaged else {}
+
+
+def test_a_model_that_a_callback_makes_only_when_training_starts_gives_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = build_run(tmp_path)
+    run.callbacks["mine"] = Late()
+    fit(run)
+    assert "warning: callbacks.mine: models() has late only after on_start" in capsys.readouterr().err
+    assert "late/valid/accuracy" in run.folder.summary.read_text()
+
+
 def test_copies_in_the_view_share_no_memory_with_the_model(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     trained = {tensor.untyped_storage().data_ptr() for tensor in run.model.state_dict().values() if tensor.numel()}

@@ -14,6 +14,7 @@ import pytest
 
 from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
+from samewise.runner.sweep import tables
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, left_out, pareto
@@ -321,3 +322,13 @@ def test_the_tables_address_includes_runs_that_another_sweep_trained(tmp_path, t
     at = pages(folder, [dataclasses.replace(one, final={"valid/loss": -one.value}, objectives={"final/valid/loss": "min"}) for one in found])
     assert at is not None
     assert "orderByKey=metrics.`valid/loss`&orderByAsc=true" in unquote(at.table)
+
+
+def test_a_table_on_a_narrow_terminal_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(tables.PlainConsole, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "40")
+    row = {"name": "resnet18_digits", "run": "fbe51524", "overridden": "max_steps=2 accumulate=16", "state": "finished", "valid/accuracy": "0.07812"}
+    tables.print_rows([row, row], right=("step",))
+    said = capsys.readouterr().out
+    assert "\u2026" not in said
+    assert all(said.count(cell) == 2 for cell in ("fbe51524", "finished", "0.07812"))
