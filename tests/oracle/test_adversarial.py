@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samewise_oracle_curves import Task, Trained
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional
 
@@ -88,6 +87,8 @@ def energy_distance(first: Tensor, second: Tensor) -> float:
 
 def digits() -> tuple[Tensor, Tensor]:
     """Images float32[N, 1, 8, 8] in [-1, 1] to learn from, and those held out: every fifth of each class."""
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for digit in range(10):

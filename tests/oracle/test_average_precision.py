@@ -15,7 +15,6 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import nn
-from torchmetrics.detection import MeanAveragePrecision
 
 from samewise.recipes.detection import Detection
 from samewise.recipes.parts.detection_scores import DetectionScores
@@ -186,6 +185,8 @@ def test_average_precision_equals_the_definition(seed):
 
 
 def test_average_precision_equals_that_of_torchmetrics():
+    from torchmetrics.detection import MeanAveragePrecision
+
     images = drawn_images(1)
     metric = MeanAveragePrecision()
     metric.warn_on_many_detections = False

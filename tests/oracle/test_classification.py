@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from samewise_oracle_curves import Task, Trained, batches
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 from torchvision.transforms.v2 import functional
@@ -62,6 +61,8 @@ def network(channels: int = 1) -> nn.Sequential:
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normalised images and labels to learn from, and those that are held out: every fifth of each class."""
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     held = np.zeros(len(labels), dtype=bool)
     for digit in range(10):

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from samewise_oracle_curves import Task, Trained, batches
 from torch import Tensor
-from torchmetrics.detection import MeanAveragePrecision
 from torchvision.models import resnet18
 from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -89,6 +88,8 @@ def plain(model: RetinaNet, steps: int, shuffle: bool, *, data: Callable[[str, t
 
 @torch.no_grad()
 def held_out(model: RetinaNet, images: list[Tensor], targets: list[dict[str, Tensor]]) -> dict[str, float]:
+    from torchmetrics.detection import MeanAveragePrecision
+
     precision, total = MeanAveragePrecision(), 0.0
     precision.warn_on_many_detections = False
     for some, true in zip(([image] for image in images), ([target] for target in targets), strict=True):

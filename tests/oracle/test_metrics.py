@@ -13,11 +13,8 @@ import scipy.linalg
 import scipy.special
 import scipy.stats
 import torch
-from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio
-from torchmetrics.text import CharErrorRate, WordErrorRate
 
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.adversarial import energy_distance
@@ -42,6 +39,8 @@ class Says(nn.Module):
 
 
 def test_accuracies_confusion_and_loss_equal_scikit_learns(tmp_path):
+    from sklearn import metrics
+
     drawn = torch.Generator().manual_seed(0)
     label = torch.randint(0, 7, (200,), generator=drawn)
     label[label == 3] = 4  # no image of class 3, though it is predicted
@@ -96,6 +95,8 @@ def test_the_likelihood_of_a_transcript_equals_the_forward_recursion():
 
 
 def test_error_rates_equal_torchmetrics():
+    from torchmetrics.text import CharErrorRate, WordErrorRate
+
     letters, chance = " abc", random.Random(2)
     said = ["", "a", "a b c", "abc cba", *("".join(chance.choices(letters, k=chance.randint(1, 12))).strip() for _ in range(40))]
     paths, frames = [], 60
@@ -143,6 +144,8 @@ def mix(speakers: int, lengths: list[int], noise: float) -> tuple[list[Tensor], 
 
 @pytest.mark.parametrize("speakers", [2, 3])
 def test_si_sdr_of_the_best_permutation_equals_torchmetrics(speakers):
+    from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio
+
     estimates, sources = mix(speakers, [800, 1200, 950], 0.05)
     estimates[1][0] = 0.0  # a silent estimate
     found, reached, before = separate(estimates, sources), [], []

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import torchaudio
 from samewise_oracle_curves import Task, Trained, batches
 from torch import Tensor, nn
-from torchmetrics.text import CharErrorRate, WordErrorRate
 
 from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.recipes.speech_recognition import SpeechRecognition
@@ -93,6 +92,8 @@ def nats_a_letter(scores: Tensor, text: str) -> Tensor:
 
 @torch.no_grad()
 def held_out(model: Letters, spoken: list[tuple[Tensor, str]]) -> dict[str, float]:
+    from torchmetrics.text import CharErrorRate, WordErrorRate
+
     read, said, total = [], [], 0.0
     for features, text in spoken:
         scores = model.eval()(features)

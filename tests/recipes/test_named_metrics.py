@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 
 from samewise.recipes.classification import Classification
@@ -47,6 +46,8 @@ def compute(recipe: Classification, logits: torch.Tensor, label: torch.Tensor, s
 
 
 def test_metrics_equal_scikit_learns_for_any_batch_size(recipe: Classification) -> None:
+    import sklearn.metrics
+
     generator = torch.Generator().manual_seed(3)
     label = torch.randint(CLASSES, (203,), generator=generator)
     logits = torch.randn(203, CLASSES, generator=generator) + torch.nn.functional.one_hot(label, CLASSES)
@@ -81,6 +82,8 @@ def draw_several() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("loss", ["bce", "focal"])
 def test_metrics_of_several_labels_equal_scikit_learns_for_any_batch_size(loss: str) -> None:
+    import sklearn.metrics
+
     names = tuple(one for one in CHOICES if one not in ("calibration_error", "cohen_kappa"))
     several, (logits, label) = composed(names, f"loss={loss}"), draw_several()
     found = compute(several, logits, label, 64)
@@ -118,6 +121,8 @@ def test_top_k_of_several_labels_counts_images_with_one_of_them_among_the_k_like
 
 
 def test_probabilities_of_single_labels_come_from_the_losss_own_link() -> None:
+    import sklearn.metrics
+
     separate, generator = composed(CHOICES, "loss=bce"), torch.Generator().manual_seed(3)
     label = torch.randint(CLASSES, (203,), generator=generator)
     logits = torch.randn(203, CLASSES, generator=generator) + torch.nn.functional.one_hot(label, CLASSES)
@@ -146,6 +151,8 @@ def test_a_metric_without_a_meaning_for_several_labels_is_refused(name: str) -> 
 
 
 def test_settings_of_a_metric_hold_for_several_labels_and_other_classes_of_torchmetrics_take_them() -> None:
+    import sklearn.metrics
+
     named = ["recipe.metrics.f1.average=micro", "+recipe.metrics.all._target_=torchmetrics.classification.BinaryCohenKappa"]
     beta = ["+recipe.metrics.f2._target_=torchmetrics.classification.MulticlassFBetaScore", "+recipe.metrics.f2.num_classes=4", "+recipe.metrics.f2.beta=2.0"]
     (logits, label), recipe = draw_several(), composed(("f1",), "loss=bce", *named, *beta)

@@ -11,7 +11,6 @@ import soundfile
 import torch
 from torch import nn
 from torchaudio.models import ConvTasNet
-from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio, signal_distortion_ratio
 
 from samewise.recipes.parts.si_sdr import best_assignment, order_by_assignment, pairwise_si_sdr
 from samewise.recipes.separation import Separation, at_natural_loudness
@@ -72,6 +71,8 @@ def test_the_loss_is_the_negative_si_sdr_of_the_best_permutation(speakers):
 
 
 def test_the_loss_agrees_with_torchmetrics():
+    from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio
+
     batch = Separation().collate(samples([800] * 4))
     estimates = batch["sources"].flip(1) + 0.1 * signals(4, 2, 800, seed=5)
     best, _ = permutation_invariant_training(estimates, batch["sources"], scale_invariant_signal_distortion_ratio, eval_func="max", zero_mean=True)
@@ -129,6 +130,8 @@ def test_evaluation_does_not_depend_on_the_batch_size():
 
 
 def test_metrics_are_improvements_on_the_mixture():
+    from torchmetrics.functional.audio import signal_distortion_ratio
+
     given = samples([2000, 2000])
     sources = torch.stack([sample["sources"] for sample in given])
     mixture = sources.sum(1, keepdim=True).expand_as(sources)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import link, sending
+from samewise.runner.tracking import link
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3", "tracking.log_system=false")
 
@@ -90,6 +90,8 @@ def test_a_store_that_shows_other_metrics_or_params_than_its_files_is_found(same
 
 
 def test_a_config_of_somebody_else_from_a_store_is_not_used_unless_trusted(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+    from samewise.runner.tracking import sending
+
     (artifacts(store) / sending.SIGNATURE).write_text("0" * 64)
     done = samewise("verify", store[1], "--uri", store[0])
     assert done.returncode == 2

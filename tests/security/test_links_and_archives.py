@@ -14,7 +14,6 @@ from samewise_tiny import DIGITS
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError, DamagedFile
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import logged_model
 
 TINY = (*DIGITS, "model.width=4", "max_steps=2")
 LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
@@ -71,6 +70,8 @@ def beside(run, tmp_path) -> Path:
 
 
 def _logged(run: Path, copy: Path) -> list[str]:
+    from samewise.runner.tracking import logged_model
+
     logged_model.add_checkpoint(RunFolder(run), RunFolder(copy))
     return sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if not path.is_dir())
 

@@ -10,7 +10,6 @@ import pytest
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.tracking import store_places
-from samewise.runner.tracking.store import open_client
 
 
 def test_places_outside_the_stores_folder_are_refused_until_trusted(tmp_path) -> None:
@@ -97,6 +96,8 @@ def test_a_store_with_an_endless_view_is_reported(tmp_path, monkeypatch, rest) -
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["a view without end", "a large value"])
 def test_reading_an_endless_or_huge_store_is_stopped(samewise, tmp_path, monkeypatch, caplog, way) -> None:
+    from samewise.runner.tracking.store import open_client
+
     caplog.set_level("CRITICAL", "mlflow")  # as when samewise imports mlflow
     monkeypatch.setattr(store_places, "LONGEST_S", 5.0)
     uri = f"sqlite:///{tmp_path}/mlflow.db"

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 from samewise.runner.commands.ui import _command
 from samewise.runner.config import header
@@ -135,6 +134,8 @@ def trained(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_reveals_no_secret_but_its_own_config_keeps_it(trained: Path, samewise: Callable[..., Any]) -> None:
+    from mlflow import MlflowClient
+
     (folder,) = trained.glob("resnet18_digits/*/config.yaml")
     client = MlflowClient(f"sqlite:///{trained}/mlflow.db")
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
@@ -150,6 +151,8 @@ def test_a_run_reveals_no_secret_but_its_own_config_keeps_it(trained: Path, same
 
 
 def test_a_run_in_a_store_that_lacks_a_secret_is_verified_but_for_its_fingerprint(trained: Path, samewise: Callable[..., Any]) -> None:
+    from mlflow import MlflowClient
+
     client = MlflowClient(f"sqlite:///{trained}/mlflow.db")
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
     (folder,) = (file.parent for file in trained.glob("resnet18_digits/*/config.yaml"))

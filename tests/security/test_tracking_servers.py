@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
 
 from samewise.runner.tracking.sender import quiet_mlflow
-from samewise.runner.tracking.store import open_client
 
 RUN = "0" * 32
 MIB = 1 << 20
@@ -217,6 +213,10 @@ def test_no_request_or_token_reaches_a_host_that_a_server_points_to(
 
 
 def test_the_users_own_mlflow_client_still_reaches_its_server(stranger: Any, other: tuple[str, list[Any]]) -> None:
+    from mlflow import MlflowClient
+
+    from samewise.runner.tracking.store import open_client
+
     _, address = stranger
     host, heard = other
     with quiet_mlflow():
@@ -240,6 +240,11 @@ def test_an_answer_that_cannot_be_understood_is_reported(samewise: Callable[...,
 @pytest.mark.parametrize("body", [b"", b"200 OK", b"\n"])
 def test_an_empty_answer_does_not_count_as_metrics_stored(stranger: Any, body: bytes) -> None:
     """MLflow's client treats it as success: a gateway's maintenance page would lose metrics unnoticed."""
+    from mlflow.entities import Metric
+    from mlflow.exceptions import MlflowException
+
+    from samewise.runner.tracking.store import open_client
+
     kind, address = stranger
     kind.answer = lambda handler: handler.plain(body)
     with quiet_mlflow():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samewise.runner.tracking.reports import log_report
-from samewise.runner.tracking.store import open_client
-
 
 def test_a_report_restores_its_deleted_experiment(tmp_path: Path) -> None:
+    from samewise.runner.tracking.reports import log_report
+    from samewise.runner.tracking.store import open_client
+
     settings = {"uri": f"sqlite:///{tmp_path / 'mlflow.db'}", "experiment": "digits"}
     (page := tmp_path / "report.html").write_text("first")
     run = log_report("sweep", [page], settings)
