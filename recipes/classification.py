@@ -89,7 +89,7 @@ class Classification(Recipe):
         label is an integer, or float[K], which for a cross-entropy adds up to 1. Images that the device decodes (`datasets.parts.encoded`) stay encoded.
 
         Raises:
-            DataError: images of different sizes, a sample of another form, or a label that is none for the loss.
+            DataError: images of different sizes, a sample of another form, or a label that the loss cannot take.
         """
         records = [as_record(sample) for sample in samples]
         batch = {
@@ -214,7 +214,7 @@ class Classification(Recipe):
         """int64[B] or float32[B, K] of the samples' labels.
 
         Raises:
-            DataError: one is out of range, no label, or none for the loss.
+            DataError: one is out of range, is no label, or is one that the loss cannot take.
         """
         try:
             kinds = set(map(type, labels))  # one is the usual case, and the fast one

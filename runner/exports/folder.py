@@ -64,6 +64,19 @@ def write(
     for name in to:
         formats.require(formats.FORMATS[name])
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _write(folder, call, to, tolerance, about, accuracy)
+    except ConfigError:
+        raise
+    except BaseException:  # Ctrl-C too
+        _empty(folder)
+        raise
+
+
+def _write(
+    folder: Path, call: Call, to: Sequence[str], tolerance: float, about: Mapping[str, Any], accuracy: Callable[[formats.Run], Accuracy] | None
+) -> list[Runtime]:
+    """`write` into an empty folder. What a ConfigError is about may be left there."""
     weights = {name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights)
     vectors = {
@@ -75,9 +88,8 @@ def write(
         form = formats.FORMATS[name]
         try:
             numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
-        except BaseException:  # Ctrl-C too
-            for part in folder.iterdir():  # all is of this export, which can then be tried again
-                part.unlink()
+        except ConfigError:
+            _empty(folder)
             raise
         if not form.is_exact:
             assert accuracy is not None
@@ -126,6 +138,12 @@ def write(
     write_json(folder / DESCRIPTION, described)
     trust.sign(folder / DESCRIPTION)
     return found
+
+
+def _empty(folder: Path) -> None:
+    """Delete an unfinished export, all of whose files are its own: it can then be tried again."""
+    for part in folder.iterdir():
+        part.unlink()
 
 
 def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:

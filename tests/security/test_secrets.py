@@ -120,9 +120,10 @@ def test_the_label_of_a_run_new_or_old_holds_no_secret() -> None:
 
 
 @pytest.fixture
-def trained(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The run root of a run whose tags have secrets, sent to a store (by `sync`, since a sender takes seconds to start)."""
-    monkeypatch.setattr(link, "start", lambda *_: None)
+def trained(request: pytest.FixtureRequest, samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run root of a run whose tags have secrets, sent to a store: by its sender, or only by `sync`, since a sender takes seconds to start."""
+    if getattr(request, "param", "sync") == "sync":
+        monkeypatch.setattr(link, "start", lambda *_: None)
     given = (f"+tracking.tags.api_key={SECRET}", f"+tracking.tags.where=http://me:{SECRET}@host", f"+dataset.api_key={SECRET}", "tracking.log_system=false")
     done = samewise("train", *TINY, f"run_root={tmp_path / 'runs'}", *given)
     assert done.returncode == 0, done.stderr
@@ -133,6 +134,7 @@ def trained(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Mo
     return tmp_path / "runs"
 
 
+@pytest.mark.parametrize("trained", ["sync", pytest.param("sender", marks=pytest.mark.slow)], indirect=True)
 def test_a_run_reveals_no_secret_but_its_own_config_keeps_it(trained: Path, samewise: Callable[..., Any]) -> None:
     from mlflow import MlflowClient
 
