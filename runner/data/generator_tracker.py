@@ -66,6 +66,11 @@ def _find_drawn(make: Make) -> tuple[str, ...]:
     return tuple(drawn)
 
 
+def draws(make: Callable[[], Any]) -> bool:
+    """Whether making something draws from a generator, or reads one."""
+    return bool(make_and_probe(lambda seeded: make(), (), list(SEEDERS))[1])
+
+
 def make_and_probe(make: Make, seeded: Collection[str], others: Collection[str]) -> tuple[Any, list[str]]:
     """The result of `make`, and which of the `others` it drew from, or read."""
     for name in others:

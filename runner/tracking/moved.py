@@ -42,7 +42,7 @@ def correct_places(file: Path) -> None:
         for before in _roots(store) - {str(here)}:
             runs = store.execute("SELECT run_uuid FROM runs WHERE artifact_uri = ? || '/' || run_uuid || '/artifacts'", (before,)).fetchall()
             is_there, is_here = (any((root / str(run)).is_dir() for (run,) in runs) for root in (Path(before), here))
-            was_moved_with_them = here.is_dir() and not is_there and (is_here or not Path(before).exists())  # a folder of someone else's may be there now
+            was_moved_with_them = here.is_dir() and not is_there and (is_here or not os.path.exists(before))  # a folder of someone else's may be there now
             if was_moved_with_them or _is_another(Path(before).parent / file.name, file):
                 _correct(store, before, str(here))
 
@@ -80,7 +80,7 @@ def lost_place(place: str, file: Path | None, *, chosen: str | None, is_used: bo
         is_used: Whether the run has sent files there.
     """
     root = _local(place)
-    if root is None or root.exists() or (file is not None and root == file.absolute().parent / ARTIFACTS):
+    if root is None or os.path.exists(root) or (file is not None and root == file.absolute().parent / ARTIFACTS):
         return None
     return None if not is_used and (file is None or (chosen is not None and root == _local(chosen))) else root
 
@@ -98,7 +98,7 @@ def lost_place_of(file: Path, experiment: str, *, chosen: str | None, is_used: b
 def is_gone(place: str) -> bool:
     """Whether a place is on this machine, and does not exist."""
     local = _local(place)
-    return local is not None and not local.exists()
+    return local is not None and not os.path.exists(local)
 
 
 def describe_lost(place: Path, file: Path | None) -> str:

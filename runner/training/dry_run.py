@@ -26,7 +26,6 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
-from samewise.runner.training.evaluation import rehearse
 from samewise.runner.training.hidden_state import (
     attributes_of,
     find,
@@ -39,6 +38,7 @@ from samewise.runner.training.hidden_state import (
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.loss_checks import means_for_sums, metrics_by_batch, untrained, wholes_for_sums
 from samewise.runner.training.memory import out_of_memory
+from samewise.runner.training.rehearsal import rehearse
 from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
 from samewise.runner.training.step_errors import explain_step_error, name_override, refused_operator

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -22,7 +21,6 @@ from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_few, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
-from samewise.runner.records.summary import LEVELS
 from samewise.runner.tracking.best import best_so_far, is_better
 from samewise.runner.training.run import Run, Split
 
@@ -49,7 +47,7 @@ def metrics_of(scores: Scores, prefix: str = "valid/") -> dict[str, float]:
     """The computed metrics, as plain numbers, under their names with a prefix; a ConfigError if one is something else."""
     metrics: Any = scores.compute()
     if not isinstance(metrics, dict):
-        raise _unfit(scores, f"compute returns {type(metrics).__name__}", 'metrics by name: {"accuracy": 0.98}')
+        raise unfit(scores, f"compute returns {type(metrics).__name__}", 'metrics by name: {"accuracy": 0.98}')
     found = {f"{prefix}{name}": value for name, value in cast("dict[str, Any]", metrics).items()}
     for name, value in found.items():
         if not isinstance(value, int | float):
@@ -118,74 +116,20 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
     with run.strategy.evaluating(model), evaluating(model):
-        mine = [measure_batch(run, model, number, batch) for number, batch in zip(_share(run, part), _on_device(run, _loader(run, part)), strict=True)]
+        mine = [measure_batch(run, model, number, batch) for number, batch in zip(_share(run, part), _on_device(run, loader_of(run, part)), strict=True)]
         for outcome in run.strategy.peers.collect(mine):
             scores.add(outcome)
     return scores
 
 
-def rehearse(run: Run) -> None:
-    """Evaluate a batch (two, if they are of one sample) before the first step, so that errors in the evaluation show now and not an epoch later.
-
-    ConfigError if `evaluate.monitor`, one of `evaluate.also`, or a metric that a callback or the schedule decides by is not among the metrics; or if what
-    the recipe measures with is not what it should be.
-    """
-    part = run.splits["valid"]
-    own = not type(run.recipe).__module__.startswith("samewise.")
-    scores = run.recipe.scores(part.dataset)
-    second = run.recipe.scores(part.dataset) if own else None
-    before, shared = _versions(run.model), _shared(scores, second)
-    with evaluating(run.model):
-        for number, batch in enumerate(islice(_loader(run, part), 2 if run.evaluate.batch_size == 1 else 1)):
-            scores.add(measure_batch(run, run.model, number, run.to_device(batch)))
-            if run.model.training:
-                raise _unfit(run.recipe, "measure leaves the model in training mode", "an evaluation that leaves the model as it is")
-    changed = [name for (name, at), value in _versions(run.model).items() if before.get((name, at), value) != value]
-    if {*changed} & {name for name, _ in run.model.named_parameters()}:
-        raise _unfit(run.recipe, f"measure changes the model's weights ({first_few(changed, 3)})", "an evaluation that leaves the model as it is")
-    if changed:
-        run.recorder.level = min(run.recorder.level, "R1", key=[*LEVELS].index)
-        words = f"an evaluation changes the model's buffers ({first_few(changed, 3)}): how often, and on how many ranks, it evaluates changes the training"
-        tell(run, Problem(f"recipe ({type(run.recipe).__name__}.measure)", words, hint="change them in training only: if self.training"))
-    if scores is second or _shared(scores, second) != shared:
-        collects = [f" with one '{name}'" for name, value in _shared(scores, second).items() if shared.get(name) != value]
-        words = "the same object each time" if scores is second else f"objects{collects[0]} for all evaluations"
-        raise _unfit(run.recipe, f"scores returns {words}", "a new one for each evaluation, which otherwise adds up all of them")
-    metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
-    monitored = _monitored(run)
-    others = [(path, metric) for path, metric in watched(run).items() if metric not in {name for _, name in monitored}]
-    _require_computed(run, [*monitored, *others], [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
-
-
-def _versions(model: nn.Module) -> dict[tuple[str, int], tuple[int, int]]:
-    """What tells whether a tensor of the model's state was changed in place, which torch counts, or a buffer was replaced.
-
-    Not by state_dict, in which FSDP's layers give up what they have gathered; a parameter that such a layer replaces is another key.
-    """
-    found = {(name, id(one)): (0, one._version) for name, one in model.named_parameters()}
-    for path, module in model.named_modules():
-        loose = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-        held = [(name, one) for name, one in module.named_buffers(recurse=False) if name not in loose]
-        found |= {(f"{path}.{name}".lstrip("."), 0): (id(one), one._version) for name, one in held}
-    return found
-
-
-def _shared(one: Scores, other: Scores | None) -> dict[str, str]:
-    """What two accumulators have in common that could collect measurements, such as a list of their class: its contents, by name."""
-    if other is None:
-        return {}
-    names = {*vars(one), *(name for kind in type(one).__mro__[:-1] for name in vars(kind) if not name.startswith("__"))}
-    both = {name: (getattr(one, name, None), getattr(other, name, None)) for name in sorted(names)}
-    return {name: repr(value) for name, (value, same) in both.items() if value is same and isinstance(value, list | dict | set | torch.Tensor)}
-
-
-def _unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
+def unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
+    """The error that a part of a recipe does not do what evaluations need."""
     return ConfigError(Problem("recipe", f"{type(part).__name__}.{message}", expected=expected))
 
 
 def require_monitored(run: Run, names: Iterable[str]) -> None:
     """Raise a ConfigError unless the metrics of `evaluate.monitor` and `evaluate.also` are computed."""
-    _require_computed(run, _monitored(run), names)
+    require_computed(run, monitored(run), names)
 
 
 def watched(run: Run) -> dict[str, str]:
@@ -194,11 +138,12 @@ def watched(run: Run) -> dict[str, str]:
     return {**run.schedule.watched_metrics(), **found}
 
 
-def _monitored(run: Run) -> list[tuple[str, str]]:
+def monitored(run: Run) -> list[tuple[str, str]]:
+    """The metrics that the config wants: each with its path there."""
     return [("evaluate.monitor", run.evaluate.monitor), *(("evaluate.also", name) for name in run.evaluate.also)]
 
 
-def _require_computed(run: Run, wanted: Sequence[tuple[str, str]], names: Iterable[str]) -> None:
+def require_computed(run: Run, wanted: Sequence[tuple[str, str]], names: Iterable[str]) -> None:
     """Raise a ConfigError unless all wanted metrics, each with its path in the config, are computed."""
     known, computed = sorted(names), "no such metric is computed"
     missing = [(path, name, _choice_with(run, name, known) or nearest(name, known)) for path, name in wanted if name not in known]
@@ -256,7 +201,7 @@ def left_out(run: Run, split: str) -> str:
     return f"the first {taken:,} of {size:,} samples of {split} (evaluate.limit={run.evaluate.limit})" if taken < size else ""
 
 
-def _loader(run: Run, split: Split) -> Loader:
+def loader_of(run: Run, split: Split) -> Loader:
     """The split's loader, made on first use and kept with its workers."""
     if split.loader is None:
         keys, is_cuda = list(evaluation_keys(len(split.dataset), run.evaluate.batch_size)), run.strategy.device.type == "cuda"

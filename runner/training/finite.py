@@ -56,7 +56,7 @@ def require_finite_step(
         elif run.clip_norm is not None:
             wrong = "the gradient is too large to be clipped: the square of its norm is"
     if wrong and (data := nonfinite_data(run)):
-        hint = "check the data set there: unless the recipe leaves such numbers out, no setting of the training helps"
+        hint = "check the data there: unless the recipe leaves such numbers out, no other setting helps"
         raise TrainingError(Problem(f"step {run.step + 1}", f"{wrong} not finite, nor is {data}", expected="finite numbers", hint=hint))
     if wrong:
         rates = ", ".join(f"{rate:g}" for rate in run.learning_rates())

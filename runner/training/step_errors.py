@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
@@ -146,23 +146,44 @@ def _labelled(run: Run, label: int) -> str | None:
 
 
 def nonfinite_data(run: Run) -> str:
-    """The entry of the run's next step's data that contains NaN or infinity, and in which samples; empty if none is found."""
+    """The entry of the run's next step's data that contains NaN or infinity, in samples or as batch transforms make it; empty if none is found."""
     found = dict[str, list[str]]()
     with suppress(Exception):  # what is not finite in the step is known anyway
         for sample, name, value in _entries_of_step(run):
-            if any(one.is_floating_point() and not one.isfinite().all() for one in tensors_in(value)):
+            if _is_nonfinite(value):
                 found.setdefault(name, []).append(sample)
+        for name, value in () if found else _transformed_entries_of_step(run):
+            if _is_nonfinite(value):
+                return f"{name} after transforms.train.batch"
     return next((f"{name} of {first_few(samples, 3)}" for name, samples in found.items()), "")
+
+
+def _is_nonfinite(value: Any) -> bool:
+    return any(one.is_floating_point() and not one.isfinite().all() for one in tensors_in(value))
 
 
 def _entries_of_step(run: Run) -> Generator[tuple[str, str, Any]]:
     """Of each sample of the run's next step, made again: its name, and each entry's name and value."""
     split = run.splits["train"]
     with streams.preserve_generators():
-        for key in training_keys(run.order, run.plan, first_step=run.step, steps=run.step + 1, micro_batches=range(run.micro_batches)):
+        for _, key in _keys_of_step(run):
             for offset, index in enumerate(key.indices):
                 for name, value in entries(split.keyed[Key(key.epoch, key.start + offset, (index,))]).items():
                     yield sample_name(split.dataset, index), str(name), value
+
+
+def _transformed_entries_of_step(run: Run) -> Generator[tuple[str, Any]]:
+    """Of each micro-batch of the run's next step, made again as its first phase gets it: each entry's name and value."""
+    with streams.preserve_generators():
+        for number, key in _keys_of_step(run):
+            streams.enter(run.seed, "step", run.step, number, 0)
+            yield from entries(run.transforms["train"](run.to_device(run.splits["train"].keyed[key]))).items()
+
+
+def _keys_of_step(run: Run) -> Iterator[tuple[int, Key]]:
+    """The micro-batches of the run's next step: their numbers and keys."""
+    for number in range(run.micro_batches):
+        yield from ((number, key) for key in training_keys(run.order, run.plan, first_step=run.step, steps=run.step + 1, micro_batches=[number]))
 
 
 def _advice(error: Exception, model: Mapping[str, Any]) -> str:

@@ -51,6 +51,10 @@ WARNINGS: dict[str, tuple[str, str]] = {
         "the images are decoded already",
         "transforms=imagenet_on_device transforms.size=8 transforms.eval_resize=8",
     ),
+    "Random transforms in evaluation": (
+        "they alter what is measured; augmentation is for training",
+        "transforms.eval.batch=[{_target_:samewise.datasets.transforms.numeric.ToFloat},{_target_:samewise.datasets.transforms.geometry.RandomHorizontalFlip}]",
+    ),
     "MixUp or CutMix with one image in each micro-batch": ("images are mixed with others of their micro-batch", f"{MIXUP} batch_size=8 accumulate=8"),
     "MixUp or CutMix with copies of an image in a micro-batch": ("images are mixed with themselves", f"{MIXUP} {REPEATED}"),
     "A key that is set more than once": ("the last value is used", "optimizer.lr=0.1 optimizer.lr=0.2"),

@@ -25,7 +25,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.data.keyed import Key, training_keys
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Interrupted, TrainingError
-from samewise.runner.interfaces import Callback, Outcome, Phase
+from samewise.runner.interfaces import Batch, Callback, Outcome, Phase
 from samewise.runner.precision import Precision
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
@@ -327,4 +327,12 @@ def test_a_nonfinite_step_names_the_samples_whose_data_are_not_finite(run: Run) 
     (problem,) = caught.value.problems
     assert problem.path == "step 6"
     assert problem.message == f"the loss is not finite, nor is image of sample {spoilt[0]}, sample {spoilt[1]}"
-    assert "no setting of the training helps" in problem.hint
+    assert "no other setting helps" in problem.hint
+
+
+def test_a_nonfinite_step_names_batch_transforms_that_make_numbers_not_finite(run: Run) -> None:
+    def divide(batch: Batch) -> Batch:
+        return {**batch, "image": run.transforms["train"](batch)["image"] / 0}
+
+    with pytest.raises(TrainingError, match=r"the loss is not finite, nor is image after transforms\.train\.batch"):
+        require_finite_step(at(run, 5, transforms={**run.transforms, "train": divide}), {"loss": math.nan}, math.nan)

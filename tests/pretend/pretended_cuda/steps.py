@@ -12,7 +12,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project, find
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training import evaluation, loop
+from samewise.runner.training import loop, rehearsal
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.session import session
@@ -44,6 +44,6 @@ def counted(overrides: Sequence[str], folder: Path, project: Project | None = No
                     batch = next(batches)
                     run.recorder.record(loop.train_step(run, batch))
             with device.counting() as evaluated:
-                evaluation.rehearse(run)
+                rehearsal.rehearse(run)
             raise Interrupted("counted")
     return {"step": step, "evaluation_batch": evaluated}
