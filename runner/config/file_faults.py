@@ -178,7 +178,8 @@ def problem_in_file(error: BaseException) -> Problem:
     if key:
         message = f"{key[1]}: {message}"
     if missing := re.search(r"Could not (?:find|load) '([^']+)'", text):
-        return Problem(where, f"names {missing[1]}, which does not exist")
+        own = "debug=one_batch and debug=overfit work with any recipe; debug=tiny generates data for samewise's own" if "debug/sizes/" in missing[1] else ""
+        return Problem(where, f"names {missing[1]}, which does not exist", hint=own)
     meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a choice for a place without a group: optimizer@optimizer.genrator=sgd
     wrong = re.search(r"Could not override '([^']+)'", text)
     if several := re.search(r"Multiple values for (\w+)\. To override", text):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import stat
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, TrainingError, first_line
+from samewise.runner.records.shapes import NUMBER
 
 LARGEST = 64 << 20
 """Bytes of the largest file that is read whole, and of the longest line of one that is read line by line."""
@@ -97,8 +99,16 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2) + "\n")
+    """Write a value as JSON, atomically: NaN and the infinities, which JSON lacks, as the words of `shapes.NUMBER`."""
+    write_atomically(path, json.dumps(_spelled(value), indent=2, allow_nan=False) + "\n")
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return {name: _spelled(inner) for name, inner in value.items()}
+    return [_spelled(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def open_to_read(path: Path) -> BufferedReader | None:
@@ -225,11 +235,21 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
-    """The value if it has the shape; otherwise DamagedFile is raised."""
+    """The value, with its numbers as floats, if it has the shape; otherwise DamagedFile is raised."""
     wrong = describe_misfit(value, shape, at)
     if wrong:
         raise damaged_file(path, wrong)
-    return value
+    return _with_numbers(value, shape)
+
+
+def _with_numbers(value: Any, shape: Any) -> Any:
+    """The value with floats in place of the words for those that JSON lacks."""
+    if shape is NUMBER:
+        return float(value) if isinstance(value, str) else value
+    if not isinstance(shape, dict):
+        return value
+    inner = dict.fromkeys(value, shape[str]) if str in shape else {name.removesuffix("?"): one for name, one in shape.items()}
+    return {key: _with_numbers(one, inner.get(key, object)) for key, one in value.items()}
 
 
 def describe_misfit(value: Any, shape: Any, at: str = "") -> str:

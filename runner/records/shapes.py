@@ -13,7 +13,9 @@ from typing import Any
 DIGEST = re.compile("[0-9a-f]{16}")
 SHA256 = re.compile("[0-9a-f]{64}")
 HEX_FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+|-?inf|nan")
-NUMBERS = {str: float}
+NUMBER = (float, frozenset(("NaN", "Infinity", "-Infinity")))
+"""A float. JSON lacks NaN and the infinities, so they are written as these words."""
+NUMBERS = {str: NUMBER}
 TEXTS = {str: str}
 
 SUMMARY = {
@@ -72,7 +74,7 @@ TRACE_LINE = {
     "layers?": {"gradients": str, "weights": str},
 }
 JOURNAL_LINE = (
-    {"time_ms": int, "step": int, "metrics": {str: (float, frozenset(("NaN", "Infinity", "-Infinity")))}},
+    {"time_ms": int, "step": int, "metrics": NUMBERS},
     {"time_ms": int, "status": str},
 )
 

@@ -1,10 +1,13 @@
-"""The output of `--json` is valid JSON for strict parsers."""
+"""The output of `--json`, and the files of a run, are valid JSON for strict parsers."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.json_text import to_json
 
 
@@ -17,3 +20,18 @@ def test_values_that_json_lacks_become_null() -> None:
     expected = {"best": {"valid/loss": None}, "curve": [1.5, None], "pair": [None, 0.1], "path": "a", "text": "NaN"}
     assert json.loads(to_json(value), parse_constant=refuse) == expected
     assert json.loads(to_json(value, indent=2), parse_constant=refuse) == expected
+
+
+def test_files_spell_what_json_lacks_and_only_numbers_are_read_so(tmp_path: Path) -> None:
+    file, metrics = tmp_path / "file.json", {"loss": math.nan, "psnr": math.inf, "gap": -math.inf, "step": 3}
+    write_json(file, {"metrics": metrics, "name": "NaN", "pair": (1.5, math.nan)})
+    words = {"loss": "NaN", "psnr": "Infinity", "gap": "-Infinity", "step": 3}
+    assert json.loads(file.read_text(), parse_constant=refuse) == {"metrics": words, "name": "NaN", "pair": [1.5, "NaN"]}
+    read = read_json(file, {"metrics": shapes.NUMBERS, "name": str})
+    assert {name: repr(value) for name, value in read["metrics"].items()} == {name: repr(value) for name, value in metrics.items()}
+    assert read["name"] == "NaN"
+
+
+def test_files_of_older_versions_with_bare_numbers_that_json_lacks_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text('{"loss": NaN}')
+    assert math.isnan(read_json(tmp_path / "file.json", shapes.NUMBERS)["loss"])

@@ -280,6 +280,14 @@ def test_a_monitored_metric_that_is_nan_is_warned_about_once(recipe: Callable[..
     assert done.stderr.count("warning: valid/loss: is not a number: this evaluation is not better than any other") == 1
 
 
+def test_generated_data_for_a_choice_of_ones_own_names_what_works_instead(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe/mine.yaml").write_text("# Mine\n_target_: samewise.recipes.classification.Classification\n")
+    done = samewise("check", "--config-dir", tmp_path, "dataset=digits", "recipe=mine", "model=resnet20_cifar", "debug=tiny")
+    assert done.returncode == 2
+    assert "hint: debug=one_batch and debug=overfit work with any recipe" in done.stderr
+
+
 def test_metrics_may_be_numbers_of_torch_and_numpy() -> None:
     class Given(MeanLosses):
         def compute(self) -> dict[str, Any]:
