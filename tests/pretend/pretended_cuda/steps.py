@@ -12,9 +12,10 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project, find
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training import loop, rehearsal
+from samewise.runner.training import loop
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
+from samewise.runner.training.evaluation import evaluating, first_batch, measure_batch, metrics_of
 from samewise.runner.training.session import session
 
 STEADY = 2
@@ -43,7 +44,9 @@ def counted(overrides: Sequence[str], folder: Path, project: Project | None = No
                 with device.counting() as step:
                     batch = next(batches)
                     run.recorder.record(loop.train_step(run, batch))
-            with device.counting() as evaluated:
-                rehearsal.rehearse(run)
+            with device.counting() as evaluated, evaluating(run.model):
+                scores = run.recipe.scores(run.splits["valid"].dataset)
+                scores.add(measure_batch(run, run.model, 0, first_batch(run, "valid", run.evaluate.batch_size)))
+                metrics_of(scores)
             raise Interrupted("counted")
     return {"step": step, "evaluation_batch": evaluated}
