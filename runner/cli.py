@@ -42,6 +42,10 @@ def entry() -> None:
     signal.signal(signal.SIGINT, lambda number, frame: _LEAVE(code))  # all is done and said
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python's last milliseconds, in which it has handlers no more
     exec("")  # otherwise Python ends by SIGINT, not with this code, if it was interrupted in an exec of text (as dataclasses do), and whoever caught that
+    if "RANK" in os.environ:  # of torchrun
+        from samewise.runner.processes.this_process import end_rank
+
+        end_rank(code)
     sys.exit(code)
 
 

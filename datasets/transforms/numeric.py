@@ -53,7 +53,8 @@ class Normalize(ImageTransform):
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if needs_floats(images, self).shape[-3] != len(self.mean):
-            hint = "set dataset.mean and dataset.std"
+            is_turned = images.shape[-2] == len(self.mean)
+            hint = "NumPy arrays are read as [height, width, channels]: return torch.from_numpy(image)" if is_turned else "set dataset.mean and dataset.std"
             raise ConfigError(Problem("transforms", f"Normalize has {len(self.mean)} channels, the images have {images.shape[-3]}", hint=hint))
         if self.mean.device != images.device:
             self.to(images.device)

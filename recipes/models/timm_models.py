@@ -12,6 +12,8 @@ from torch import nn
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 _OF_WEIGHTS = re.compile("pretrained|checkpoint|cache_dir|hub|url")
+_GIVEN = frozenset({"num_classes", "in_chans", "img_size"})
+"""Arguments whose difference shows in the weights' shapes."""
 _OTHER = frozenset({"features_only", "feature_cfg", "out_indices", "scriptable", "exportable", "no_jit"})
 
 
@@ -71,11 +73,25 @@ def timm_model(
         if unknown is None or unknown[1] not in given:
             raise
         raise ConfigError(Problem(f"settings.{unknown[1]}", f"is not an argument of {base}", given[unknown[1]], hint="remove it")) from error
-    model.checkpoint_problems = partial(_checkpoint_problems, base)
+    model.checkpoint_problems = partial(_checkpoint_problems, base, {"global_pool": _pooling(model), **given})
     return model
 
 
-def _checkpoint_problems(name: str, config: Mapping[str, Any]) -> list[Problem]:
-    """The entries of a checkpoint's config.json that belong to another model."""
+def _pooling(model: nn.Module) -> str | None:
+    """How a model pools before its head, in timm's word; None if it does not say."""
+    pool: Any = getattr(model, "global_pool", None) or getattr(getattr(model, "head", None), "global_pool", None)
+    return pool if isinstance(pool, str) else getattr(pool, "pool_type", None)
+
+
+def _checkpoint_problems(name: str, settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[Problem]:
+    """The entries of a checkpoint's config.json that belong to another model, or with which timm makes one that computes something else."""
     there = str(config.get("architecture", name)).partition(".")[0]
-    return [] if there == name else [Problem("model.name", "differs from the checkpoint's", name, there, f"model.name={there}")]
+    if there != name:
+        return [Problem("model.name", "differs from the checkpoint's", name, there, f"model.name={there}")]
+    made_with: Any = config.get("model_args") or {}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+    return [
+        Problem(f"model.settings.{key}", "differs from the checkpoint's", plain.get(key), f"{value}", f"+model.settings.{key}={value}")
+        for key, value in (made_with.items() if isinstance(made_with, dict) else ())
+        if key not in _GIVEN and "drop" not in key and value is not None and plain.get(key) != value
+    ]

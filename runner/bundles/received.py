@@ -18,9 +18,9 @@ from samewise.runner.bundles import archive
 from samewise.runner.config import saved
 from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
-from samewise.runner.records import shapes, shards, trust
+from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import LARGEST, read_json, write_json
-from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.folder import SHARDS, RunFolder
 from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import describing
 from samewise.runner.tracking.address import check_uri, remove_password, require_there
@@ -135,7 +135,7 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
     for name in sizes:
         if sizes[name] > LARGEST and name != folder.trace.name:
             raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that samewise writes: {sizes[name]} bytes"))
-    for place in ("checkpoint", f"checkpoint/{shards.FOLDER}"):
+    for place in ("checkpoint", f"checkpoint/{SHARDS}"):
         if place in stored:
             listed = client.list_artifacts(run_id, place)
             stored |= {str(one.path): 0 for one in listed}

@@ -23,6 +23,7 @@ from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import Clock, sum_by_part, time_batches, time_samples, with_clock
 from samewise.runner.measuring.report import print_report
+from samewise.runner.processes.this_process import end_rank
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import Tracker
@@ -212,4 +213,4 @@ def profile_rank(composed: Composed, given: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(launch.main(Path(sys.argv[1]), work=profile_rank))
+    end_rank(launch.main(Path(sys.argv[1]), work=profile_rank))

@@ -24,7 +24,8 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     for every block between it and the last one (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146). With `unfreeze_every: EPOCHS` beside it each block waits so
     long for the one behind it (`unfreezing`). The blocks are the model's direct children that have parameters, and in the place of a module that `blocks` names
     each of its children. A norm, or parameters that no such child holds (a class token, a position embedding), belong to the block before them, or if there is
-    none to the one after: for ViTs and ResNets these are the levels of timm's `param_groups_layer_decay`.
+    none to the one after: for ViTs with a class token, and ResNets, these are the levels of timm's `param_groups_layer_decay`, which counts attention pooling,
+    a norm after average pooling and each of two heads as the head.
 
     Returns one dict a group, in the order of each group's first parameter: `name`, `params` as (name, parameter) pairs in the model's order, the rule's
     options, and `lr_factor` if the learning rate is a multiple of the optimizer's. ConfigError if a rule is malformed or matches nothing, or nothing is left to

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, did_you_mean, first_line, nearest
 from samewise.runner.optim.published import SOURCES, load_published
-from samewise.runner.records import checkpoint, hugging_face, shards
+from samewise.runner.records import checkpoint, hugging_face
 from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import SHARDS
 from samewise.runner.records.tensor_file import read_tensors
 
 PATH: Final = "initialise.weights"
@@ -116,7 +117,7 @@ def _require_same_model(model: nn.Module, folder: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    if (path.parent / shards.FOLDER).is_dir():
+    if (path.parent / SHARDS).is_dir():
         return checkpoint.load(path.parent)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import os
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 REPORTER = "SAMEWISE_REPORTER"
 """A variable of a job's environment: a `samewise.runner.interfaces.Callback`, as JSON with a `_target_`, made in the job's process. It tells the sweeper how
@@ -50,6 +52,19 @@ def on_signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameT
 def is_rank() -> bool:
     """Whether this process was started (by torchrun, or `samewise train` itself) as one of several that train together."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def end_rank(code: int) -> NoReturn:
+    """End this process as Python would, up to what is registered with `atexit`, but leave its interpreter as it is.
+
+    Without it torch's gloo aborts the process, of about one rank in a hundred that has finished, as it lets go of tensors at the very end.
+    """
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  (waits for other threads)
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, first_line
 from samewise.runner.records import shards
 from samewise.runner.records.files import damaged_file, open_to_read, require_no_link, require_shape, sha256
+from samewise.runner.records.folder import SHARDS
 from samewise.runner.records.kept_checkpoints import CheckpointFolder, incomplete, list_checkpoints, read_manifest, require_format
 
 _MOST_REPEATED = 1 << 26
@@ -35,7 +36,7 @@ def files_of(path: Path) -> list[Path]:
 
     DamagedFile if one is a link, which may lead to any file of the user's, or is not a regular file.
     """
-    folder = path / shards.FOLDER
+    folder = path / SHARDS
     listed = [path / "manifest.json", path / "state.pt", *(sorted(folder.iterdir()) if folder.is_dir() else ())]
     require_no_link(folder, *listed)
     found = {file: open_to_read(file) for file in listed}
@@ -80,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
     for name, digest in state.get("shards", {}).items():
         if Path(name).name != name:
             raise damaged_file(path / "state.pt", f"it names {name!r}, which is not a file among its shards")
-        shard = path / shards.FOLDER / name
+        shard = path / SHARDS / name
         if not shard.exists() or sha256(shard) != digest:
             raise DamagedCheckpoint(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {digest[:16]}..."))
     return state
@@ -141,9 +142,9 @@ def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], 
     if "shards" not in state:
         return state
     try:
-        return shards.load_shards(state, path / shards.FOLDER, state["shards"], empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
+        return shards.load_shards(state, path / SHARDS, state["shards"], empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
     except Exception as error:
-        raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {first_line(error)}")) from error
+        raise CheckpointError(Problem(str(path / SHARDS), f"the shards cannot be read: {first_line(error)}")) from error
 
 
 def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[CheckpointFolder | None, dict[str, Any], list[Problem]]:

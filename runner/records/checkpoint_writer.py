@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line
-from samewise.runner.records import shards
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
+from samewise.runner.records.folder import SHARDS
 from samewise.runner.records.kept_checkpoints import FORMAT, best_by, best_first, list_checkpoints
 
 
@@ -101,7 +101,7 @@ class Checkpoints:
                 os.fsync(handle.fileno())
             weights = None if "shards" in state else f"{combine(tensor_digests(state['model'])):016x}"
             if "shards" in state:
-                os.replace(self._shards(step), temporary / shards.FOLDER)
+                os.replace(self._shards(step), temporary / SHARDS)
             content = state_sha256({name: value for name, value in state.items() if name != "seconds"})  # the same for the same training
             taken = {"step": step, **self._lengths, "sha256": sha256, "content": content, "weights": weights, "metrics": dict(metrics)}
             write_json(temporary / "manifest.json", {"format": FORMAT, **taken})

@@ -15,6 +15,9 @@ from samewise.runner.records.files import require_no_link
 APPENDED = ("metrics.jsonl", "system.jsonl", "trace.jsonl", "sender.log")
 """Files of a run that are written on; the others are replaced."""
 
+SHARDS = "shards"
+"""The folder of sharded tensors in a checkpoint."""
+
 
 def latest(first: Path) -> Path:
     """The folder of an experiment's latest run: its first folder, or the one beside it (`-2`, `-3`, ...) with the highest number."""

@@ -6,11 +6,13 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Prediction, plain_cell
 from samewise.runner.records.files import require_writable, write_atomically, write_json
+
+if TYPE_CHECKING:
+    from samewise.runner.interfaces import Prediction
 
 Form = Literal["json", "csv", "coco"]
 SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
@@ -50,6 +52,8 @@ class PredictionFile:
         """Write the predictions."""
         if self.form != "csv":
             return write_json(self.path, self._found)
+        from samewise.runner.interfaces import plain_cell  # with torch, which `predict` must not import before it has set the run's environment variables
+
         head = list(dict.fromkeys(["file", *(column for row in self._found for column in row)]))
         text = io.StringIO(newline="")
         rows = ([plain_cell(row.get(column)) for column in head] for row in self._found)

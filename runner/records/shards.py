@@ -17,7 +17,6 @@ from torch import Tensor
 from samewise.runner.errors import first_line
 from samewise.runner.records.files import open_to_read, sha256
 
-FOLDER = "shards"
 KEY = "samewise.shards"
 SAFE = {
     "torch.distributed.checkpoint.metadata": None,

@@ -56,7 +56,7 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
         *([ui_command(uri, run_root)] if uri else []),
     ]
     following += [f"tensorboard --logdir {shlex.quote(str(run_root))}"] if (folder.path / "tensorboard").is_dir() else []
-    following += [f"wandb sync {shlex.quote(str(one))}" for one in sorted(folder.path.glob("wandb/offline-run-*"))[-1:]]
+    following += [f"wandb sync {shlex.quote(str(folder.path))}/wandb/offline-run-*"] if any(folder.path.glob("wandb/offline-run-*")) else []  # one a session
     return [*rows, ("folder", str(folder.path)), *zip(("next", *[""] * len(following)), following, strict=False)]
 
 

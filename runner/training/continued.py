@@ -13,7 +13,7 @@ from samewise.runner.config.tree import at, flat, same
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.build import needed
 from samewise.runner.optim.schedules.base import Schedule, Span
-from samewise.runner.records import shapes
+from samewise.runner.records import hugging_face, shapes
 from samewise.runner.records.files import read_json
 
 
@@ -67,6 +67,19 @@ def class_cautions(config: Any, classes: Sequence[str], sizes: Mapping[str, Sequ
             hint = f"initialise.weights={given} 'initialise.exclude=[{outputs.rpartition('.')[0] or outputs}.*]' starts with new ones" if outputs else ""
             found.append(Problem(path, words, given, hint=hint))
     return found
+
+
+def input_cautions(config: Any) -> list[Problem]:
+    """A warning if images are normalised otherwise than those that the weights were trained on, by the config.json beside them, as timm writes it."""
+    given = str(config.initialise.weights or "") if config.initialise else ""
+    folder = hugging_face.snapshot(given) if given.startswith(hugging_face.PREFIX) else Path(given).expanduser()
+    described = read_json(folder / "config.json", {"pretrained_cfg?": {"mean?": [float], "std?": [float]}}) if given else None
+    there: dict[str, list[float]] = (described or {}).get("pretrained_cfg", {})
+    transforms = [one for part in ("sample", "batch") for one in config.transforms.eval.get(part) or ()]
+    here = next(({key: list(one[key]) for key in ("mean", "std")} for one in transforms if {"mean", "std"} <= one.keys()), {})
+    hint = " ".join(f"dataset.{key}=[{','.join(map(str, there[key]))}]" for key in here if key in there)
+    words = "is not that of the images on which the weights were trained"
+    return [Problem("transforms.eval", f"{key} {words}", here[key], str(there[key]), hint) for key in here if here[key] != there.get(key, here[key])][:1]
 
 
 def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], schedule: Schedule, state: Mapping[str, Any]) -> None:

@@ -105,11 +105,11 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
             require_none_learned(run)
             require_same_model(run)
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
-                untrained = [*_take_step(run), *find_in_schedule(run)]
+                untrained = [*_take_step(run), *find_in_schedule(run)] if run.total_steps else []  # max_steps=0 only evaluates
                 before = attributes_of(run.recipe)
                 rehearse(run)
                 run.recorder.cautions += _single_samples(run)
-                if alone:
+                if alone and run.total_steps:
                     run.recorder.cautions += [
                         *untrained,
                         *means_for_sums(run),

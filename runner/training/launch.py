@@ -31,7 +31,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, strip_heading, traceback_of
 from samewise.runner.processes.lost_connections import explain
 from samewise.runner.processes.sealed import seal, unseal
-from samewise.runner.processes.this_process import end_with_parent
+from samewise.runner.processes.this_process import end_rank, end_with_parent
 from samewise.runner.records import sources
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.secrets import filter_output
@@ -215,4 +215,4 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    end_rank(main(Path(sys.argv[1])))

@@ -122,7 +122,8 @@ def explain_later_error(error: Exception, run: Run) -> Problem:
         return replace(problem, message=f"step {run.step + 1}: {problem.message}")
     said = "" if (text := summarise_error(error)) == type(error).__name__ else f": {text}"
     at_step = f"step {run.step + 1}" if in_step else f"after step {run.step}"
-    return Problem(at_step, f"{type(error).__name__}{said}", hint=raised_at(error, anywhere=False) or "run again with --debug for the traceback")
+    advice = "loader.drop_last=true, or another batch_size" if in_step and "more than 1 value per channel" in said and not run.plan.drop_last else ""
+    return Problem(at_step, f"{type(error).__name__}{said}", hint=advice or raised_at(error, anywhere=False) or "run again with --debug for the traceback")
 
 
 def _unknown_label(error: BaseException, run: Run | None) -> Problem | None:

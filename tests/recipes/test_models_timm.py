@@ -46,6 +46,40 @@ def test_a_model_is_timms_own_with_the_weights_that_timm_saved(tmp_path: Path) -
         initialise(timm_model("test_vit2", num_classes=3, image_size=64), {"weights": str(tmp_path)})
 
 
+def test_weights_are_refused_by_a_model_that_timm_would_make_with_other_arguments(tmp_path: Path) -> None:
+    import timm
+    from timm.models import save_for_hf
+
+    own = timm.create_model("test_resnet", num_classes=3, global_pool="max").eval()
+    save_for_hf(own, str(tmp_path), safe_serialization=True, model_args={"global_pool": "max", "num_classes": 3, "drop_rate": 0.5})
+    with pytest.raises(ConfigError) as caught:
+        initialise(timm_model("test_resnet", num_classes=3), {"weights": str(tmp_path)})
+    (wrong,) = caught.value.problems
+    assert isinstance(wrong, Problem)
+    assert (wrong.path, wrong.value, wrong.expected, wrong.hint) == ("model.settings.global_pool", "avg", "max", "+model.settings.global_pool=max")
+    model = timm_model("test_resnet", num_classes=3, settings={"global_pool": "max"}).eval()
+    initialise(model, {"weights": str(tmp_path)})
+    images = torch.rand(2, 3, 64, 64)
+    assert torch.equal(model(images), own(images))
+
+
+@pytest.mark.parametrize(
+    ("mean", "told"), [([0.25], ["warning: transforms.eval: mean is not that of the images on which the weights were trained"]), ([0.5], [])]
+)
+def test_another_normalisation_than_that_of_the_weights_is_warned_of(samewise, tmp_path: Path, mean: list[float], told: list[str]) -> None:
+    import timm
+    from timm.models import save_for_hf
+
+    own = timm.create_model("test_resnet", num_classes=10, in_chans=1)
+    save_for_hf(own, str(tmp_path), safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pretrained_cfg": {**config["pretrained_cfg"], "mean": [0.5], "std": [0.5]}}))
+    given = ["dataset=digits", "model=timm", "model.name=test_resnet", "transforms=images", "batch_size=64", "max_epochs=1", f"dataset.mean={mean}"]
+    done = samewise("check", *given, "dataset.std=[0.5]", f"initialise.weights={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert [line.strip().partition("; hint: dataset.mean=[0.5]")[0] for line in done.stdout.splitlines() if "warning" in line] == told
+
+
 def test_the_image_size_is_used_if_the_model_needs_one() -> None:
     assert timm_model("test_vit", num_classes=3, image_size=64)(torch.rand(1, 3, 64, 64)).shape == (1, 3)
     assert timm_model("test_resnet", num_classes=3, in_chans=1, image_size=64).eval()(torch.rand(1, 1, 32, 32)).shape == (1, 3)

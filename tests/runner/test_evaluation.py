@@ -44,6 +44,8 @@ def test_a_run_of_zero_steps_evaluates_and_saves_the_initial_model(samewise, tmp
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["metrics"] == summary["metrics"]["final"]
     assert "already finished" in samewise("train", *TINY, "max_steps=0", f"run_root={tmp_path}").stdout
+    done = samewise("check", *TINY, "max_steps=0", "--strict")
+    assert (done.returncode, done.stderr) == (0, "")
     assert samewise("verify", folder).returncode in (0, 2)  # having no step to compare is reported and does not crash
 
 

@@ -102,6 +102,25 @@ def test_a_nonfinite_gradient_ends_the_run_before_the_step(train, what, more):
     assert json.loads((folder / "failure.json").read_text())["step"] == 2
 
 
+def test_a_micro_batch_too_small_for_a_norm_says_which_setting_helps(train):
+    """Two samples are left over, one for each replica."""
+    done, _ = train(
+        "model=resnet20_cifar",
+        "model.width=4",
+        "dataset=generated_classification",
+        "dataset.image_size=4",
+        "dataset.samples=34",
+        "batch_size=16",
+        "replicas=2",
+        "loader.drop_last=false",
+        "max_steps=4",
+        name="left_over",
+    )
+    assert done.returncode == 1
+    assert "step 3: ValueError: Expected more than 1 value per channel" in done.stderr
+    assert "hint: loader.drop_last=true, or another batch_size" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_gradient_with_an_infinite_square_is_an_error_only_if_clipped(train):
     done, folder = train("model=spoilt", "model.what=huge gradient", "optimizer.lr=1e-36")
