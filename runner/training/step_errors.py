@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from samewise.runner.config.tree import at
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import failed_transform, sample_name
-from samewise.runner.data.keyed import Key, training_keys
+from samewise.runner.data.keyed import Failure, Key, training_keys
 from samewise.runner.errors import ConfigError, Problem, describe_exit, first_few, first_line, is_below_one, raised_at, summarise_error
 from samewise.runner.interfaces import Recipe, is_loss
 from samewise.runner.records import trace
@@ -177,8 +177,9 @@ def _transformed_entries_of_step(run: Run) -> Generator[tuple[str, Any]]:
     """Of each micro-batch of the run's next step, made again as its first phase gets it: each entry's name and value."""
     with streams.preserve_generators():
         for number, key in _keys_of_step(run):
-            streams.enter(run.seed, "step", run.step, number, 0)
-            yield from entries(run.transforms["train"](run.to_device(run.splits["train"].keyed[key]))).items()
+            if not isinstance(batch := run.splits["train"].keyed[key], Failure):
+                streams.enter(run.seed, "step", run.step, number, 0)
+                yield from entries(run.transforms["train"](run.to_device(batch))).items()
 
 
 def _keys_of_step(run: Run) -> Iterator[tuple[int, Key]]:
