@@ -8,20 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samewise.datasets.parts.limits import BYTES, ROWS, read_text, require_regular
+from samewise.datasets.parts.limits import BYTES, ROWS, require_regular
+from samewise.datasets.parts.split_files import EXPECTED, files_by_split
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest
 
-SPLITS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test", "testing": "test"}
 _ROWS_AT_ONCE = 64
-_EXPECTED = "a folder written by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of a data set in the cache of `datasets`"
 
 
 def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The pyarrow tables by split (`train` if no file says which) with the requested columns, and each split's features by column as the library wrote them.
+    """The pyarrow tables by split with the requested columns, and each split's features by column as the library wrote them.
 
     Args:
-        root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them whose names, or folders, contain the split
-            (`train-00000-of-00001.parquet`, `mnist-train.arrow`, `train/0000.parquet`), or the name of a data set in the library's cache.
+        root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them (`split_files` tells their splits apart), or the name of a
+            data set in the library's cache.
         columns: The columns asked for, by the setting that names each.
 
     Raises:
@@ -33,7 +32,7 @@ def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     except ImportError:
         raise ConfigError(Problem("dataset.root", "reading it requires pyarrow, which is not installed", hint="pip install pyarrow")) from None
     found, features = dict[str, Any](), dict[str, dict[str, Any]]()
-    for split, files in _files(_place(root)).items():
+    for split, files in files_by_split(_place(root)).items():
         parts = [_read(file, columns) for file in files]
         try:
             found[split] = pa.concat_tables(parts)
@@ -58,7 +57,7 @@ def class_names(feature: Any) -> list[Any] | None:
 
 def state_of_files(root: str) -> tuple[tuple[str, int, int], ...]:
     """(path, size, modification time) of each file that `tables` reads, to detect changes."""
-    files = [file for some in _files(_place(root)).values() for file in some]
+    files = [file for some in files_by_split(_place(root)).values() for file in some]
     return tuple((str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
@@ -78,47 +77,7 @@ def _place(root: str) -> Path:
         words = f"{len(versions)} versions or configurations of it are in the cache"
         raise DataError(Problem("dataset.root", words, root, ", ".join(map(str, versions[:5])), hint))
     hint = f"on a machine with a network, run once: datasets.load_dataset('{root}').save_to_disk('data'), then dataset.root=data"
-    raise DataError(Problem("dataset.root", "does not exist, and is not in the cache of `datasets`", root, _EXPECTED, hint))
-
-
-def _files(place: Path) -> dict[str, list[Path]]:
-    """The files of each split."""
-    if place.is_file():
-        return {"train": [place]}
-    if (state := place / "state.json").is_file():
-        return {"train": _saved_files(state)}
-    if (place / "dataset_dict.json").is_file():
-        return {_split(one.parent.name): _saved_files(one) for one in sorted(place.glob("*/state.json"))}
-    found = dict[str, list[Path]]()
-    for file in sorted([*place.rglob("*.parquet"), *place.glob("*.arrow")]):
-        if not file.name.startswith(("cache-", ".")):
-            found.setdefault(_split_of(file.relative_to(place)), []).append(file)
-    if not found:
-        raise DataError(Problem(str(place), "contains no data set", expected=_EXPECTED, hint="set dataset.root=FOLDER"))
-    return found
-
-
-def _split_of(file: Path) -> str:
-    """What a file's name says last, or else the nearest of its folders: test for `my-train-test.parquet` and `default/test/0000.parquet`; else train."""
-    for name in (file.stem, *reversed(file.parts[:-1])):
-        words = name.lower().replace("_", "-").split("-")
-        if found := [SPLITS[word] for word in words if word in SPLITS]:
-            return found[-1]
-    return "train"
-
-
-def _split(name: str) -> str:
-    return SPLITS.get(name.lower(), name)
-
-
-def _saved_files(state: Path) -> list[Path]:
-    try:
-        names = [Path(one["filename"]).name for one in json.loads(read_text(state))["_data_files"]]
-        if not names or len({*names}) < len(names) or any("\0" in name for name in names):
-            raise ValueError("its list of files is empty, names a file twice, or has a name that is not valid")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(Problem(str(state), f"is damaged: {type(error).__name__}: {first_line(error)}", expected="what save_to_disk wrote")) from None
-    return [state.parent / name for name in names]
+    raise DataError(Problem("dataset.root", "does not exist, and is not in the cache of `datasets`", root, EXPECTED, hint))
 
 
 def _read(file: Path, columns: Mapping[str, str]) -> Any:
@@ -143,9 +102,9 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
         _require(columns, opened.schema.names, file)
         return _table(batches, opened.schema, list(dict.fromkeys(columns.values())), file)
     except OSError as error:
-        raise DataError(Problem(str(file), f"cannot be read: {error.strerror or first_line(error)}", expected=_EXPECTED)) from None
+        raise DataError(Problem(str(file), f"cannot be read: {error.strerror or first_line(error)}", expected=EXPECTED)) from None
     except pa.ArrowException as error:
-        raise DataError(Problem(str(file), f"is damaged, or contains no table: {first_line(error)}", expected=_EXPECTED)) from None
+        raise DataError(Problem(str(file), f"is damaged, or contains no table: {first_line(error)}", expected=EXPECTED)) from None
 
 
 def _rows_at_once(metadata: Any) -> int:

@@ -122,7 +122,7 @@ def _write_rows(root: Path, rows: Mapping[str, tuple[list[str] | None, Sequence[
             parquet.write_table(table, root / f"{name}.parquet")
             continue
         (root / name).mkdir()
-        (root / "dataset_dict.json").write_text("{}")
+        (root / "dataset_dict.json").write_text(json.dumps({"splits": [*rows]}))
         (root / name / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
         with pa.OSFile(str(root / name / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)
