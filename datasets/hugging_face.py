@@ -47,7 +47,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         num_classes: How many there should be; None: as many as there are.
 
     Raises:
-        DataError: it is not there, is damaged, lacks a column or holds no bytes; there are other classes.
+        DataError: it is not there, is damaged, lacks a column, or a row has no bytes or several labels; there are other classes.
         ConfigError: pyarrow is not installed.
     """
 
@@ -68,8 +68,10 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         found, features = tables(root, columns)
         if "train" not in found and split not in found:
             raise DataError(Problem(root, "has no split for training", sorted(found), "train"))
-        if "test" in found and {*found["test"].column(label).to_pylist()} in ({-1}, {None}):  # published without labels: there is nothing to measure
-            found["test"] = found["test"].slice(0, 0)
+        labels = {name: table.column(label).to_pylist() for name, table in found.items()}
+        _require_single(labels, label, root)
+        if "test" in found and {*labels["test"]} in ({-1}, {None}):  # published without labels: there is nothing to measure
+            found["test"], labels["test"] = found["test"].slice(0, 0), []
         self.root, self._column = root, content[1]
         self._table = found[split if split in found else "train"]
         places = list(range(self._table.num_rows))
@@ -82,7 +84,6 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
             chosen = set(select_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
             places = [at for at in places if texts[at] in chosen]
         self._places = places
-        labels = {name: table.column(label).to_pylist() for name, table in found.items()}
         self.classes, numbers = _number_classes(labels, {name: class_names(one.get(label)) for name, one in features.items()}, classes, root)
         require_count(root, self.classes, num_classes)
         of_split = numbers[split if split in found else "train"]
@@ -206,6 +207,14 @@ class HuggingFaceRecordings(_Rows):
         start = 0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
         heard = waveform[start : start + self._frames]
         return {"waveform": crop_or_pad(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": f"row {self._places[index]}"}
+
+
+def _require_single(labels: Mapping[str, list[Any]], column: str, root: str) -> None:
+    for split, some in labels.items():
+        if (at := next((at for at, one in enumerate(some) if isinstance(one, list | dict | bytes)), None)) is not None:
+            words = f"column {column} holds {type(some[at]).__name__}"
+            hint = "dataset.label=COLUMN names another column, with a single label in each row"
+            raise DataError(Problem(f"{root}, {split}, row {at}", words, some[at], "a number or a text", hint))
 
 
 def _number_classes(

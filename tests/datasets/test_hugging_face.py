@@ -158,6 +158,14 @@ def test_not_a_number_is_no_label(tmp_path: Path) -> None:
         images(_write_rows(tmp_path / "data", {"train": (None, [1.0, float("nan"), 2.0])}), "train")
 
 
+@pytest.mark.parametrize(("label", "kind"), [([0, 1], "list"), ({"number": 0}, "dict"), (b"cat", "bytes")])
+def test_several_labels_in_a_row_are_refused(label: Any, kind: str, tmp_path: Path) -> None:
+    """They were classes of the names `[0, 1]` and so on."""
+    root = _write_rows(tmp_path / "data", {"train": (None, [0, 1]), "test": (None, [label] * 2)})
+    with pytest.raises(DataError, match=rf"data, test, row 0: column kind holds {kind}; hint: dataset\.label=COLUMN"):
+        images(root, "train")
+
+
 def test_two_classes_of_one_name_and_a_row_without_an_id_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has two classes of the same name"):
         _number_classes({"train": [0, 2]}, {"train": ["crane", "y", "crane"]}, None, "data")
