@@ -72,7 +72,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         _require_single(labels, label, root)
         if "test" in found and {*labels["test"]} in ({-1}, {None}):  # published without labels: there is nothing to measure
             found["test"], labels["test"] = found["test"].slice(0, 0), []
-        self.root, self._column = root, content[1]
+        self.root, (self._setting, self._column) = root, content
         self._table = found[split if split in found else "train"]
         places = list(range(self._table.num_rows))
         own = {one: share for one, share in shares.items() if one not in found}
@@ -110,11 +110,15 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
     def _read_encoded(self, place: int) -> bytes:
         value = self._table.column(self._column)[place].as_py()
         raw = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(raw, bytes):
-            of = "a path, not the content" if (isinstance(value, dict) and value.get("path")) or isinstance(value, str) else type(value).__name__
-            hint = "save_to_disk also writes the content; for files named in a table, use dataset=table"
-            raise DataError(Problem(f"{self.root}, row {place}", f"column {self._column} holds {of}", expected="an encoded image or recording", hint=hint))
-        return raw
+        if isinstance(raw, bytes):
+            return raw
+        if isinstance(value.get("path") if isinstance(value, dict) else value, str):
+            of, hint = "a path, not the content", "save_to_disk also writes the content; for files named in a table, use dataset=table"
+        elif value in (None, {"bytes": None, "path": None}):
+            of, hint = "nothing", f"leave such rows out, with filter(lambda row: row['{self._column}'] is not None) of `datasets`"
+        else:
+            of, hint = type(value).__name__, f"dataset.{self._setting}=COLUMN names another column; those of type Image() or Audio() have a file in each row"
+        raise DataError(Problem(f"{self.root}, row {place}", f"column {self._column} holds {of}", expected="an encoded image or recording", hint=hint))
 
     def fingerprint(self) -> str:
         """32 hex digits of the samples: classes, labels, positions, and the bytes of 64; independent of where the data are."""

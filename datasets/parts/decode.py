@@ -263,7 +263,7 @@ def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
         require_modest_tiles(image, name)
         if image.mode in ("F", "LAB", "HSV") or has_wide_integers(image):
             words = f"has colours in {image.mode}" if image.mode in ("LAB", "HSV") else "has numbers of unknown range"
-            hint = "convert it; or read its numbers as they are, with dataset.mode=channels and dataset.channels"
+            hint = "convert it; or read its numbers as they are, with dataset=multichannel_folder, or dataset=class_folders dataset.mode=channels"
             raise DataError(Problem(name, words, f"mode {image.mode}", "grey, RGB, CMYK or a palette, of 8 or 16 bits", hint))
         if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255
             values = np.asarray(image).astype(np.int64).clip(0, 65535)

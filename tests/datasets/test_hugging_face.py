@@ -220,7 +220,7 @@ def test_recordings_of_a_speaker_stay_in_one_split() -> None:
         (lambda root: images(root, "train", image="foto"), "has no such column; hint: did you mean 'photo'"),
         (lambda root: images(root, "train", num_classes=3), "has 2 classes (night, day); hint: set dataset.num_classes=2"),
         (lambda root: images(root, "train", classes=["night", "noon"]), "has a row of an unknown class"),
-        (lambda root: images(root, "train", image="kind"), "column kind holds int"),
+        (lambda root: images(root, "train", image="kind"), "column kind holds int; hint: dataset.image=COLUMN names another column"),
         (lambda root: images(root / "nothing", "train"), "does not exist"),
         (lambda root: images(_truncate(root), "train"), "cannot be read: Expected"),
         (lambda root: images(_with_script(root), "train"), "contains no data set"),
@@ -256,6 +256,22 @@ def test_paths_in_place_of_images_are_not_followed(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"photo": [{"bytes": None, "path": str(secret)}], "kind": [0]}), tmp_path / "train.parquet")
     with pytest.raises(DataError, match="holds a path, not the content"):
         images(tmp_path / "train.parquet", "train")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "holds nothing; hint: leave such rows out"),
+        ({"bytes": None, "path": None}, "holds nothing; hint: leave such rows out"),
+        ([{"bytes": b"", "path": None}], "holds list; hint: dataset.image=COLUMN names another column"),
+        ([[0, 255], [255, 0]], "holds list; hint: dataset.image=COLUMN names another column"),
+    ],
+)
+def test_a_column_without_one_image_in_each_row_is_an_error(value: Any, words: str, tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"photo": [value], "kind": [0]}), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=f"row 0: column photo {words}"):
+        images(tmp_path, "train").fingerprint()
 
 
 def test_the_library_reads_the_same() -> None:
