@@ -23,6 +23,7 @@ from samewise.datasets.parts.decode import DAMAGED, Mode, decode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.recordings import crop_or_pad
+from samewise.datasets.parts.upright import turn_upright
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _HASHED = dict[Any, list[str]]()
@@ -135,6 +136,7 @@ class HuggingFaceImages(_Rows):
     Args:
         image: The column of the images.
         mode: "rgb" (C is 3) or "gray" (C is 1).
+        upright: Turn them by their EXIF orientation, as the library does.
         transform: Applied to each image, in the worker.
         root, split, label, id, shares, key, classes, num_classes: As in `_Rows`.
     """
@@ -146,6 +148,7 @@ class HuggingFaceImages(_Rows):
         split: Literal["train", "valid", "test"],
         image: str = "image",
         mode: Mode = "rgb",
+        upright: bool = False,
         transform: Transform | None = None,
         label: str = "label",
         id: str | None = None,
@@ -157,15 +160,18 @@ class HuggingFaceImages(_Rows):
         if mode not in ("rgb", "gray"):
             raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb or gray"))
         self._mode: Mode = mode
+        self._upright = upright
         self._transform = transform
         given: Any = {"label": label, "id": id, "shares": shares, "key": key, "classes": classes, "num_classes": num_classes}
         super().__init__(root=root, split=split, content=("image", image), **given)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            image: Tensor = decode(self._bytes(index), mode=self._mode, name=self.name_of(index))
+            raw = self._bytes(index)
+            image: Tensor = decode(raw, mode=self._mode, name=self.name_of(index))
         except (*DAMAGED, Image.DecompressionBombError) as error:
             raise DataError(Problem(self.name_of(index), f"is not an image, or is damaged: {type(error).__name__}")) from None
+        image = turn_upright(image, raw, self.name_of(index)) if self._upright else image
         return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
 
 

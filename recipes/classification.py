@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from samewise.datasets.parts import channels as multichannel
 from samewise.datasets.parts import image_files, video_files
 from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.upright import read_upright
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
 from samewise.recipes.parts.classification_scores import ClassificationScores, MeasuredClassification
@@ -36,7 +37,7 @@ class Classification(Recipe):
         top_k: The k of each top-k accuracy to report; those that are not below K are left out, except 1.
         channels: Of the images that `predict` reads: 1 is grey and 3 colour; any number with the mode "channels".
         reads: What `predict` takes from a video: `frames`, None where it reads images, and the `stride` from one to the next; and the `mode` of images, as in
-            `datasets.parts.image_files.ImageFiles`.
+            `datasets.parts.image_files.ImageFiles`, and whether they are turned `upright` (`datasets.parts.upright`).
         loss: From logits float32[B, K] and labels, int64[B] or float32[B, K], to each image's loss, float[B] (`parts.losses`), in training and in
             evaluation; None: cross-entropy. With a sigmoid for its `link`, labels float32[B, K] are zeros and ones: each image has any number of labels.
         metrics: More metrics of an evaluation, by name (`parts.named_metrics`).
@@ -63,6 +64,7 @@ class Classification(Recipe):
         if any(k < 1 for k in top_k):
             raise ConfigError(Problem("recipe.top_k", "is not a list of ranks", list(top_k), "whole numbers from 1"))
         self._as_stored = (reads or {}).get("mode") == "channels"
+        self._read_image = read_upright if (reads or {}).get("upright") else read_image
         if channels < 1 or (channels not in (1, 3) and not self._as_stored):
             expected = "1 (grey) or 3 (colour); or others if the data set has mode: channels"
             raise ConfigError(Problem("recipe.channels", "is not a valid number of image channels", channels, expected))
@@ -149,7 +151,7 @@ class Classification(Recipe):
         elif self._as_stored:
             image = multichannel.read_channels(file, self.channels)
         else:
-            image = read_image(file, mode="gray" if self.channels == 1 else "rgb")
+            image = self._read_image(file, mode="gray" if self.channels == 1 else "rgb")
         return {"image": image, "label": 0, "file": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
@@ -160,7 +162,7 @@ class Classification(Recipe):
     def _picture(self, file: str) -> Tensor:
         """uint8[3, H, W], to draw a class into; of stored channels the first three, or the only one, stretched to their range."""
         if not self._as_stored:
-            return read_image(file)
+            return self._read_image(file)
         return pictures.thumbnails(multichannel.read_channels(Path(file), self.channels)[None], longest=1280)[0].expand(3, -1, -1)
 
     def inputs(self, batch: Batch) -> Tensor:

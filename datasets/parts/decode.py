@@ -61,7 +61,7 @@ _FRAME = re.compile(rb"\xff(?=[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf](..)[\x02-\x
 def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     """uint8[3, H, W] (or uint8[1, H, W] for "gray") of an image file, whatever it holds: grey, palette, transparency, CMYK, 16 bits.
 
-    An EXIF orientation is applied to TIFF files alone, by Pillow: what torchvision's ImageFolder does.
+    An EXIF orientation is applied to TIFF files alone, by Pillow: what torchvision's ImageFolder does. `upright` applies it to others.
 
     Raises:
         DataError: the file does not exist, or it is cut short, no image, or larger than what is decoded (`limits`); it names the file.

@@ -258,22 +258,6 @@ def test_paths_in_place_of_images_are_not_followed(tmp_path: Path) -> None:
         images(tmp_path / "train.parquet", "train")
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, "holds nothing; hint: leave such rows out"),
-        ({"bytes": None, "path": None}, "holds nothing; hint: leave such rows out"),
-        ([{"bytes": b"", "path": None}], "holds list; hint: dataset.image=COLUMN names another column"),
-        ([[0, 255], [255, 0]], "holds list; hint: dataset.image=COLUMN names another column"),
-    ],
-)
-def test_a_column_without_one_image_in_each_row_is_an_error(value: Any, words: str, tmp_path: Path) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pa.table({"photo": [value], "kind": [0]}), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=f"row 0: column photo {words}"):
-        images(tmp_path, "train").fingerprint()
-
-
 def test_the_library_reads_the_same() -> None:
     datasets: Any = pytest.importorskip("datasets")
     if not hasattr(datasets, "load_from_disk"):  # the folder of this checkout
