@@ -177,10 +177,15 @@ def read_mapping(path: Path, shape: Any = dict) -> dict[str, Any]:
     try:
         return read_json(path, shape) or {}
     except ConfigError as error:
-        if path not in _TOLD:
-            _TOLD.add(path)
-            print(f"warning: {error.problems[0]}", file=sys.stderr)
+        warn_once(path, error.problems[0])
         return {}
+
+
+def warn_once(path: Path, problem: Problem) -> None:
+    """Warn of a file without which something is shown, if this process has not yet done so."""
+    if path not in _TOLD:
+        _TOLD.add(path)
+        print(f"warning: {problem}", file=sys.stderr)
 
 
 _TOLD = set[Path]()

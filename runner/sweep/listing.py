@@ -23,7 +23,7 @@ from samewise.runner.config.tree import at, flat
 from samewise.runner.config.yaml_files import read_yaml, require_modest
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes
-from samewise.runner.records.files import read_mapping, read_text
+from samewise.runner.records.files import damaged_file, read_mapping, read_text, warn_once
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.found import below
 from samewise.runner.sweep.results import State, best_evaluations, latest
@@ -117,12 +117,21 @@ def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
     try:
         text = read_text(folder.config) or ""
         found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
+        if found is None:
+            _warn(folder.config, ValueError("`evaluate` is missing"))
         evaluate = read_yaml(found[0])["evaluate"] if found else {}
         monitor = str(evaluate.get("monitor") or "")
         modes = {name: str(mode) for name, mode in {monitor: evaluate.get("mode"), **(evaluate.get("also") or {})}.items() if name}
         return monitor, modes, header.read(text)[1]
-    except (ConfigError, ValueError, yaml.YAMLError):
+    except (ConfigError, ValueError, yaml.YAMLError) as error:
+        _warn(folder.config, error)
         return "", {}, ""
+
+
+def _warn(config: Path, error: Exception) -> None:
+    """Warn, once, that a run is listed without its settings, or some of them."""
+    known = error if isinstance(error, ConfigError) else damaged_file(config, "it is not valid YAML" if isinstance(error, yaml.YAMLError) else str(error))
+    warn_once(config, known.problems[0])
 
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
@@ -186,27 +195,34 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
     known = [*ListedRun.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
     if key in known:
         return {one.folder: one.get(key) for one in runs}
-    values = {one.folder: _setting(one, key) for one in runs}
-    if runs and all(value is None for value in values.values()) and key not in (settings := dict(flat(_config(runs[0].folder)))):
+    configs = {one.folder: _config(one.folder) for one in runs}
+    values = {folder: _setting(folder, config, key) for folder, config in configs.items()}
+    if runs and all(value is None for value in values.values()) and key not in (settings := dict(flat(next(filter(None, configs.values()), {})))):
         meant = next((path for path in settings if path.endswith(f".{key}")), None)  # lr: optimizer.lr
         raise ConfigError(Problem(option, "no such column, metric or setting", key, hint=f"did you mean '{meant}'?" if meant else nearest(key, known)))
     return {folder: str(value).lower() if isinstance(value, bool) else value for folder, value in values.items()}
 
 
-def _setting(one: ListedRun, key: str) -> Any:
-    found = at(_config(one.folder), key)
-    return found if not isinstance(found, Mapping | None) else header.read(read_text(RunFolder(Path(one.folder)).config) or "")[0].get(key)
+def _setting(folder: str, config: Mapping[str, Any], key: str) -> Any:
+    found = at(config, key)
+    return header.read(read_text(RunFolder(Path(folder)).config) or "")[0].get(key) if config and isinstance(found, Mapping | None) else found
 
 
 def _config(folder: str) -> Mapping[str, Any]:
-    """A run's settings, untyped, since types would take a hundred times as long; empty without an intact file."""
+    """A run's settings, untyped, since types would take a hundred times as long; empty without a file, and, with a warning, if that is damaged."""
     file = RunFolder(Path(folder)).config
     try:
-        require_modest(text := read_text(file) or "", str(file), interpolations="none")
+        if (text := read_text(file)) is None:  # a run of an MLflow store, trained elsewhere
+            return {}
+        require_modest(text, str(file), interpolations="none")
+        header.read(text)
         read: Any = read_yaml(text)
-    except (ConfigError, yaml.YAMLError):
+        if isinstance(read, Mapping):
+            return cast(Mapping[str, Any], read)
+        raise ValueError("it has no settings")
+    except (ConfigError, ValueError, yaml.YAMLError) as error:
+        _warn(file, error)
         return {}
-    return cast(Mapping[str, Any], read) if isinstance(read, Mapping) else {}
 
 
 def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:
@@ -221,11 +237,19 @@ def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, t
 
 
 def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
-    """The settings that affect the result and differ between runs: by folder, the values by path of the config."""
-    known = {one.folder: dict(flat(identity(saved.config_in(RunFolder(Path(one.folder)).config).whole))) for one in runs}
+    """The settings that affect the result and differ between runs: by folder, the values by path of the config. A damaged config gives a warning."""
+    known = {one.folder: _identity(RunFolder(Path(one.folder)).config) for one in runs}
     paths = dict.fromkeys(path for config in known.values() for path in config)
-    kept = [path for path in paths if len({repr(config.get(path, "-")) for config in known.values()}) > 1]
+    kept = [path for path in paths if len({repr(config.get(path, "-")) for config in known.values() if config}) > 1]
     return {folder: {path: config.get(path, "-") for path in kept} for folder, config in known.items()}
+
+
+def _identity(file: Path) -> dict[str, Any]:
+    try:
+        return dict(flat(identity(saved.config_in(file).whole)))
+    except ConfigError as error:
+        _warn(file, error)
+        return {}
 
 
 def trained_from(runs: Sequence[ListedRun], run_root: Path) -> list[str]:

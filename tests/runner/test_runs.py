@@ -238,7 +238,7 @@ def test_nothing_is_deleted_if_one_of_the_runs_is_being_trained(samewise, runs, 
 
 def make_run(root: Path, run: str, config: str = "") -> RunFolder:
     (folder := RunFolder(root / run)).create()
-    folder.config.write_text(config)
+    folder.config.write_text(f"{config}\nevaluate:\n  monitor: valid/loss\n")
     return folder
 
 
@@ -338,6 +338,24 @@ def test_a_damaged_run_is_listed_as_far_as_it_can_be_read(samewise, runs, root) 
     assert done.returncode == 0
     assert "summary.json" in done.stderr
     assert spoilt.name[:8] in done.stdout
+
+
+@pytest.mark.parametrize("damaged", ["", '# choices: {"sched', '# choices: {"scheduler": "cosine"}\nseed: 0\n', "seed: 0\nevaluate:\n  monitor: [\n"])
+def test_a_run_whose_config_is_damaged_hides_no_other(samewise, tmp_path, damaged) -> None:
+    spoilt, *_ = [make_run(tmp_path, f"some/{seed}", f'# choices: {{"scheduler": "cosine"}}\nseed: {seed}').config for seed in (1, 2, 3)]
+    spoilt.write_text(damaged)
+    done = [samewise("runs", *one, "--run-root", tmp_path) for one in (["--where=seed=2"], ["--where=scheduler=cosine", "--where=seed>1"], ["--sort=seed"], [])]
+    assert [(one.returncode, len(one.stdout.splitlines()) - 1) for one in done] == [(0, 1), (0, 2), (0, 3), (0, 3)]
+    (line,) = "".join(one.stderr for one in done).splitlines()
+    assert line.startswith(f"warning: {spoilt}: is damaged: ")
+
+
+def test_a_run_whose_config_is_damaged_is_not_compared(samewise, root) -> None:
+    spoilt = sorted(path.parent for path in root.glob("*/*/config.yaml") if "seed: 1\n" in path.read_text())[0]
+    (spoilt / "config.yaml").write_text('# choices: {"sched')
+    done = samewise("runs", "--diff", "--json", "--run-root", root)
+    assert f"warning: {spoilt}/config.yaml: " in done.stderr
+    assert [sorted(run["differs"].items()) for run in json.loads(done.stdout) if run["folder"] == str(spoilt)] == [[("max_steps", "-"), ("optimizer.lr", "-")]]
 
 
 def test_a_label_has_only_what_decides_the_result() -> None:
