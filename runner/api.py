@@ -270,7 +270,7 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
     if sort:
         found = listing.sort_runs(found, sort)
     differing = (listing.varying(found) if uri is None else stored) if diff and found else {}
-    rows = [{**(facts := one.facts()), **facts.pop("metrics"), **differing.get(one.folder, {})} for one in found]
+    rows = [{**(facts := one.facts()), **facts.pop("metrics"), **one.also, **differing.get(one.folder, {})} for one in found]
     table = pandas.DataFrame(rows, columns=None if rows else list(_COLUMNS))
     table["changed"] = pandas.to_datetime(table["changed"], unit="s", utc=True)
     return table

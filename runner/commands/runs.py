@@ -31,7 +31,7 @@ EXAMPLES = """examples:
   samewise runs rm 3f2a 91bc                                     list what would be deleted; --yes deletes it
   samewise runs gc                                               the same for all that failed; with --where, for those that failed or were interrupted and match
 
---sort and --where accept metrics and settings (seed, optimizer.lr) by name, and:
+--sort and --where accept metrics (at the best step; those of evaluate.also at their own) and settings (seed, optimizer.lr) by name, and:
   name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
 """
 

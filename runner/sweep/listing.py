@@ -72,8 +72,8 @@ class ListedRun:
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in {**asdict(self), "state": self.state.value}.items()}
 
     def get(self, key: str) -> Any:
-        """The value of `--sort` and `--where`: a field, or a metric; None if the run lacks it, or it is NaN."""
-        value = self.facts()[key] if key in ListedRun.__dataclass_fields__ else self.metrics.get(key)
+        """The value of `--sort` and `--where`: a field, or a metric as the table shows it; None if the run lacks it, or it is NaN."""
+        value = self.facts()[key] if key in ListedRun.__dataclass_fields__ else {**self.metrics, **self.also}.get(key)
         return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -192,7 +192,7 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
 
     ConfigError, with the option's name as its path, if no run has it.
     """
-    known = [*ListedRun.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
+    known = [*ListedRun.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in (*one.metrics, *one.also))]
     if key in known:
         return {one.folder: one.get(key) for one in runs}
     configs = {one.folder: _config(one.folder) for one in runs}

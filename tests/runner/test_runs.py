@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from samewise_tiny import DIGITS
 
+import samewise as sw
 from samewise.runner.cli import main
 from samewise.runner.config.compose import label_of
 from samewise.runner.errors import ConfigError
@@ -71,6 +72,8 @@ def test_an_unfinished_run_is_listed_with_its_best_values_so_far(tmp_path) -> No
     (one,) = list_runs(tmp_path)
     assert (one.state.value, one.step, one.value, one.also) == ("interrupted", 4, 0.8, {"valid/loss": 0.4})
     assert one.metrics == {"valid/accuracy": 0.8, "valid/loss": 0.9}
+    assert matching([one], ["valid/loss<0.5"]) == matching([one], ["valid/loss=0.4", "valid/accuracy=0.8"]) == [one]  # as the table shows them
+    assert sw.runs(tmp_path)["valid/loss"].tolist() == [0.4]
 
 
 def test_runs_without_a_number_are_sorted_last_and_lists_are_compared_by_value(tmp_path) -> None:
