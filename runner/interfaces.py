@@ -264,6 +264,7 @@ class Outcome:
         gradient_norms: The 2-norm of each phase's gradient before clipping, by name, in the order of the phases: `gradient_norm`, `generator/gradient_norm`.
         batch: A digest of the batch as it was loaded; 0 if the step is not traced.
         inputs: A digest of it as the model got it.
+        samples: Of the batch, over all replicas: with `loader.drop_last=false` the last of an epoch has fewer.
     """
 
     step: int
@@ -272,6 +273,7 @@ class Outcome:
     gradient_norms: Mapping[str, float]
     batch: int
     inputs: int
+    samples: int
 
     @property
     def gradient_norm(self) -> float:

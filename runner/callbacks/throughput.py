@@ -22,22 +22,23 @@ class Throughput(Callback):
     def __init__(self, *, every_steps: int = 20) -> None:
         self._every = max(every_steps, 1)
         self._since = 0.0
-        self._steps = 0
+        self._steps = self._samples = 0
 
     def on_start(self, run: RunView) -> None:
-        self._since, self._steps = time.perf_counter(), 0
+        self._since, self._steps, self._samples = time.perf_counter(), 0, 0
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         self._steps += 1
+        self._samples += outcome.samples
         if outcome.step % self._every:
             return
         now = time.perf_counter()
-        seconds, self._since = (now - self._since) / self._steps, now
-        self._steps = 0
-        logged = {"speed/samples_per_s": run.batch_size / seconds, "speed/step_ms": 1000 * seconds}
+        seconds = now - self._since
+        logged = {"speed/samples_per_s": self._samples / seconds, "speed/step_ms": 1000 * seconds / self._steps}
+        self._since, self._steps, self._samples = now, 0, 0
         if run.device == "cuda":
             logged["speed/gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
         run.log(logged)
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._since, self._steps = time.perf_counter(), 0  # the time of an evaluation does not count as training
+        self._since, self._steps, self._samples = time.perf_counter(), 0, 0  # the time of an evaluation does not count as training

@@ -29,11 +29,15 @@ class Plan:
         whole, rest = divmod(self.samples, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
+    def size(self, step: int) -> int:
+        """The number of a step's samples; `step` counts from 0."""
+        return min(self.batch_size, self.samples - step % self.steps_per_epoch * self.batch_size)
+
     def bounds(self, step: int, micro_batch: int) -> tuple[int, int, int]:
         """(epoch, start, stop): the micro-batch's positions in the epoch's order. `step` counts from 0."""
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
-        size = min(self.batch_size, self.samples - first)
+        size = self.size(step)
         return epoch, first + micro_batch * size // self.micro_batches, first + (micro_batch + 1) * size // self.micro_batches
 
     @cached_property

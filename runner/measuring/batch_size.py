@@ -124,7 +124,7 @@ def _try_size(run: Run, trial: RepeatedRun, size: int, steps: int) -> Size:
         torch.cuda.reset_peak_memory_stats()
     try:
         still = SetRate(run.schedule, run, lambda step: 0.0)
-        took = [seconds for _, seconds in trial.steps(1 + steps, plan=replace(run.plan, batch_size=size), batch_size=size, schedule=still)]
+        took = [seconds for _, seconds in trial.steps(1 + steps, plan=replace(run.plan, batch_size=size, drop_last=True), batch_size=size, schedule=still)]
     except (RuntimeError, MemoryError) as error:
         asked = requested_memory(error)
         if not asked:

@@ -109,7 +109,7 @@ def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
             "batch_size": run.batch_size,
             "steps": steps,
             "step_ms": ranks[0]["median_ms"],
-            "samples_per_s": 1000 * run.batch_size / ranks[0]["median_ms"],
+            "samples_per_s": ranks[0]["samples_per_s"],
             "ranks": ranks,
             "chain": f"{run.recorder.trace.chain:016x}",
             "parameters": sum(one.numel() for one in run.parameters),
@@ -127,13 +127,13 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
         callback.on_start(run.recorder.view)
     batches = time_batches(training_batches(run), clock)
 
-    def step() -> float:
+    def step() -> tuple[float, int]:
         began = time.perf_counter()
         micro_batches = next(batches)
         outcome = train_step(run, micro_batches)
         with clock.range("callbacks"):
             run.recorder.record(outcome)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, outcome.samples
 
     apart = run.config.loader.num_workers > 0
     batch = _batch(run, clock) if apart else {}
@@ -142,7 +142,7 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
             step()
         clock.waits = False
         clock.restart()
-        each = [step() for _ in range(steps)]
+        each, samples = zip(*(step() for _ in range(steps)), strict=True)
         if run.strategy.device.type == "cuda":  # again, with a wait at each range: the undisturbed time of a step is already known
             clock.waits = True
             clock.restart()
@@ -156,6 +156,7 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
         "fastest_ms": 1000 * min(each),
         "median_ms": 1000 * statistics.median(each),
         "slowest_ms": 1000 * max(each),
+        "samples_per_s": sum(samples) / sum(each),
         "parts_ms": sum_by_part(spent),
         "ranges_ms": dict(sorted(spent.items(), key=lambda one: -one[1])),
         "batch_ms": batch,

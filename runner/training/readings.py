@@ -70,4 +70,4 @@ class Readings:
     def outcome(self) -> Outcome:
         """Of the step that the run has just done."""
         batch, inputs = map(combine, zip(*self._seen, strict=True)) if self._seen else (0, 0)
-        return Outcome(self._run.step, self._losses, self._count, self._norms, batch, inputs)
+        return Outcome(self._run.step, self._losses, self._count, self._norms, batch, inputs, self._run.plan.size(self._run.step - 1))

@@ -64,6 +64,7 @@ NEVER = {
     ("ProgressBar", "_drawn"): "a clock",
     ("ProgressBar", "_wait_s"): "a clock",
     ("Throughput", "_steps"): "steps since the clock was read",
+    ("Throughput", "_samples"): "of these steps",
     ("GradScaler", "_init_scale"): "read only while there is no _scale, whose value state_dict() gives",
     ("GradScaler", "_init_growth_tracker"): "read only while there is no _growth_tracker, whose value state_dict() gives",
 }

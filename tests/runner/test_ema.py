@@ -134,7 +134,7 @@ def test_complex_weights_are_averaged_as_torch_does() -> None:
     for step in range(1, 4):
         with torch.no_grad():
             layer.filter += torch.randn(3, dtype=torch.complex64)
-        average.on_step(view, Outcome(step, {}, 1.0, {}, 0, 0))
+        average.on_step(view, Outcome(step, {}, 1.0, {}, 0, 0, 8))
         theirs.update_parameters(layer)
     torch.testing.assert_close(average.models()["ema"].filter, theirs.module.filter)
 

@@ -182,7 +182,7 @@ def test_metrics_of_a_step_are_logged_together_and_others_at_once(run: Run) -> N
     made.log({"before": 1.0}, 0)
     assert noting.logged == [({"before": 1.0}, 0)]
     for step in range(1, 5):
-        made.record(Outcome(step, {"loss": 0.5, "part": 0.25}, 8.0, {"gradient_norm": 1.0}, 0, 0))
+        made.record(Outcome(step, {"loss": 0.5, "part": 0.25}, 8.0, {"gradient_norm": 1.0}, 0, 0, 8))
     assert noting.logged[1:] == [
         ({"twice": 2.0}, 1),
         ({"twice": 4.0}, 2),
@@ -192,7 +192,7 @@ def test_metrics_of_a_step_are_logged_together_and_others_at_once(run: Run) -> N
     made.log({"valid/loss": 1.0}, 4)
     assert noting.logged[-1] == ({"valid/loss": 1.0}, 4)
     made.callbacks.clear()
-    made.record(Outcome(5, {"loss": 0.5}, 8.0, {"gradient_norm": 1.0}, 0, 0))
+    made.record(Outcome(5, {"loss": 0.5}, 8.0, {"gradient_norm": 1.0}, 0, 0, 8))
     assert len(noting.logged) == 6, "nothing is sent where nothing was logged"
 
 

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from torchvision.transforms import v2
 from samewise.datasets.transforms.geometry import RandomHorizontalFlip
 from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
 from samewise.datasets.transforms.numeric import ToFloat
+from samewise.runner.callbacks.throughput import Throughput
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmentation, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import BatchTransform
+from samewise.runner.interfaces import BatchTransform, Outcome
 from samewise.runner.training.components import make_batch_transforms, mixing_cautions
 
 TORCHVISIONS = [v2.MixUp(num_classes=2), v2.RandomChoice([v2.MixUp(num_classes=2), v2.CutMix(num_classes=2)])]
@@ -48,6 +50,16 @@ def test_a_step_is_found_from_its_number_alone():
 def test_a_partial_batch_is_split_as_evenly_as_possible():
     plan = Plan(samples=10, batch_size=8, micro_batches=4, drop_last=False)
     assert [len(part) for part in positions(plan, 1)] == [0, 1, 0, 1]
+
+
+def test_the_speed_counts_the_samples_of_a_partial_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, logged = Plan(samples=26, batch_size=16, micro_batches=1, drop_last=False), list[dict[str, float]]()
+    monkeypatch.setattr("time.perf_counter", iter([0.0, 26.0, 42.0]).__next__)
+    view, speed = SimpleNamespace(device="cpu", log=logged.append), Throughput(every_steps=2)
+    speed.on_start(view)
+    for step in range(4):
+        speed.on_step(view, Outcome(step + 1, {}, 1.0, {}, 0, 0, plan.size(step)))
+    assert logged == [{"speed/samples_per_s": 1.0, "speed/step_ms": 13000.0}, {"speed/samples_per_s": 26 / 16, "speed/step_ms": 8000.0}]
 
 
 def test_a_batch_larger_than_the_data_is_reported():

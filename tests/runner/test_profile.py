@@ -111,6 +111,13 @@ def test_a_planted_slowness_is_named_as_the_cause(part: str, here: Path, samewis
     assert max(found["ranks"][0]["parts_ms"].items(), key=lambda one: one[1])[0] == part.partition(" ")[0]
 
 
+def test_samples_a_second_count_an_epochs_last_smaller_batch_as_it_is(here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("profile", *SMALL, "batch_size=60", "loader.drop_last=false", "--steps", 2, "--traced", 0, "--json")
+    found = json.loads(done.stdout)
+    first = found["ranks"][0]
+    assert found["samples_per_s"] == pytest.approx(1000 * (60 + 4) / (first["fastest_ms"] + first["slowest_ms"]))
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 

@@ -233,6 +233,19 @@ def test_the_largest_batch_that_fits_is_found(here: Path, samewise: Callable[...
     assert not (here / "runs").exists()
 
 
+def test_only_full_batches_are_measured(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, steps = set[tuple[int, int]](), batch_size.RepeatedRun.steps
+
+    def noting(self: batch_size.RepeatedRun, count: int, **others: Any) -> Any:
+        for outcome, seconds in steps(self, count, **others):
+            seen.add((others["batch_size"], outcome.samples))
+            yield outcome, seconds
+
+    monkeypatch.setattr(batch_size.RepeatedRun, "steps", noting)
+    assert samewise("tune", "batch_size", *HUNGRY, "loader.drop_last=false", "--steps", 2, "--largest", "--json").returncode == 0
+    assert seen == {(size, size) for size in (8, 16, 32, 64)}, "of 96 samples, the second step of 64 would have 32"
+
+
 def test_a_batch_that_would_exceed_the_bound_is_not_tried() -> None:
     tried = {size: batch_size.Size(size, 1.0, 1000 + 10 * size) for size in (8, 16)}
     refuse = batch_size._skip_too_large

@@ -54,7 +54,7 @@ class Spoiler(Callback):
             spoil(value)
 
     def on_evaluation(self, run: RunView, metrics: Any) -> None:
-        self.on_step(run, Outcome(0, {}, 0.0, {"gradient_norm": 0.0}, 0, 0))
+        self.on_step(run, Outcome(0, {}, 0.0, {"gradient_norm": 0.0}, 0, 0, 8))
 
 
 def test_a_callback_that_spoils_all_it_sees_changes_no_bit(tmp_path: Path) -> None:
