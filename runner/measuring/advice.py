@@ -104,8 +104,7 @@ def _exchange(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list
 
 
 def _optimizer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    optimizer = run.config.optimizer
-    changes = ["optimizer.fused=true"] if "fused" in optimizer and not optimizer.fused else []
+    changes = ["optimizer.fused=true"] if run.config.optimizer.get("fused") is False else []  # null: fused where that is possible
     return f"the update of {sum(one.numel() for one in run.parameters):,} parameters", [*changes, f"batch_size={2 * run.batch_size}"]
 
 

@@ -155,6 +155,10 @@ class Strategy(abc.ABC):
         """What the settings leave unused on this machine; asked after `begin`."""
         return []
 
+    def buffer_bytes(self) -> int:
+        """What this process's buffers for sums of gradients take, besides the gradients of a backward pass."""
+        return 0
+
     def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
         """The tallies of all ranks, in order, and a further small value of each rank; with them the ranks agree whether to stop."""
         said = self.peers.gather(([vars(tally) for tally in Tally.begin_reading(tallies)()[0]], facts, self.peers.stop_heard))

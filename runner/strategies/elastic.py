@@ -105,6 +105,9 @@ class Elastic(RankStrategy):
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
         return self._carried.micro_batch(number)
 
+    def buffer_bytes(self) -> int:
+        return self._carried.buffer_bytes()
+
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, touched = self.gather(tallies, self._carried.close())
         self._carried.give_back(touched)

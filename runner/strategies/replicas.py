@@ -109,6 +109,10 @@ class Carried:
         """The size of each exchanged bucket in bytes."""
         return []
 
+    def buffer_bytes(self) -> int:
+        """What the buffers for the sums take in a step."""
+        return 0
+
 
 @final
 class Replicas(Carried):
@@ -147,6 +151,10 @@ class Replicas(Carried):
 
     def bucket_bytes(self) -> list[int]:
         return [bucket.length * bucket.parameters[0].element_size() for bucket in self._buckets]
+
+    def buffer_bytes(self) -> int:
+        received = self._exchange.shards > 1  # what TreeExchange gets
+        return (len(self._carried).bit_length() + received) * sum(self.bucket_bytes())
 
     def close(self) -> list[list[bool]]:
         for bucket in self._buckets[: self._sent]:

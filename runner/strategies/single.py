@@ -56,6 +56,9 @@ class Single(Strategy):
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
         return self._carried.micro_batch(number)
 
+    def buffer_bytes(self) -> int:
+        return self._carried.buffer_bytes()
+
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         self._carried.give_back([self._carried.close()])
         return add_tallies(tallies)

@@ -33,9 +33,10 @@ def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
     Activations and batch are measured of so many samples, the rest in proportion; None: of a micro-batch; 0: of none, so they stay unknown.
     """
     trained = [one for one in run.parameters if one.requires_grad]
+    buffers = run.strategy.buffer_bytes()  # of which, after a step, gradients are views
     found = {
         "weights": size_of(run.model.state_dict(keep_vars=True).values()),
-        "gradients": size_of(one.grad if one.grad is not None else one for one in trained),
+        "gradients": buffers + size_of(one if buffers or one.grad is None else one.grad for one in trained),
         "optimizer state": sum(_state_of(phase.optimizer) for phase in run.phases),
         "averages": size_of(one for callback in run.callbacks.values() for model in callback.models().values() for one in model.state_dict().values()),
     }

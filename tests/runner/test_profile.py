@@ -18,8 +18,12 @@ from samewise_tiny import QUIET
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.measuring import flame
+from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import RANGES, Clock, sum_by_part
+from samewise.runner.optim.build import implementation
 from samewise.runner.training import memory
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.loop import train_step
 
 LAB = """
 import gc
@@ -199,6 +203,17 @@ def test_a_flame_graph_nests_calls_by_time_and_shows_names_as_text() -> None:
     assert "<script" not in drawn
 
 
+@pytest.mark.parametrize(("given", "advised"), [("null", False), ("true", False), ("false", True)])
+def test_fused_kernels_are_advised_only_where_others_are_used(here: Path, given: str, advised: bool) -> None:
+    from samewise.runner.measuring.profile import rehearse
+
+    with rehearse(compose([*SMALL, f"optimizer.fused={given}"], project=Project(here, ("lab_of_profiles",)))) as run:
+        parts = {**dict.fromkeys(RANGES, 0.0), "optimizer": 1.0}
+        (cause,) = advise(run, {"parts_ms": parts, "measured_ms": 1.0})
+        assert implementation(run.phases[0].optimizer) == ("loop" if advised else "fused")
+        assert ("optimizer.fused=true" in cause["change"]) == advised
+
+
 def test_memory_is_reported_by_part(here: Path, tmp_path: Path) -> None:
     from samewise.runner.measuring.profile import rehearse
 
@@ -216,6 +231,18 @@ def test_memory_is_reported_by_part(here: Path, tmp_path: Path) -> None:
     assert hidden + classes <= parts["activations"] <= hidden + 4 * classes, "what the second layer and the loss need again"
     assert few["batch"] == parts["batch"]
     assert abs(few["activations"] - parts["activations"]) <= classes
+
+
+def test_the_memory_of_gradients_includes_the_sums_over_replicas(here: Path) -> None:
+    from samewise.runner.measuring.profile import rehearse
+
+    with rehearse(compose([*SMALL, "replicas=4"], project=Project(here, ("lab_of_profiles",)))) as run:
+        before = memory.parts_of(run, samples=0)
+        train_step(run, next(training_batches(run)))
+        after = memory.parts_of(run, samples=0)
+        sums = {one.grad.untyped_storage().nbytes() for one in run.parameters if one.grad is not None}
+    assert sums == {flat := 512 * (16 + 1 + 3 + 1)}, "the gradients are views of one, each aligned to 512 bytes"
+    assert before["gradients"] == after["gradients"] == 3 * flat + before["weights"], "log2(4) + 1 of them, and the gradients of a replica's backward pass"
 
 
 @pytest.mark.slow

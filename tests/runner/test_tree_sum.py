@@ -53,7 +53,7 @@ def test_zero_ranks_or_more_ranks_than_replicas_are_an_error(ranks):
         subtrees(2, ranks)
 
 
-@pytest.mark.parametrize(("replicas", "buffers"), [(1, 1), (2, 2), (8, 4)])
+@pytest.mark.parametrize(("replicas", "buffers"), [(1, 1), (2, 2), (3, 2), (6, 3), (8, 4)])
 def test_a_step_leaves_nothing_to_the_next_and_buffers_are_reused(replicas, buffers):
     used, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
     bucket, made = Bucket([used, other], shards=1), []
@@ -69,6 +69,7 @@ def test_a_step_leaves_nothing_to_the_next_and_buffers_are_reused(replicas, buff
         assert used.grad.tolist() == [replicas * (1.0 + step)] * 3
         assert (other.grad is None) == (step != 1)
     assert len(made) == buffers, "log2(replicas) + 1"
+    assert len(made) == replicas.bit_length(), "as Replicas.buffer_bytes has it"
     used.grad = other.grad = None
 
 
