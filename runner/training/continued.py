@@ -33,9 +33,10 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
         words = f"training continues at the checkpoint's step {step}, which was after {was}, and is after {now} here"
         found.append(Problem("resume_from", words, hint="use that run's batch_size to continue at the same place in the data"))
     rates = zip(schedule.rates(step - 1, then), schedule.rates(step - 1, span), schedule.rates(step, span), strict=True)
-    if moved := next(((before, after) for before, same, after in rates if not math.isclose(before, same, rel_tol=1e-6)), None):
+    moved = ((f"{before:.3g}", f"{after:.3g}") for before, same, after in rates if not math.isclose(before, same, rel_tol=1e-6))
+    if jump := next(((before, after) for before, after in moved if before != after), None):
         was, now = (f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span))
-        words = f"over {was}, as in that run, this schedule's rate in step {step} is {moved[0]:.3g}; over {now}, training continues with {moved[1]:.3g}"
+        words = f"over {was}, as in that run, this schedule's rate in step {step} is {jump[0]}; over {now}, training continues with {jump[1]}"
         found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice"))
     return found
 

@@ -155,6 +155,8 @@ def test_a_schedule_of_another_length_than_in_the_checkpoint_is_reported(first, 
     was, now = (0.05 * (1 + math.cos(math.pi * share)) for share in (1 / 2, 2 / 9))
     assert longer.startswith(f"scheduler: over 2 steps (3 per epoch), as in that run, this schedule's rate in step 2 is {was:.3g}; ")
     assert longer.endswith(f"; over 9 steps (3 per epoch), training continues with {now:.3g}")
+    same = cautions_of(tmp_path, *last, "scheduler=cosine", "scheduler.unit=step", "max_steps=4", "max_epochs=5")
+    assert same == [], "half of the rate in step 2 of 2, and after 2 of 4 steps"
     assert cautions_of(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5") == []
     (other,) = cautions_of(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5", "batch_size=4")
     assert other.startswith(
