@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -23,7 +23,7 @@ from samewise.runner.data.device import mover
 from samewise.runner.data.order import InOrder
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Callback, Recipe, class_names, of_labels
+from samewise.runner.interfaces import Callback, Phase, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.processes import this_process
@@ -84,6 +84,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     precision = make("precision")
     precision.begin(strategy.device)
     recipe: Recipe = make("recipe")
+    _require_phases(recipe)
     splits = make_splits(cfg, make, recipe, only=split)
     train = splits.get("train")
     order = make_order(cfg, make, train.dataset) if train else InOrder(range(samples or len(splits[split or "valid"].dataset)), seed=cfg.seed)
@@ -254,6 +255,14 @@ def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:
     """The packages of the model's layers, other than torch, samewise and the user's: timm, transformers."""
     found = {type(module).__module__.partition(".")[0] for module in model.modules()}
     return found - {"torch", "torchvision", "torchaudio", "samewise", "__main__", *(name.partition(".")[0] for name in packages)}
+
+
+def _require_phases(recipe: Recipe) -> None:
+    found: Any = recipe.phases
+    phases = [one for one in cast("Sequence[Any]", found) if isinstance(one, Phase)] if isinstance(found, list | tuple) else []
+    if not phases or len({one.name for one in phases}) < len(found):
+        words, hint = f"{type(recipe).__name__}.phases is not a tuple of phases, each with a name of its own", "`@property` above `def phases(self)`"
+        raise ConfigError(Problem("recipe", words, "a method" if callable(found) else found, '(Phase("a", ("encoder",)), Phase("b", ("head",)))', hint if callable(found) else ""))
 
 
 def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy, later: Sequence[Waiting]) -> list[TrainingPhase]:

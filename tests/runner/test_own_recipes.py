@@ -43,6 +43,19 @@ class HeadOnly(Classification):
     phases = (Phase("train", ("fc",)),)
 
 
+class Method(Classification):
+    def phases(self):
+        return (Phase(),)
+
+
+class Twice(Classification):
+    phases = [Phase("train", ("fc",)), Phase("train", ("conv1",))]
+
+
+class NoPhase(Classification):
+    phases = Phase()
+
+
 class Sound(Classification):
     pass
 
@@ -230,6 +243,9 @@ def test_a_recipe_that_may_be_wrong_is_warned_about(recipe: Callable[[str], Any]
         ("Training", "Training.measure leaves the model in training mode"),
         ("Collecting", "Collecting.scores returns objects with one 'seen' for all evaluations"),
         ("Shared", "Shared.scores returns the same object each time"),
+        ("Method", "Method.phases is not a tuple of phases, each with a name of its own; hint: `@property` above `def phases(self)`"),
+        ("Twice", "Twice.phases is not a tuple of phases, each with a name of its own; "),
+        ("NoPhase", "NoPhase.phases is not a tuple of phases, each with a name of its own; "),
         ("Silent", "Nothing.compute returns NoneType"),
     ],
 )
