@@ -261,8 +261,9 @@ def _require_phases(recipe: Recipe) -> None:
     found: Any = recipe.phases
     phases = [one for one in cast("Sequence[Any]", found) if isinstance(one, Phase)] if isinstance(found, list | tuple) else []
     if not phases or len({one.name for one in phases}) < len(found):
-        words, hint = f"{type(recipe).__name__}.phases is not a tuple of phases, each with a name of its own", "`@property` above `def phases(self)`"
-        raise ConfigError(Problem("recipe", words, "a method" if callable(found) else found, '(Phase("a", ("encoder",)), Phase("b", ("head",)))', hint if callable(found) else ""))
+        given, hint = ("a method", "`@property` above `def phases(self)`") if callable(found) else (found, "")
+        words, expected = "phases is not a tuple of phases, each with a name of its own", '(Phase("a", ("encoder",)), Phase("b", ("head",)))'
+        raise ConfigError(Problem("recipe", f"{type(recipe).__name__}.{words}", given, expected, hint))
 
 
 def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy, later: Sequence[Waiting]) -> list[TrainingPhase]:
