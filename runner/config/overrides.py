@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 import yaml
@@ -273,13 +274,13 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         if key in known and isinstance(value, dict) and is_mapping and not override.is_force_add() and not is_typed(cfg, key):
             OmegaConf.update(cfg, key, before, merge=False)  # Hydra has set the keys before the first that is new
             keys = ", ".join(str(one) for one in value if one not in before)
-            return Problem(key, f"has no such keys yet: {keys}", value, hint=f"write '++{override.input_line}' to add them")
+            return Problem(key, f"has no such keys yet: {keys}", value, hint=f"write {quote(f'++{override.input_line}')} to add them")
         if key in known:
             return Problem(key, _line(error), value)
         if override.is_force_add() and is_mapping:
             return Problem(key, "wrong type", value, expected_type(cfg, key))
         if isinstance(value, dict) and is_mapping:
-            return Problem(key, "has no such keys yet", value, hint=f"write '+{override.input_line}' to add them")
+            return Problem(key, "has no such keys yet", value, hint=f"write {quote(f'+{override.input_line}')} to add them")
         return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
 
 
@@ -316,13 +317,13 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     chosen = rest.partition(".")[0]
     if group == "callbacks" and chosen in groups.get(group, ()) and f"callbacks.{chosen}" not in known:
         return f"the callback is not among those chosen: callbacks=[default,{chosen}]"
-    last = key.rsplit(".", 1)[-1]
+    last, added = key.rsplit(".", 1)[-1], quote(f"+{override.input_line}")
     if meant := _meant(last):
         return meant
     if last == "_target_" and not override.is_delete():  # every component has this key, so it does not help to find the right one
         above, _, name = key.rpartition(".")[0].rpartition(".")
         hint = did_you_mean(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
-        return hint + (f"{' Or write' if hint else 'write'} +{override.input_line} to add it" if above in known and not is_typed(cfg, above) else "")
+        return hint + (f"{' Or write' if hint else 'write'} {added} to add it" if above in known and not is_typed(cfg, above) else "")
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
     if "." not in key:  # a bare word: the name of a choice, or the end of the shortest matching path
         groups_of = [other for other in ("callbacks", "model", "dataset", "optimizer", "scheduler") if key in groups.get(other, ())]
@@ -336,7 +337,7 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     parent = key.rpartition(".")[0]
     if parent and parent in known and not is_typed(cfg, parent) and not override.is_delete():
         made = OmegaConf.select(cfg, f"{parent}._target_")
-        hint += f"{' Or write' if hint else 'write'} +{override.input_line} to add it" + (f", if {made} takes it" if made else "")
+        hint += f"{' Or write' if hint else 'write'} {added} to add it" + (f", if {made} takes it" if made else "")
     return hint or "`samewise show` lists the keys"
 
 
