@@ -86,7 +86,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     if any(apart) and (set(head["weights"]).isdisjoint(other["weights"]) or not all("layers" in line for lines in (one, two) for line in lines.values())):
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
     config = [[path, a, b] for path, a, b in differences(*(identity(saved.config_in(folder.config).whole) for folder in folders))]
-    divergence = _trace_divergence((head, other), (one, two), stages, [path for path, *_ in config])
+    divergence, misstated = _trace_divergence(folders, (head, other), (one, two), stages, [path for path, *_ in config])
     logged = {
         name: (step, *values)
         for name, (step, *values) in _logged_apart(first, second).items()
@@ -103,7 +103,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     steps, weights = ([summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256"))
     ended = None not in weights and steps[0] == steps[1]
     same_metrics = not logged and not (ended and any(None not in pair and not _same(*pair) for name, pair in metrics.items() if not name.startswith(MEASURED)))
-    altered = [f"{folder.path}: {words}" for folder in folders if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))]
+    altered = [f"{folder.path}: {words}" for folder in folders if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))] + misstated
     return {
         "same": bool(both or ended) and not divergence and same_metrics and not altered and not any(apart) and not (ended and weights[0] != weights[1]),
         "config": config,
@@ -123,21 +123,40 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     }
 
 
-def _trace_divergence(heads: Sequence[Any], traces: Sequence[Any], stages: Sequence[str], settings: Sequence[str]) -> Divergence | None:
-    """Where two traces first differ, given their heads and lines, the stages to compare and the settings that differ."""
-    from samewise.runner.records import trace
-    from samewise.runner.records.divergence import Divergence, first_divergence, unknown_since
+def _trace_divergence(
+    folders: Sequence[Any], heads: Sequence[Any], traces: Sequence[Any], stages: Sequence[str], settings: Sequence[str]
+) -> tuple[Divergence | None, list[str]]:
+    """Where two runs' traces first differ, given their heads and lines, the stages to compare and the settings that differ; and which losses were altered."""
+    from samewise.runner.records.divergence import Divergence, explain, first_divergence, misstated_losses, unknown_since
 
     (head, other), (one, two) = heads, traces
-    both = sorted(one.keys() & two.keys())
+    both, journals, altered = sorted(one.keys() & two.keys()), [logged_values(folder.metrics) for folder in folders], list[str]()
+    several = any(len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1 for folder in folders)
     for step in both:
-        if found := first_divergence(head, one[step], two[step], other=other, stages=stages):
-            reason, since = trace.describe_stage(*found, head, settings), unknown_since(step, both)
-            known = step > both[0] and since == step and "weights" in stages and head["weights"] == other["weights"]
-            if found[0] in ("loss", "gradients") and not known:  # what the step began with
-                reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")
-            return Divergence(step, *found, reason, since=since)
-    return None
+        lines = one[step], two[step]
+        if not (found := first_divergence(head, *lines, other=other, stages=stages)):
+            continue
+        logged = _of_step(journals, step)
+        if found[0] == "loss" and (losses := misstated_losses(lines, logged)) is not None:
+            if losses:
+                words = "a trace was altered: at step {} the losses in the traces are {!r} and {!r}, and both runs logged the same ones"
+                altered.append(words.format(step, *losses))
+            if not (found := first_divergence(head, *lines, other=other, stages=[stage for stage in stages if stage != "loss"])):
+                continue
+        since = unknown_since(step, both)
+        known = step > both[0] and since == step and "weights" in stages and head["weights"] == other["weights"]
+        stage, layer, reason = explain(found, heads, lines, settings, logged=logged, several=several, known=known)
+        if stage in ("loss", "gradients") and not known:  # what the step began with
+            reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")
+        return Divergence(step, stage, layer, reason, since=since), altered
+    return None, altered
+
+
+def _of_step(journals: Sequence[Mapping[tuple[int, str], float]], step: int) -> dict[str, tuple[float, float]]:
+    """What two runs both logged of a step's losses and gradient norms, by name and in order."""
+    first, second = journals
+    names = [name for at, name in first if at == step and name.startswith("train/") and not name.startswith("train/lr") and (step, name) in second]
+    return {name.removeprefix("train/"): (first[step, name], second[step, name]) for name in names}
 
 
 def _logged_apart(first: Any, second: Any) -> dict[str, tuple[int, float, float]]:

@@ -144,10 +144,11 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         )
     project = projects.find(args.project, packages=args.package)
     _require_one_process(composed, project)
-    comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None, settings=[path for path, _, _ in unlike])
+    logged, settings = logged_values(folder.metrics), [path for path, _, _ in unlike]
+    comparison = rerun_comparison.Comparison(folder, logged, steps=args.steps, goes_on=args.audit is not None, settings=settings)
     if not comparison.wanted and args.audit is None and (problem := _nothing_to_compare(args, folder, comparison.steps, original.cfg.trace.every_steps)):
         raise ConfigError(problem)
-    divergences = [*rerun_comparison.checkpoint_divergences(folder), *rerun_comparison.metric_divergences(folder, logged_values(folder.metrics))]
+    divergences = [*rerun_comparison.checkpoint_divergences(folder), *rerun_comparison.metric_divergences(folder, logged)]
     altered = roots.alterations(folder).get("trace", "").splitlines()
     recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
@@ -202,7 +203,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike), same_code=same_code)
             said += words
         said += [f"the config differs: {path}: {shown(one)} there, {shown(two)} here" for path, one, two in unlike]
-        if (altered or divergences) and recorded and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in divergences):
+        if (altered or divergences) and recorded and not (unlike or changed or foreign or apart):
             said.append(conclude(again, divergences, altered=bool(altered or contradictions), steps=summary.get("steps")))
     first = min(divergences, key=lambda divergence: divergence.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}

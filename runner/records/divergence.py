@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from torch import Tensor
 
 from samewise.runner.errors import first_few
 from samewise.runner.records.digest import XXH3, combine, tensor_digests
-from samewise.runner.records.trace import ANYWHERE, STAGES, parameters_in, shorten
+from samewise.runner.records.trace import ANYWHERE, STAGES, describe_stage, parameters_in, shorten
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,75 @@ def first_divergence(
         if layer or names == others:
             return stage, layer
     return None
+
+
+def explain(
+    found: tuple[str, str],
+    heads: Sequence[Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Any]],
+    settings: Collection[str] = (),
+    *,
+    logged: Mapping[str, tuple[float, float]],
+    several: bool,
+    known: bool,
+) -> tuple[str, str, str]:
+    """The stage, the layer and the reason of what `first_divergence` found in two lines of a step.
+
+    A step of several phases computes the loss of a later one with the weights that an earlier one has updated, and the trace has one loss for all of them.
+
+    Args:
+        found: The stage and the layer.
+        heads: Of the two traces.
+        lines: Of the step.
+        settings: Those in which the runs differ.
+        logged: Both values of the step's losses and gradient norms, by name and in order, as far as both runs have them.
+        several: Whether the step has several phases.
+        known: Whether the weights before the step are the same.
+    """
+    stage, layer = found
+    reason = describe_stage(stage, layer, heads[0], settings)
+    if not several or stage not in ("loss", "gradients"):
+        return stage, layer, reason
+    phases = [name.removesuffix(_NORM) for name in logged if name.endswith(_NORM)]
+    apart = {phase: names for phase in phases if (names := [name for name in logged if name.startswith(f"{phase}/") and not _same(*logged[name])])}
+    phase, names = next(iter(apart.items()), ("", []))
+    if not (phase and phase == phases[0]) and (known or phases) and (parameter := _updated_otherwise(heads, lines)):
+        return "weights", parameter, STAGES["weights"]
+    if not phase:
+        return stage, layer, f"{reason}; or, as a step has several phases, the gradients, the clipping or the optimizer of an earlier one in it"
+    if (first := "gradients" if names == [phase + _NORM] else "loss") != stage:
+        stage, layer = first, ""
+    reason = describe_stage(stage, layer, heads[0], settings).replace(":", f" of phase '{phase}':", 1)
+    return stage, layer, reason + ("" if phase == phases[0] else "; or the clipping or the optimizer of a phase before it in the step")
+
+
+_NORM = "/gradient_norm"
+
+
+def misstated_losses(lines: Sequence[Mapping[str, Any]], logged: Mapping[str, tuple[float, float]]) -> list[float] | None:
+    """The losses in two lines of a step that differ though both runs logged the same (`logged` as for `explain`): a trace was altered. None if that is not so.
+
+    Empty if only the sum of several was rounded otherwise, as by another version of Python.
+    """
+    losses = [name for name in logged if name.rpartition("/")[2] == "loss"]
+    if lines[0].get("loss") == lines[1].get("loss") or not losses or not all(starmap(_same, logged.values())):
+        return None
+    one, two = (float.fromhex(line["loss"]) for line in lines)
+    return [] if len(losses) > 1 and math.isclose(one, two, rel_tol=1e-12) else [one, two]
+
+
+def _same(one: float, two: float) -> bool:
+    return repr(one) == repr(two)  # also if both are NaN
+
+
+def _updated_otherwise(heads: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> str:
+    """The first parameter of which two lines have the same gradient and other weights; empty if there is none, or it is not known."""
+    (gradients, weights), (others, after) = (
+        [_by_name(head.get(stage, []), line.get("layers", {}).get(stage, "")) for stage in ("gradients", "weights")]
+        for head, line in zip(heads, lines, strict=True)
+    )
+    same = [name for name, one in gradients.items() if one and one == others.get(name)]
+    return next((name for name in same if weights.get(name) != after.get(name, weights.get(name))), "")
 
 
 def first_altered_tensor(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:

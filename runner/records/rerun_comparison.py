@@ -9,7 +9,16 @@ from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes, trace
 from samewise.runner.records.digest import combine, tensor_digests, value_digest, weights_sha256
-from samewise.runner.records.divergence import Divergence, describe_tensors, first_altered_tensor, first_divergence, only_in, unknown_since
+from samewise.runner.records.divergence import (
+    Divergence,
+    describe_tensors,
+    explain,
+    first_altered_tensor,
+    first_divergence,
+    misstated_losses,
+    only_in,
+    unknown_since,
+)
 from samewise.runner.records.files import parse_json, read_json, read_lines
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.roots import alterations
@@ -30,11 +39,14 @@ class Comparison(Callback):
     Args:
         folder: The other run.
         steps: Compare so many steps at most; None: all that it has.
+        logged: Its metrics, by step and name.
         goes_on: Note every step that differs, rather than end at the first.
         settings: Those that differ from the other run's, which may explain a difference.
     """
 
-    def __init__(self, folder: RunFolder, *, steps: int | None = None, goes_on: bool = False, settings: Collection[str] = ()) -> None:
+    def __init__(
+        self, folder: RunFolder, logged: Mapping[tuple[int, str], float], *, steps: int | None = None, goes_on: bool = False, settings: Collection[str] = ()
+    ) -> None:
         self._head, self._lines = trace.read_trace_of(folder)
         self.algorithm = trace.algorithm_of(folder.trace, self._head)
         """How the other run's tensors were digested: the second training is to do as much."""
@@ -50,7 +62,7 @@ class Comparison(Callback):
         self.repeated = set[int]()
         """Those of them after which the second training has the checkpoint's weights too: a callback changed them after they had been traced."""
         self._checkpoints = folder.checkpoints
-        self._goes_on, self._settings = goes_on, settings
+        self._logged, self._goes_on, self._settings = logged, goes_on, settings
         self._to_the_end = steps is None and folder.summary.exists()  # if the summary is compared too
         summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
         self._stopped, self._stop_at = summary.get("stopped_early"), max([summary.get("steps", 0), *self._lines])  # a sparse trace ends earlier
@@ -66,18 +78,31 @@ class Comparison(Callback):
         self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
         diverged = None
         if expected is not None and found.get("step") == outcome.step:
-            diverged = first_divergence(self._head, expected, found)
+            diverged = self._difference(run, outcome, (expected, found))
             self.compared += diverged is None or self._goes_on
         if not diverged and outcome.step in self.doubted and self._are_kept(run, outcome.step):
             self.repeated.add(outcome.step)
-        if diverged:
-            reason = trace.describe_stage(*diverged, self._head, self._settings)
-            if diverged[0] in ("gradients", "weights") and (words := self._other_tensors(run)):
-                diverged, reason = (diverged[0], ""), words
-            divergence = Divergence(outcome.step, *diverged, reason, since=unknown_since(outcome.step, self._lines))
-            if not self._goes_on:
-                raise Diverged(divergence)
-            self.divergences.append(divergence)
+        if diverged and not self._goes_on:
+            raise Diverged(diverged)
+        self.divergences += [diverged] if diverged else []
+
+    def _difference(self, run: RunView, outcome: Outcome, lines: tuple[dict[str, Any], Mapping[str, Any]]) -> Divergence | None:
+        """Where two lines of a step differ; what only the record's line has otherwise, although the training is the same, is noted."""
+        step, several, found = outcome.step, len(outcome.gradient_norms) > 1, first_divergence(self._head, *lines)
+        told = {name: (self._logged.get((step, f"train/{name}")), here) for name, here in {**outcome.losses, **outcome.gradient_norms}.items()}
+        logged = {name: (there, here) for name, (there, here) in told.items() if there is not None}
+        if found and found[0] == "loss" and (losses := misstated_losses(lines, logged)) is not None:
+            if losses:
+                words = "the trace was altered (loss): it has {!r}; training again gives {!r}, and the losses in metrics.jsonl".format(*losses)
+                self.divergences.append(Divergence(step, "loss", "", words, altered=True))
+            found = first_divergence(self._head, *lines, stages=[stage for stage in trace.STAGES if stage != "loss"])
+        if not found:
+            return None
+        known = step - 1 in self._lines and not self.divergences
+        stage, layer, reason = explain(found, [self._head] * 2, lines, self._settings, logged=logged, several=several, known=known)
+        if stage in ("gradients", "weights") and (words := self._other_tensors(run)):
+            layer, reason = "", words
+        return Divergence(step, stage, layer, reason, since=unknown_since(step, self._lines))
 
     def _other_tensors(self, run: RunView) -> str:
         """A sentence if the second training's model has other parameters or buffers, whose digests together are others in any case; otherwise empty."""

@@ -18,7 +18,6 @@ from samewise.runner.records.digest import value_digest
 from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.rerun_comparison import Comparison
-from samewise.runner.records.trace import STAGES
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training.due import at_end
@@ -40,7 +39,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A repeated segment: where trace lines, final state and logged metrics differ from the record."""
+    """A repeated segment: where trace lines, final state and logged metrics (or what only the record has otherwise) differ from the record."""
 
     segment: Segment
     steps: Sequence[Divergence]
@@ -117,7 +116,8 @@ class Audit:
             differing = state_differences(self._kept_state(segment), end, parameter_names(self.run)) if segment.kept else []
             if metrics:  # what follows from an evaluation differs too, so that its results in the checkpoint say no more
                 differing = [one for one in differing if not one[1] or _is_trained([one])]
-            self.replayed[segment] = Replayed(segment, list(self.comparison.divergences), differing, metrics)
+            altered, steps = ([one for one in self.comparison.divergences if one.altered is only] for only in (True, False))
+            self.replayed[segment] = Replayed(segment, steps, differing, [*altered, *metrics])
         return self.replayed[segment]
 
     def _kept_state(self, segment: Segment) -> Mapping[str, Any]:
@@ -179,7 +179,7 @@ def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Di
 def _forged_step(divergence: Divergence, segment: Segment, state: Sequence[tuple[str, str]]) -> Divergence:
     settings = [f"{name}: {values}" for name, values in state if values and name.startswith(("the optimizer's", "schedule"))]
     why = f"; {segment.kept.name} has another setting: {'; '.join(settings[:3])}" if settings and segment.kept else ""
-    reason = f"was not computed as recorded, or from other data or code: {STAGES[divergence.stage]}"
+    reason = f"was not computed as recorded, or from other data or code: {divergence.reason}"
     return Divergence(divergence.step, divergence.stage, divergence.layer, reason + why)
 
 

@@ -32,10 +32,10 @@ def train_again(
         summary = fit(again)
     except Diverged as diverged:
         found = logged_divergences(told, logged_values(again.folder.metrics), until=diverged.divergence.step - 1, left_out=left_out)
-        divergences += [diverged.divergence, *found]
-        return [f"diverges at {diverged.divergence}", *map(str, found)]
+        divergences += [*comparison.divergences, diverged.divergence, *found]
+        return [*map(str, comparison.divergences), f"diverges at {diverged.divergence}", *map(str, found)]
     logged = logged_values(again.folder.metrics)
-    found = logged_divergences(told, logged, until=None if recorded else again.step, left_out=left_out)
+    found = [*comparison.divergences, *logged_divergences(told, logged, until=None if recorded else again.step, left_out=left_out)]
     tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
     found += [*summary_divergences(recorded, summary), *tables] if recorded else []
     divergences += found
@@ -77,7 +77,7 @@ def conclude(again: Run, found: Sequence[Divergence], *, altered: bool, steps: i
 
 def _is_settled(one: Divergence, same_end: bool) -> bool:
     """Whether a difference shows that the record was altered: the checkpoint or the end of training that steps of the same bits lead to."""
-    return one.stage in ("checkpoint", "chain", "root") or (one.stage == "summary" and same_end and one.layer in ("status", "steps", "epochs"))
+    return one.altered or one.stage in ("checkpoint", "chain", "root") or (one.stage == "summary" and same_end and one.layer in ("status", "steps", "epochs"))
 
 
 def _is_evaluated(one: Divergence, names: Collection[str]) -> bool:

@@ -44,6 +44,13 @@ def forge(run: Path, step: int, **values: str) -> int:
     return len(lines)
 
 
+def log_loss(run: Path, step: int, loss: float) -> None:
+    """Alter the loss of a step among the logged metrics."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    next(line for line in lines if line.get("step") == step)["metrics"]["train/loss"] = loss
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def rewrite_head(run: Path, **values: object) -> None:
     """Alter the head of a trace as if it had been written like that."""
     head, *lines = (run / "trace.jsonl").read_text().splitlines()

@@ -178,7 +178,7 @@ def test_a_forged_line_of_the_trace_is_named_even_if_all_else_agrees(samewise, r
     forge(run, line=(47, {stage: "0x1.8p+0" if stage == "loss" else "0" * 16}))
     found = audit(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (47, stage)
-    assert len(found["said"]) == 3, found["said"]
+    assert len(found["said"]) == 4, found["said"]
     assert f"step 47: the trace was altered ({stage})" in found["said"][0]
 
 

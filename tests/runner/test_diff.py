@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, recorded_in, rewrite_head, thin
+from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, log_loss, recorded_in, rewrite_head, thin
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,7 @@ def test_digests_of_shards_are_not_compared_with_those_of_whole_parameters(samew
     assert "the weights after step 12, by weights_sha256: the same" in done.stdout
     forge(run, 7, loss="0x1.8p+0")
     rewrite_head(run)
+    log_loss(run, 7, 1.5)
     assert "step 7: the forward pass: the same input gave a different loss; or the weights before that step differ\n" in samewise("diff", original, run).stdout
 
 
@@ -61,6 +62,7 @@ def test_the_steps_between_two_lines_of_a_sparse_trace_are_not_left_out(samewise
     other = thin(Path(shutil.copytree(run, tmp_path / "other", symlinks=True)), 3)
     forge(thin(run, 3), 9, loss="0x1.8p+0")
     rewrite_head(run)
+    log_loss(run, 9, 1.5)
     said = samewise("diff", other, run).stdout
     words = "the forward pass: the same input gave a different loss; or the weights before that step differ\n"
     assert f"diverges at step 9, or in steps 7 to 8, which the trace omits: {words}" in said
@@ -99,6 +101,9 @@ def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, orig
     forge(run, 7, loss="0x1.8p+0")
     done = samewise("diff", original, run)
     assert f"{run}: trace.jsonl was altered after the run had ended: its SHA-256 is not the one in summary.json" in done.stdout
+    assert "a trace was altered: at step 7 the losses in the traces are " in done.stdout
+    assert " and 1.5, and both runs logged the same ones\n" in done.stdout
+    assert "the same bits in all 12 common steps\n" in done.stdout
     (run / "trace.jsonl").write_bytes((original / "trace.jsonl").read_bytes().replace(b'"layers":{"gradients":"', b'"layers":{"gradients":"0'))
     done = samewise("diff", original, run)
     assert done.returncode == 1
@@ -140,6 +145,20 @@ def test_a_batch_divided_otherwise_is_not_called_another_batch(samewise, origina
     assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
     said = samewise("verify", original, "clip_norm=0.001", "--coarse").stdout.replace("\n", " ")
     assert "or they were clipped otherwise" in said
+
+
+@pytest.mark.slow
+def test_another_learning_rate_of_a_gan_is_not_called_a_forward_pass(samewise, tmp_path):
+    given = ["experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=5", "scheduler=multi_step", "scheduler.unit=step"]
+    for milestone in (3, 4):
+        assert samewise("train", *given, f"scheduler.milestones=[{milestone}]", f"run_root={tmp_path / str(milestone)}").returncode == 0
+    one, two = (next(tmp_path.glob(f"{milestone}/*/*")) for milestone in (3, 4))
+    words = "diverges at step 4: the optimizer: the same gradients gave different weights; first in discriminator.0.weight\n"
+    assert words in samewise("diff", one, two).stdout
+    for known in (one, two):
+        (known / "metrics.jsonl").unlink()
+    assert words in samewise("diff", one, two).stdout
+    assert words in samewise("verify", one, "scheduler.milestones=[4]", "--coarse").stdout
 
 
 def test_a_comparison_can_be_an_html_page_with_escaped_names(samewise, run, original, tmp_path):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
-from samewise.runner.records.divergence import Divergence, first_altered_tensor, first_divergence
+from samewise.runner.records.divergence import Divergence, explain, first_altered_tensor, first_divergence, misstated_losses
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 
@@ -250,3 +253,42 @@ def test_digests_of_other_tensors_are_compared_by_name():
     assert first_divergence(head, one, two, other=other) is None
     two["layers"]["weights"] = f"{3:08x}"
     assert first_divergence(head, one, two, other=other) == ("weights", "b")
+
+
+def line_of(loss: float, gradients: Sequence[int], weights: Sequence[int]) -> dict[str, Any]:
+    totals = {"gradients": str(gradients), "weights": str(weights)}
+    return {"loss": loss.hex(), **totals, "layers": {"gradients": trace.shorten(gradients), "weights": trace.shorten(weights)}}
+
+
+def test_a_later_phase_of_a_step_is_not_blamed_for_what_an_earlier_one_did():
+    head, one = {name: ["d.weight", "g.weight"] for name in ("gradients", "weights")}, line_of(3.0, [1, 2], [3, 4])
+
+    def explained(two, logged, *, several=True, known=False):
+        stage, layer = first_divergence(head, one, two) or ("", "")
+        return explain((stage, layer), [head, head], (one, two), logged=logged, several=several, known=known)
+
+    same, other = (0.5, 0.5), (0.5, 0.25)
+    logged = {"d/loss": same, "g/loss": other, "d/gradient_norm": same, "g/gradient_norm": other}
+    updated, clipped = line_of(4.0, [1, 7], [8, 9]), line_of(4.0, [6, 7], [8, 9])
+    optimizer = ("weights", "d.weight", trace.STAGES["weights"])
+    assert explained(updated, logged) == explained(updated, {}, known=True) == optimizer
+    assert explained(updated, {})[2] == explained(clipped, {}, known=True)[2]
+    assert explained(updated, {})[2].endswith("; or, as a step has several phases, the gradients, the clipping or the optimizer of an earlier one in it")
+    words = "the forward pass of phase 'g': the same input gave a different loss; or the clipping or the optimizer of a phase before it in the step"
+    assert explained(clipped, logged) == ("loss", "", words)
+    assert explained(updated, {**logged, "d/loss": other}) == ("loss", "", "the forward pass of phase 'd': the same input gave a different loss")
+    assert explained(updated, {**logged, "d/gradient_norm": other})[::2][0] == "gradients"
+    assert explained(updated, {}, several=False) == ("loss", "", trace.STAGES["loss"])
+    assert explained(line_of(3.0, [1, 2], [3, 9]), logged)[:2] == ("weights", "g.weight")
+    without = {**updated, "layers": {}}
+    assert explained(without, logged)[2] == words
+
+
+def test_losses_that_only_a_trace_has_otherwise_are_told():
+    lines, rounded = [{"loss": (3.0).hex()}, {"loss": (1.5).hex()}], [{"loss": (0.1 + 0.2 + 0.3).hex()}, {"loss": (0.3 + 0.3).hex()}]
+    assert misstated_losses(lines, {"loss": (3.0, 3.0), "gradient_norm": (1.0, 1.0)}) == [3.0, 1.5]
+    assert misstated_losses(lines, {"loss": (math.nan, math.nan)}) == [3.0, 1.5]
+    for unknown in ({}, {"gradient_norm": (1.0, 1.0)}, {"loss": (3.0, 1.5)}):
+        assert misstated_losses(lines, unknown) is None
+    assert misstated_losses(rounded, {"d/loss": (0.3, 0.3), "g/loss": (0.3, 0.3)}) == []
+    assert misstated_losses(rounded, {"loss": (0.6, 0.6)}) == [0.1 + 0.2 + 0.3, 0.3 + 0.3]

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, recorded_in
+from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, log_loss, recorded_in, rewrite_head
 from samewise_runner_promise import Promise
 from samewise_tiny import DIGITS
 
@@ -167,6 +167,13 @@ def test_an_altered_loss_is_found_though_no_chain_covers_it(samewise, run):
     done = samewise("verify", run, "--steps", "5", "--json")
     assert done.returncode == 1
     assert "trace.jsonl was altered" in json.loads(done.stdout.splitlines()[-1])["altered"][0]
+    rewrite_head(run)
+    done = samewise("verify", run)
+    assert done.returncode == 1
+    assert "step 6: the trace was altered (loss): it has 1.5; training again gives " in done.stdout
+    assert done.stdout.endswith("have the same bits, but what was recorded was altered: see above\n")
+    log_loss(run, 6, 1.5)
+    assert "diverges at step 6: the forward pass: the same input gave a different loss\n" in samewise("verify", run, "--coarse").stdout
 
 
 @pytest.mark.slow
