@@ -33,8 +33,8 @@ EXAMPLES = """examples:
   samewise diff 3f2a 91bc --html diff.html       also write a web page
   samewise diff 3f2a 91bc --log                  also log the page to both runs in MLflow
 
-exit codes: 0 the same bits and metrics in all common steps, or the same final weights and metrics if the traces have no step in common;
-1 they differ, a trace was altered, or there is nothing to compare; 2 the input was wrong
+exit codes: 0 the same bits in all common steps, and the same metrics as far as both runs have them, or the same final weights and metrics if the
+traces have no step in common; 1 they differ, a trace was altered, or there is nothing to compare; 2 the input was wrong
 """
 
 
@@ -126,8 +126,8 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
 def _trace_divergence(
     folders: Sequence[Any], heads: Sequence[Any], traces: Sequence[Any], stages: Sequence[str], settings: Sequence[str]
 ) -> tuple[Divergence | None, list[str]]:
-    """Where two runs' traces first differ, given their heads and lines, the stages to compare and the settings that differ; and which losses were altered."""
-    from samewise.runner.records.divergence import Divergence, explain, first_divergence, misstated_losses, unknown_since
+    """Where two runs' traces first differ, given their heads and lines, the stages to compare and the settings that differ; and what was altered in one."""
+    from samewise.runner.records.divergence import Divergence, explain, first_divergence, misstated_losses, other_layers, unknown_since
 
     (head, other), (one, two) = heads, traces
     both, journals, altered = sorted(one.keys() & two.keys()), [logged_values(folder.metrics) for folder in folders], list[str]()
@@ -135,6 +135,9 @@ def _trace_divergence(
     for step in both:
         lines = one[step], two[step]
         if not (found := first_divergence(head, *lines, other=other, stages=stages)):
+            if head == other and (place := other_layers(head, *lines)):
+                words = "a trace was altered: at step {} it has other digests of single {}, first of {}, and the same of all of them"
+                altered.append(words.format(step, *place))
             continue
         logged = _of_step(journals, step)
         if found[0] == "loss" and (losses := misstated_losses(lines, logged)) is not None:
@@ -177,7 +180,7 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     if found["config"]:
         parts += ["<h2>Config</h2>", table([{"": path, names[0]: shown(one), f"{names[1]} ": shown(two)} for path, one, two in found["config"]])]
     for title, key in (("Metrics of the last evaluation", "metrics"), ("Where logged metrics first differ", "logged")):
-        pairs = [(name, *_numbers(*pair), "" if _same(*pair) else "yes") for name, pair in found[key].items()]
+        pairs = [(name, *_numbers(*pair), _differs(*pair, ended=bool(found["weights"]) or key == "logged")) for name, pair in found[key].items()]
         rows = [{"": name, names[0]: one, f"{names[1]} ": two, "differs": differs} for name, one, two, differs in pairs]
         parts += [f"<h2>{title}</h2>", table(rows)] if rows else []
     for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"]), ("Altered", found["altered"])):
@@ -258,8 +261,9 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {line}")
     if found["code"]:
         print(f"code:        differs in {', '.join(found['code'])}")
-    for name, (one, two) in (*found["metrics"].items(), *found["logged"].items()):
-        print(f"  {name:<24} {' | '.join(_numbers(one, two))}" + ("" if _same(one, two) else "   differs"))
+    for key in ("metrics", "logged"):
+        for name, pair in found[key].items():
+            print(f"  {name:<24} {' | '.join(_numbers(*pair))}   {_differs(*pair, ended=bool(found['weights']) or key == 'logged')}".rstrip())
     for line in (*found["missing"], *found["altered"]):
         print(f"  {line}")
     for line in _verdict(found):
@@ -268,6 +272,11 @@ def _print(found: dict[str, Any]) -> None:
 
 def _same(one: float | None, two: float | None) -> bool:
     return repr(one) == repr(two)  # also if both are NaN
+
+
+def _differs(one: float | None, two: float | None, *, ended: bool) -> str:
+    """Whether two values differ, in a word; what is not compared, since one is missing or the runs have not `ended` after equally many steps, does not."""
+    return "" if _same(one, two) else "in one run only" if one is None or two is None else "differs" if ended else "after other steps"
 
 
 def _numbers(*values: float | None) -> list[str]:

@@ -173,7 +173,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         said = [*(f"{folder.path}: {one}" for one in altered), *map(str, divergences), *missing, *changed]
         verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
         if foreign and not args.anyway:
-            said += [f"not comparable: {record_comparison.describe_foreign(foreign, again)}", "add `--anyway` to compare them nevertheless"]
+            said += [f"not comparable: {record_comparison.describe_foreign(foreign, again, settings)}", "add `--anyway` to compare them nevertheless"]
             return {**verdict, "comparable": False}
         if not args.json and recorded and (changed or not altered):  # an altered environment does not show what to expect
             print(environment.expectation(recorded, again.environment, foreign, same_code=not changed), flush=True)

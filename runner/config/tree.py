@@ -61,12 +61,16 @@ def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> A
 
 
 def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two configs differ: (path, value in `a`, value in `b`), sorted by path; `???` where one lacks the key."""
+    """Where two configs differ: (path, value in `a`, value in `b`), sorted by path; `???` where one lacks the key.
+
+    What only one has in a mapping or list is told by its own path, and not that the other's is empty.
+    """
     left, right = (dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b))
+    filled = {".".join(parts[:end]) for path in left.keys() ^ right.keys() for parts in [path.split(".")] for end in range(1, len(parts))}
     return [
         (path, left.get(path, "???"), right.get(path, "???"))
         for path in sorted(left.keys() | right.keys())
-        if not same(left.get(path, ...), right.get(path, ...))
+        if not same(left.get(path, ...), right.get(path, ...)) and not (path in filled and left.get(path, right.get(path)) in ({}, []))
     ]
 
 

@@ -92,6 +92,15 @@ def first_divergence(
     return None
 
 
+def other_layers(head: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The stage and layer of the first single digest that two lines which otherwise agree have differently, so that a trace was altered; None if none is."""
+    for stage in ("gradients", "weights"):
+        layers = one.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
+        if all(layers) and layers[0] != layers[1]:
+            return stage, _first_layer(*(_by_name(head[stage], digests) for digests in layers), backward=stage == "gradients")
+    return None
+
+
 def explain(
     found: tuple[str, str],
     heads: Sequence[Mapping[str, Any]],

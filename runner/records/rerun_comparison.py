@@ -8,7 +8,7 @@ from typing import Any, final
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes, trace
-from samewise.runner.records.digest import combine, tensor_digests, value_digest, weights_sha256
+from samewise.runner.records.digest import combine, state_sha256, tensor_digests, value_digest, weights_sha256
 from samewise.runner.records.divergence import (
     Divergence,
     describe_tensors,
@@ -17,6 +17,7 @@ from samewise.runner.records.divergence import (
     first_divergence,
     misstated_losses,
     only_in,
+    other_layers,
     unknown_since,
 )
 from samewise.runner.records.files import parse_json, read_json, read_lines
@@ -97,6 +98,9 @@ class Comparison(Callback):
                 self.divergences.append(Divergence(step, "loss", "", words, altered=True))
             found = first_divergence(self._head, *lines, stages=[stage for stage in trace.STAGES if stage != "loss"])
         if not found:
+            if place := other_layers(self._head, *lines):
+                words = f"the trace was altered (layers): digests of single {place[0]} are not what training again gives, and that of all of them is"
+                self.divergences.append(Divergence(step, *place, words, altered=True))
             return None
         known = step - 1 in self._lines and not self.divergences
         stage, layer, reason = explain(found, [self._head] * 2, lines, self._settings, logged=logged, several=several, known=known)
@@ -134,16 +138,22 @@ def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
     altered, divergences = alterations(folder), list[Divergence]()
     for kept in checkpoint.list_checkpoints(folder.checkpoints):
         try:
-            state = checkpoint.load(kept.path)
+            state = checkpoint.read(kept.path)
+            content = state_sha256({name: value for name, value in state.items() if name not in ("format", "seconds")})  # before the shards are added
+            state = checkpoint.load_sharded(state, kept.path)
         except CheckpointError as error:
             divergences.append(Divergence(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
             continue
         divergences += _mismatch(head, lines, kept, state)
-        weights = (kept_checkpoints.manifest_of(kept.path) or {}).get("weights")
+        manifest = kept_checkpoints.manifest_of(kept.path) or {}
+        weights = manifest.get("weights")
         if weights and weights != f"{combine(tensor_digests(state['model'])):016x}":
             divergences.append(
                 Divergence(kept.step, "root", "", f"{kept.path.name}/manifest.json was altered: its digest of the weights is not that of state.pt")
             )
+        elif manifest.get("content", content) != content:
+            reason = f"{kept.path.name} was altered: the values in its state.pt do not have the digest in its manifest.json (content)"
+            divergences.append(Divergence(kept.step, "root", "", reason))
         if reason := altered.get(str(kept.step)):
             divergences.append(Divergence(kept.step, "root", "", reason))
         summary = read_json(folder.summary, shapes.SUMMARY) or {}

@@ -12,6 +12,7 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import combine, fingerprint_of, identity
 from samewise.runner.config.tree import differences, flat
 from samewise.runner.data.dataset import fingerprint
+from samewise.runner.errors import first_few
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes
 from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
@@ -202,12 +203,14 @@ def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
             yield f"environment.json contradicts itself: {name} is {shown[name]!r} where it is shown, and {value!r} under `decides`"
 
 
-def describe_foreign(foreign: Sequence[str], again: Run) -> str:
-    """Describe what differs in the environment, the data last, with the reason."""
+def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[str] = ()) -> str:
+    """Describe what differs in the environment, the data last, with the reason. `overridden`: the settings that were changed for `again`."""
     data = [line for line in foreign if line.startswith("data.")]
     said = ["the environment affects the bits, and " + "; ".join(line for line in foreign if line not in data)] if len(data) < len(foreign) else []
     if not data:
         return said[0]
+    if given := [path for path in overridden if path.startswith("dataset.")]:
+        return "; ".join([*said, f"the data differ (the overrides change {first_few(given, 3)}): " + "; ".join(data)])
     samples = {name: split.dataset for name, split in again.splits.items() if not hasattr(split.dataset, "fingerprint")}
     prints = {f"dataset.{name}": (again.environment["data"][name]["fingerprint"], fingerprint(data, f"dataset.{name}")) for name, data in samples.items()}
     changing = [name for name, (one, two) in prints.items() if one != two]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from samewise.runner.data import streams
-from samewise.runner.errors import number_of
-from samewise.runner.records import shapes
+from samewise.runner.errors import CheckpointError, number_of
+from samewise.runner.records import checkpoint, shapes
+from samewise.runner.records.checkpoint import list_checkpoints
+from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.divergence import Divergence
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.rerun_comparison import Comparison, Diverged
 from samewise.runner.tracking.journal import logged_values, read_entries
+from samewise.runner.training.audit import state_differences
 from samewise.runner.training.evaluation import metrics_of, validate
 from samewise.runner.training.loop import fit
 from samewise.runner.training.record_comparison import MEASURED, artifact_divergences, logged_divergences, not_logged, summary_divergences
+from samewise.runner.training.replay import parameter_names
 from samewise.runner.training.run import Run
 
 
@@ -28,6 +36,7 @@ def train_again(
 ) -> list[str]:
     """Train all of it again, or the first `steps`; return the result in words, and add what is found to `divergences`. `left_out`: of `logged_divergences`."""
     told, recorded = read_logged(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
+    again, states = _comparing_checkpoints(again, folder)
     try:
         summary = fit(again)
     except Diverged as diverged:
@@ -36,6 +45,10 @@ def train_again(
         return [*map(str, comparison.divergences), f"diverges at {diverged.divergence}", *map(str, found)]
     logged = logged_values(again.folder.metrics)
     found = [*comparison.divergences, *logged_divergences(told, logged, until=None if recorded else again.step, left_out=left_out)]
+    known, evaluated = {one.step for one in divergences}, any(one.stage == "metric" for one in found)  # what follows from another evaluation says no more
+    if not recorded:
+        states.pop(again.step, None)  # the end of this training evaluates, which the run may not have done there
+    found += [one for step, differing in states.items() if step not in known and (one := _of_checkpoint(step, differing, evaluated=evaluated))]
     tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
     found += [*summary_divergences(recorded, summary), *tables] if recorded else []
     divergences += found
@@ -51,6 +64,29 @@ def train_again(
         notes.append(f"metrics that measure the machine belong under {', '.join(MEASURED)}: these are not compared")
     notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and folder.metrics.exists() else []
     return [words, *map(str, found), *notes]
+
+
+def _comparing_checkpoints(again: Run, folder: RunFolder) -> tuple[Run, dict[int, list[tuple[str, str]]]]:
+    """The second training, such that it writes no checkpoint, and in what its state differs from each one that the recorded run kept, by step."""
+    found, names, kept = dict[int, list[tuple[str, str]]](), parameter_names(again), {one.step: one.path for one in list_checkpoints(folder.checkpoints)}
+
+    class Compared(Checkpoints):
+        def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+            with suppress(CheckpointError):  # it is named elsewhere
+                found[step] = state_differences(checkpoint.load(kept[step]), state, names) if step in kept else []
+
+    checkpoints = Compared(again.folder.checkpoints, again.checkpoint, {}, {})
+    return replace(again, checkpoint=replace(again.checkpoint, every_steps=math.gcd(*kept) or None), checkpoints=checkpoints), found
+
+
+def _of_checkpoint(step: int, differing: Sequence[tuple[str, str]], *, evaluated: bool) -> Divergence | None:
+    """A checkpoint whose state differs from the second training's, but for what a callback keeps besides tensors: it may be of the machine."""
+    trained = ("weights", "the optimizer", "schedule", "precision")
+    counted = [one for one in differing if not one[1] or one[0].startswith(trained if evaluated else (*trained, "metrics", "best"))]
+    if not counted:
+        return None
+    (name, values), more = counted[0], f" (and {len(counted) - 1} more)" if counted[1:] else ""
+    return Divergence(step, "checkpoint", "", f"step-{step:08d} has another state than training again: {name}{f' ({values})' if values else ''} differs{more}")
 
 
 def conclude(again: Run, found: Sequence[Divergence], *, altered: bool, steps: int | None) -> str:

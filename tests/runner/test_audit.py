@@ -119,7 +119,7 @@ def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file.write_text(json.dumps(value))
 
 
-def forge(run: Path, *, line: tuple[int, dict[str, str]] | None = None, states: dict[int, Callable[[dict[str, Any]], Any]] | None = None) -> None:
+def forge(run: Path, *, line: tuple[int, dict[str, Any]] | None = None, states: dict[int, Callable[[dict[str, Any]], Any]] | None = None) -> None:
     """Alter a line of the trace and states of checkpoints, and make everything derived from them consistent: chain, hashes, digests and summary."""
     head, *texts = (run / "trace.jsonl").read_text().splitlines()
     lines, chain = {one["step"]: one for one in map(json.loads, texts)}, 0
@@ -180,6 +180,16 @@ def test_a_forged_line_of_the_trace_is_named_even_if_all_else_agrees(samewise, r
     assert (found["parts"]["step"], found["parts"]["stage"]) == (47, stage)
     assert len(found["said"]) == 4, found["said"]
     assert f"step 47: the trace was altered ({stage})" in found["said"][0]
+
+
+def test_a_forged_digest_of_a_layer_is_named(samewise, run) -> None:
+    (text,) = (line for line in (run / "trace.jsonl").read_text().splitlines() if line.startswith('{"step":100,'))
+    layers = json.loads(text)["layers"]
+    forge(run, line=(100, {"layers": {**layers, "weights": "00000000" + layers["weights"][8:]}}))
+    found = audit(samewise, run)
+    words = "digests of single weights are not what training again gives, and that of all of them is; first in first.weight"
+    assert found["said"][0] == f"step 100: the trace was altered (layers): {words}"
+    assert (found["same"], found["parts"]["layer"]) == (False, "first.weight")
 
 
 def test_a_forged_line_that_checkpoints_contradict_is_found_in_at_most_two_parts(samewise, run, honest) -> None:

@@ -122,6 +122,17 @@ def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, orig
     assert "the same bits in all 12 common steps, but metrics differ" in done.stdout
 
 
+def test_a_metric_that_cannot_be_compared_is_not_said_to_differ(samewise, run, original):
+    summary = json.loads((run / "summary.json").read_text())
+    summary["metrics"]["final"]["valid/loss"] = 12.5
+    (run / "summary.json").write_text(json.dumps({**summary, "steps": 10}))
+    done = samewise("diff", original, run)
+    assert (done.returncode, "differs" in done.stdout, "| 12.5   after other steps\n" in done.stdout) == (0, False, True), done.stdout
+    (run / "summary.json").unlink()
+    done = samewise("diff", original, run)
+    assert (done.returncode, "differs" in done.stdout, "| -   in one run only\n" in done.stdout) == (0, False, True), done.stdout
+
+
 def test_models_with_other_tensors_are_compared_by_name(samewise, run, original):
     names = json.loads((run / "trace.jsonl").read_text().partition("\n")[0])["weights"]
     rewrite_head(run, weights=["stem.weight", *names[1:]])

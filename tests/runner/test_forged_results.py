@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from samewise_tiny import DIGITS
 
-TINY = [*DIGITS, "model.width=4", "max_steps=4", "checkpoint.every_steps=2", "callbacks=default"]
+from samewise.runner.records.digest import state_sha256
+
+TINY = [*DIGITS, "model.width=4", "max_steps=4", "checkpoint.every_steps=2", "callbacks=[default, ema]", "callbacks.ema.every_steps=1"]
 
 
 STOPS = """
@@ -204,6 +210,39 @@ def test_an_altered_manifest_is_named(samewise, run) -> None:
     said = verify(samewise, run, "--steps", "1")["said"]
     assert f"{run}: step-00000002/manifest.json: total_steps is recorded as 99, and is 4 when computed again" in said
     assert "step 2: step-00000002/manifest.json was altered: its digest of the weights is not that of state.pt" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("optimizers", "train", "state", 0, "momentum_buffer"), "the optimizer's momentum_buffer of conv1.weight differs"),
+        (("best", "valid/loss"), "best: valid/loss (0.5 there, "),
+        (("callbacks", "ema", "averaged"), "callbacks.ema: averaged: conv1.weight differs"),
+    ],
+)
+def test_a_forged_state_in_a_checkpoint_is_named_though_all_digests_agree(samewise, run, names, words) -> None:
+    folder = run / "checkpoints/step-00000002"
+    state = torch.load(folder / "state.pt", weights_only=True)
+    held = functools.reduce(getitem, names[:-1], state)
+    value = held.get(names[-1])
+    value = value["conv1.weight"] if isinstance(value, dict) else value
+    if isinstance(value, torch.Tensor):
+        value.view(-1)[0] += 1
+    else:
+        held[names[-1]] = 0.5
+    torch.save(state, folder / "state.pt")
+    sha256 = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
+    rewrite(folder / "manifest.json", lambda one: one.update(sha256=sha256))
+    rewrite(run / "summary.json", lambda one: one["checkpoints_sha256"].update({"2": sha256}))
+    verdict = verify(samewise, run, "--steps", "2")
+    told = "step 2: step-00000002 was altered: the values in its state.pt do not have the digest in its manifest.json (content)"
+    assert (verdict["same"], told in verdict["said"]) == (False, True), verdict["said"]
+    content = state_sha256({name: value for name, value in state.items() if name not in ("format", "seconds")})
+    rewrite(folder / "manifest.json", lambda one: one.update(content=content))
+    verdict = verify(samewise, run)
+    assert not verdict["same"]
+    assert any(one.startswith(f"step 2: step-00000002 has another state than training again: {words}") for one in verdict["said"]), verdict["said"]
+    assert verdict["said"][-1] == "not verified: the steps that were repeated have the same bits, but what was recorded was altered: see above"
 
 
 def test_digests_and_metrics_that_were_removed_are_named(samewise, run) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
-from samewise.runner.records.divergence import Divergence, explain, first_altered_tensor, first_divergence, misstated_losses
+from samewise.runner.records.divergence import Divergence, explain, first_altered_tensor, first_divergence, misstated_losses, other_layers
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 
@@ -282,6 +282,15 @@ def test_a_later_phase_of_a_step_is_not_blamed_for_what_an_earlier_one_did():
     assert explained(line_of(3.0, [1, 2], [3, 9]), logged)[:2] == ("weights", "g.weight")
     without = {**updated, "layers": {}}
     assert explained(without, logged)[2] == words
+
+
+def test_digests_of_layers_that_contradict_that_of_all_are_told():
+    head, one = {name: ["a", "b"] for name in ("gradients", "weights")}, line_of(3.0, [1, 2], [3, 4])
+    for gradients, weights, place in (([1, 2], [3, 4], None), ([9, 2], [3, 4], ("gradients", "a")), ([1, 2], [3, 9], ("weights", "b"))):
+        two = {**one, "layers": line_of(3.0, gradients, weights)["layers"]}
+        assert first_divergence(head, one, two) is None
+        assert other_layers(head, one, two) == place
+    assert other_layers(head, one, {**one, "layers": {}}) is None
 
 
 def test_losses_that_only_a_trace_has_otherwise_are_told():

@@ -8,6 +8,7 @@ import random
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, log_loss, recorded_in, rewrite_head
@@ -19,6 +20,7 @@ from samewise.runner.commands.verify import _require_one_process
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.training.record_comparison import describe_foreign
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +237,14 @@ def test_a_run_that_one_process_cannot_repeat_is_refused(strategy):
     said = rf"strategy: `verify` trains again in one process, and strategy={strategy} needs several.*samewise train --fresh"
     with nullcontext() if strategy == "elastic" else pytest.raises(ConfigError, match=said):
         _require_one_process(composed, project)
+
+
+def test_overrides_that_change_the_data_are_not_called_changed_files():
+    foreign, again = ["data.train.fingerprint: a there, b here", "device: cpu there, cuda here"], SimpleNamespace(splits={})
+    said = describe_foreign(foreign, again, ["seed", "dataset.train.flip"])  # pyright: ignore[reportArgumentType]
+    words = "the environment affects the bits, and device: cpu there, cuda here; the data differ (the overrides change dataset.train.flip): "
+    assert said == f"{words}data.train.fingerprint: a there, b here"
+    assert "files have changed, or the data set does not repeat" in describe_foreign(foreign, again, ["seed"])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_missing_run_is_reported(samewise, run):
