@@ -80,13 +80,18 @@ def _comparing_checkpoints(again: Run, folder: RunFolder) -> tuple[Run, dict[int
 
 
 def _of_checkpoint(step: int, differing: Sequence[tuple[str, str]], *, evaluated: bool) -> Divergence | None:
-    """A checkpoint whose state differs from the second training's, but for what a callback keeps besides tensors: it may be of the machine."""
-    trained = ("weights", "the optimizer", "schedule", "precision")
-    counted = [one for one in differing if not one[1] or one[0].startswith(trained if evaluated else (*trained, "metrics", "best"))]
+    """A checkpoint whose state differs from the second training's. `evaluated`: whether evaluations are known to, so that what follows from them says no more.
+
+    What a callback keeps besides tensors is left out: it may be of the machine.
+    """
+    trained = [one for one in differing if one[0].startswith(("weights", "the optimizer", "precision"))]
+    results = [one for one in differing if one[0].startswith(("metrics", "best", "schedule"))]
+    counted = trained or ([] if evaluated else results or [one for one in differing if not one[1]])
     if not counted:
         return None
     (name, values), more = counted[0], f" (and {len(counted) - 1} more)" if counted[1:] else ""
-    return Divergence(step, "checkpoint", "", f"step-{step:08d} has another state than training again: {name}{f' ({values})' if values else ''} differs{more}")
+    reason = f"step-{step:08d} has another state than training again: {name}{f' ({values})' if values else ''} differs{more}"
+    return Divergence(step, "summary" if counted is results else "checkpoint", f"metrics.{name.replace(': ', '.')}" if counted is results else "", reason)
 
 
 def conclude(again: Run, found: Sequence[Divergence], *, altered: bool, steps: int | None) -> str:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from samewise_runner_drops import DROPS
 
-from samewise.runner.records.digest import combine, tensor_digests
+from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 
 PACKAGE = "lab_of_audits"
 LAB = (
@@ -138,7 +138,9 @@ def forge(run: Path, *, line: tuple[int, dict[str, Any]] | None = None, states: 
         torch.save(state, folder / "state.pt")
         digests[str(step)] = sha256 = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
         weights = f"{combine(tensor_digests(state['model'])):016x}"
-        rewrite(folder / "manifest.json", lambda manifest, known={"sha256": sha256, "weights": weights, "metrics": state["metrics"]}: manifest.update(known))
+        content = state_sha256({name: value for name, value in state.items() if name not in ("format", "seconds")})
+        known = {"sha256": sha256, "weights": weights, "content": content, "metrics": state["metrics"]}
+        rewrite(folder / "manifest.json", lambda manifest, known=known: manifest.update(known))
     trace = hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
     rewrite(run / "summary.json", lambda summary: summary.update(trace_sha256=trace, checkpoints_sha256=digests))
 
