@@ -57,7 +57,7 @@ def is_rank() -> bool:
 def end_rank(code: int) -> NoReturn:
     """End this process as Python would, up to what is registered with `atexit`, but leave its interpreter as it is.
 
-    Without it torch's gloo aborts the process, of about one rank in a hundred that has finished, as it lets go of tensors at the very end.
+    Otherwise torch now and then aborts a rank of several that has finished ("terminate called without an active exception"), after Python is gone.
     """
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  (waits for other threads)
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
