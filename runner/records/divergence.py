@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 from torch import Tensor
@@ -129,7 +128,8 @@ def explain(
     if not several or stage not in ("loss", "gradients"):
         return stage, layer, reason
     phases = [name.removesuffix(_NORM) for name in logged if name.endswith(_NORM)]
-    apart = {phase: names for phase in phases if (names := [name for name in logged if name.startswith(f"{phase}/") and not _same(*logged[name])])}
+    unlike = [name for name, pair in logged.items() if len({*map(repr, pair)}) > 1]  # equal if both are NaN
+    apart = {phase: names for phase in phases if (names := [name for name in unlike if name.startswith(f"{phase}/")])}
     phase, names = next(iter(apart.items()), ("", []))
     if not (phase and phase == phases[0]) and (known or phases) and (parameter := _updated_otherwise(heads, lines)):
         return "weights", parameter, STAGES["weights"]
@@ -150,14 +150,10 @@ def misstated_losses(lines: Sequence[Mapping[str, Any]], logged: Mapping[str, tu
     Empty if only the sum of several was rounded otherwise, as by another version of Python.
     """
     losses = [name for name in logged if name.rpartition("/")[2] == "loss"]
-    if lines[0].get("loss") == lines[1].get("loss") or not losses or not all(starmap(_same, logged.values())):
+    if lines[0].get("loss") == lines[1].get("loss") or not losses or any(len({*map(repr, pair)}) > 1 for pair in logged.values()):
         return None
     one, two = (float.fromhex(line["loss"]) for line in lines)
     return [] if len(losses) > 1 and math.isclose(one, two, rel_tol=1e-12) else [one, two]
-
-
-def _same(one: float, two: float) -> bool:
-    return repr(one) == repr(two)  # also if both are NaN
 
 
 def _updated_otherwise(heads: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> str:

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import stat
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, TrainingError, first_line
+from samewise.runner.records.json_text import respelled
 from samewise.runner.records.shapes import NUMBER
 
 LARGEST = 64 << 20
@@ -100,15 +100,7 @@ def set_aside(path: Path, why: str) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, atomically: NaN and the infinities, which JSON lacks, as the words of `shapes.NUMBER`."""
-    write_atomically(path, json.dumps(_spelled(value), indent=2, allow_nan=False) + "\n")
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return {name: _spelled(inner) for name, inner in value.items()}
-    return [_spelled(inner) for inner in value] if isinstance(value, list | tuple) else value
+    write_atomically(path, json.dumps(respelled(value, json.dumps), indent=2, allow_nan=False) + "\n")
 
 
 def open_to_read(path: Path) -> BufferedReader | None:

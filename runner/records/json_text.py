@@ -1,20 +1,22 @@
-"""JSON that other programs can read, for `--json`."""
+"""JSON that other programs can read: for `--json`, and for the files of runs."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """A value as JSON. NaN and infinities, which JSON lacks (RFC 8259, section 6), become null; values of other types become strings."""
-    return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+    return json.dumps(respelled(value, lambda number: None), indent=indent, default=str, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def respelled(value: Any, spell: Callable[[float], str | None]) -> Any:
+    """The value with something else in place of each NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return spell(value)
     if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {name: respelled(inner, spell) for name, inner in value.items()}
+    return [respelled(inner, spell) for inner in value] if isinstance(value, list | tuple) else value

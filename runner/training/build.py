@@ -123,7 +123,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *strategy.cautions(),
             *continued.cautions(cfg, schedule),
             *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
-            *(continued.input_cautions(cfg) if train else ()),
+            *(continued.input_cautions(cfg) if train and hasattr(model, "checkpoint_problems") else ()),
             *(class_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
             *_max_steps_caution(composed, plan),
             *_every_epochs_caution(composed),

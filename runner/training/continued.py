@@ -71,16 +71,17 @@ def class_cautions(config: Any, classes: Sequence[str], sizes: Mapping[str, Sequ
 
 
 def input_cautions(config: Any) -> list[Problem]:
-    """A warning if images are normalised otherwise than those that the weights were trained on, by the config.json beside them, as timm writes it."""
+    """A warning if images are normalised otherwise than those that the weights were trained on, by the config.json that timm writes beside them."""
     given = str(config.initialise.weights or "") if config.initialise else ""
     folder = hugging_face.snapshot(given) if given.startswith(hugging_face.PREFIX) else Path(given).expanduser()
-    described = read_json(folder / "config.json", {"pretrained_cfg?": {"mean?": [float], "std?": [float]}}) if given else None
-    there: dict[str, list[float]] = (described or {}).get("pretrained_cfg", {})
+    described: Any = read_json(folder / "config.json", {str: object}) if given else None
+    there: Any = (described or {}).get("pretrained_cfg")
     transforms = [one for part in ("sample", "batch") for one in config.transforms.eval.get(part) or ()]
     here = next(({key: list(one[key]) for key in ("mean", "std")} for one in transforms if {"mean", "std"} <= one.keys()), {})
-    hint = " ".join(f"dataset.{key}=[{','.join(map(str, there[key]))}]" for key in here if key in there)
+    told = {key: there[key] for key in here if isinstance(there, dict) and isinstance(there.get(key), list)}
+    hint = " ".join(f"dataset.{key}=[{','.join(map(str, value))}]" for key, value in told.items())
     words = "is not that of the images on which the weights were trained"
-    return [Problem("transforms.eval", f"{key} {words}", here[key], str(there[key]), hint) for key in here if here[key] != there.get(key, here[key])][:1]
+    return [Problem("transforms.eval", f"{key} {words}", here[key], str(value), hint) for key, value in told.items() if here[key] != value][:1]
 
 
 def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], schedule: Schedule, state: Mapping[str, Any]) -> None:

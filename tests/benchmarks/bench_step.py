@@ -48,6 +48,7 @@ TINY = ["model=mlp", "dataset=digits", "batch_size=32"]
 WORK = {
     "MLP 64-64-10, batch 32": (TINY, 200),
     "the same, no trace": ([*TINY, "trace.every_steps=0"], 200),
+    "the same, to MLflow": ([*TINY, "tracking=mlflow"], 200),
     "its operators alone": (TINY, 200),
     "map-style": (TINY, 200),
     "map-style, no trace": ([*TINY, "trace.every_steps=0"], 200),

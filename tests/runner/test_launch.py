@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,25 @@ def test_a_rank_that_aborts_once_it_has_finished_is_a_warning(tmp_path: Path, ca
     (tmp_path / "done-1").touch()
     launch._report_outcomes(tmp_path, 2, error, debug=False)
     assert "warning: rank 1: was killed by SIGABRT\n    it had finished: the result is complete" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_rank_ends_as_python_does_but_leaves_its_interpreter_alone(clean_environment: Mapping[str, str], repository: Path) -> None:
+    code = """
+import atexit, threading, time
+from samewise.runner.processes.this_process import end_rank
+
+class Kept:
+    def __del__(self):
+        print("taken apart")
+
+kept = Kept()
+atexit.register(print, "registered")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+print("printed")
+end_rank(3)
+"""
+    environment = {**clean_environment, "PYTHONPATH": str(repository / ".package")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.split() == ["printed", "thread", "registered"]
