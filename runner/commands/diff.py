@@ -127,9 +127,11 @@ def _trace_divergence(
     folders: Sequence[Any], heads: Sequence[Any], traces: Sequence[Any], stages: Sequence[str], settings: Sequence[str]
 ) -> tuple[Divergence | None, list[str]]:
     """Where two runs' traces first differ, given their heads and lines, the stages to compare and the settings that differ; and what was altered in one."""
-    from samewise.runner.records.divergence import Divergence, explain, first_divergence, misstated_losses, other_layers, unknown_since
+    from samewise.runner.records.divergence import Divergence, explain, first_divergence, misstated_losses, other_layers, other_start, same_start, unknown_since
 
     (head, other), (one, two) = heads, traces
+    if start := other_start(head, other):
+        return start, []
     both, journals, altered = sorted(one.keys() & two.keys()), [logged_values(folder.metrics) for folder in folders], list[str]()
     several = any(len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1 for folder in folders)
     for step in both:
@@ -147,7 +149,7 @@ def _trace_divergence(
             if not (found := first_divergence(head, *lines, other=other, stages=[stage for stage in stages if stage != "loss"])):
                 continue
         since = unknown_since(step, both)
-        known = step > both[0] and since == step and "weights" in stages and head["weights"] == other["weights"]
+        known = same_start(head, other, step) or (step > both[0] and since == step and "weights" in stages and head["weights"] == other["weights"])
         stage, layer, reason = explain(found, heads, lines, settings, logged=logged, several=several, known=known)
         if stage in ("loss", "gradients") and not known:  # what the step began with
             reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")

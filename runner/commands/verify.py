@@ -197,8 +197,8 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             divergences.remove(one)
         gone = sorted(record_comparison.unlogged(left_out, logged_values(again.folder.metrics)))
         said += [f"cannot be verified: {name}, which training again does not log, nor did the run once it had been resumed" for name in gone]
-        apart = next((one for one in divergences if one.stage in STAGES and not one.altered), None)
-        if apart and not args.coarse:
+        apart = next((one for one in divergences if one.stage in ("initial", *STAGES) and not one.altered), None)
+        if apart and apart.stage != "initial" and not args.coarse:
             same_code = not changed and not any(one.startswith("config.yaml") for one in altered)
             verdict["first"], words = _inspect_step(folder, composed, project, apart.step, changed=bool(unlike), same_code=same_code)
             said += words

@@ -19,8 +19,9 @@ class Divergence:
     """The first difference of two runs.
 
     Args:
-        step: The optimizer step, counted from 1.
-        stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
+        step: The optimizer step, counted from 1; for the initial weights the step before the first, which is 0 unless the run continues another.
+        stage: A key of `trace.STAGES`, or "initial" (the weights with which training begins), "checkpoint",
+            "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
         layer: The first parameter or buffer that differs (of gradients the last) as the model defines them, or the metric, or the summary's key, if known.
         reason: A sentence.
         altered: Whether only the record differs, and not the training that continues after it.
@@ -98,6 +99,22 @@ def other_layers(head: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[s
         if all(layers) and layers[0] != layers[1]:
             return stage, _first_layer(*(_by_name(head[stage], digests) for digests in layers), backward=stage == "gradients")
     return None
+
+
+def other_start(head: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
+    """Where the weights with which two traces with these heads begin differ; None if they agree, or are not recorded, or not comparable."""
+    start, there = (one.get("initial", {}) for one in (head, other))
+    if not start or start["step"] != there.get("step") or "weights" not in comparable_stages(head, other):
+        return None
+    layer = _first_layer(_by_name(head["weights"], start["weights"]), _by_name(other["weights"], there["weights"]), backward=False)
+    return Divergence(start["step"], "initial", layer, "the initial weights: training begins with different ones") if layer else None
+
+
+def same_start(head: Mapping[str, Any], other: Mapping[str, Any], step: int) -> bool:
+    """Whether two traces with these heads begin with the same tensors before this step."""
+    begun = head.get("initial", {})
+    same = begun.get("step") == step - 1 and begun == other.get("initial") and head["weights"] == other["weights"]
+    return same and "weights" in comparable_stages(head, other)
 
 
 def explain(

@@ -18,6 +18,8 @@ from samewise.runner.records.divergence import (
     misstated_losses,
     only_in,
     other_layers,
+    other_start,
+    same_start,
     unknown_since,
 )
 from samewise.runner.records.files import parse_json, read_json, read_lines
@@ -67,7 +69,7 @@ class Comparison(Callback):
         self._to_the_end = steps is None and folder.summary.exists()  # if the summary is compared too
         summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
         self._stopped, self._stop_at = summary.get("stopped_early"), max([summary.get("steps", 0), *self._lines])  # a sparse trace ends earlier
-        self._is_at_stop = False
+        self._is_at_stop = self._has_begun = False
 
     @property
     def steps(self) -> Collection[int]:
@@ -77,8 +79,9 @@ class Comparison(Callback):
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         expected, found = self._lines.get(outcome.step), run.traced
         self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
-        diverged = None
-        if expected is not None and found.get("step") == outcome.step:
+        diverged = None if self._has_begun else other_start(self._head, _head_of(run))
+        self._has_begun = True
+        if not diverged and expected is not None and found.get("step") == outcome.step:
             diverged = self._difference(run, outcome, (expected, found))
             self.compared += diverged is None or self._goes_on
         if not diverged and outcome.step in self.doubted and self._are_kept(run, outcome.step):
@@ -102,7 +105,7 @@ class Comparison(Callback):
                 words = f"the trace was altered (layers): digests of single {place[0]} are not what training again gives, and that of all of them is"
                 self.divergences.append(Divergence(step, *place, words, altered=True))
             return None
-        known = step - 1 in self._lines and not self.divergences
+        known = (step - 1 in self._lines or same_start(self._head, _head_of(run), step)) and not self.divergences
         stage, layer, reason = explain(found, [self._head] * 2, lines, self._settings, logged=logged, several=several, known=known)
         if stage in ("gradients", "weights") and (words := self._other_tensors(run)):
             layer, reason = "", words
@@ -110,8 +113,7 @@ class Comparison(Callback):
 
     def _other_tensors(self, run: RunView) -> str:
         """A sentence if the second training's model has other parameters or buffers, whose digests together are others in any case; otherwise empty."""
-        _, line = next(read_lines(run.folder / "trace.jsonl"))
-        other = parse_json(line)
+        other = _head_of(run)
         return describe_tensors([only_in(self._head, other), only_in(other, self._head)], ("there", "here"))
 
     def _are_kept(self, run: RunView, step: int) -> bool:
@@ -130,6 +132,11 @@ class Comparison(Callback):
         if self._goes_on or self.compared < self.wanted or self._to_the_end:
             return None
         return "everything that the first run recorded has been compared"
+
+
+def _head_of(run: RunView) -> dict[str, Any]:
+    _, line = next(read_lines(run.folder / "trace.jsonl"), (1, b"{}"))
+    return parse_json(line)
 
 
 def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:

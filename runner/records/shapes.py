@@ -62,7 +62,15 @@ TRACKING["others?"] = {str: dict(TRACKING)}
 WANDB = {"id": str, "sent": {str: int}, "status": (str, None)}
 MANIFEST = {"step": int, "steps_per_epoch?": int, "total_steps?": int, "sha256": SHA256, "content?": SHA256, "weights?": (DIGEST, None), "metrics?": NUMBERS}
 
-TRACE_HEAD = {"format": int, "algorithm?": str, "shards?": int, "gradients": [str], "weights": [str], "renamed?": [str]}
+TRACE_HEAD = {
+    "format": int,
+    "algorithm?": str,
+    "shards?": int,
+    "gradients": [str],
+    "weights": [str],
+    "renamed?": [str],
+    "initial?": {"step": int, "weights": str},
+}
 TRACE_LINE = {
     "step": int,
     "batch": DIGEST,

@@ -64,7 +64,7 @@ _EVERY_S = 0.1
 
 
 class Trace:
-    """Writes `trace.jsonl`. The first line names the parameters and buffers; each other line describes a step.
+    """Writes `trace.jsonl`. The first line names the parameters and buffers, and has digests of the initial ones; each other line describes a step.
 
     A line holds no time and no path, so two runs that are the same have the same file.
 
@@ -107,9 +107,10 @@ class Trace:
         renamed = [name for name, tensor in self._state.items() if id(tensor) in trained and own.get(name) is not tensor]
         self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(self._state), **({"renamed": renamed} if renamed else {})}
         self._chain = 0
+        self._initial: Callable[[], list[int]] | None = None
         self._gradients: list[Callable[[], list[int]]] = []
         self._weights: Callable[[], list[int]] = list
-        """These two read the digests of the current step, once they have been begun: of the gradients of each phase, and of the weights."""
+        """These read digests, once they have been begun: of the weights before the first step, and of the current one's gradients in each phase and weights."""
         self._begun: Callable[[], None] | None = None
         """Writes the line of the newest step, once its digests can be read."""
         self._file: BinaryIO | None = None
@@ -117,9 +118,14 @@ class Trace:
         self._write_at = 0.0
         self._last = b"{}"
 
+    def digest_initial(self) -> None:
+        """Begin to digest the weights with which training begins, for the head of a new file; before `open`, and on all processes."""
+        if self._every:
+            self._initial = self._digest_state()
+
     def open(self, step: int, chain: int) -> None:
         """Continue after `step`: later lines are removed, since their steps will be computed again."""
-        self._chain = chain
+        self._chain, initial, self._initial = chain, self._initial, None
         if not self._every:
             if self._path.exists() and not _drop_after(self._path, after=step):
                 self._path.unlink(missing_ok=True)
@@ -129,7 +135,8 @@ class Trace:
             self.algorithm = algorithm_of(self._path, parse_json(head))
         else:
             form = {"format": 1} if self.algorithm == XXH3 else {"format": 2, "algorithm": self.algorithm}
-            self._path.write_text(json.dumps({**form, **self._shards, **self._names}, separators=(",", ":")) + "\n")
+            begun = {"initial": {"step": step, "weights": shorten(initial())}} if initial else {}
+            self._path.write_text(json.dumps({**form, **self._shards, **self._names, **begun}, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         fsync_folder(self._path.parent)
 
@@ -141,13 +148,16 @@ class Trace:
     def digest_weights(self, step: int) -> None:
         """Begin to digest the weights after `step`."""
         if self.records(step):
-            if self._is_made:
-                made = self._model.state_dict(keep_vars=True)
-                self._state = {name: made.get(name) for name in self._state}
-            for key, name, held in self._buffers:
-                if held[name] is not self._state[key]:  # the model has assigned another tensor
-                    self._state[key] = held[name]
-            self._weights = self._digests(list(self._state.values()), self.algorithm)
+            self._weights = self._digest_state()
+
+    def _digest_state(self) -> Callable[[], list[int]]:
+        if self._is_made:
+            made = self._model.state_dict(keep_vars=True)
+            self._state = {name: made.get(name) for name in self._state}
+        for key, name, held in self._buffers:
+            if held[name] is not self._state[key]:  # the model has assigned another tensor
+                self._state[key] = held[name]
+        return self._digests(list(self._state.values()), self.algorithm)
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
         """Write the step's line, whose digests have been begun; on a device only once the next step's is started, or when it is requested."""

@@ -25,6 +25,8 @@ def resume(run: Run, begun: dict[str, Any]) -> None:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
         restore(run, checkpoint.load_sharded(state, kept.path, run.strategy.layout.empty))
         find_earlier_best(run)
+    else:
+        run.recorder.trace.digest_initial()
     state = state or begun
     run.recorder.tracker = Silent()
     if run.strategy.peers.is_main:

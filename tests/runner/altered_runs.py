@@ -52,9 +52,10 @@ def log_loss(run: Path, step: int, loss: float) -> None:
 
 
 def rewrite_head(run: Path, **values: object) -> None:
-    """Alter the head of a trace as if it had been written like that."""
+    """Alter the head of a trace as if it had been written like that; None removes a key."""
     head, *lines = (run / "trace.jsonl").read_text().splitlines()
-    (run / "trace.jsonl").write_text("\n".join([json.dumps({**json.loads(head), **values}), *lines]) + "\n")
+    kept = {key: value for key, value in {**json.loads(head), **values}.items() if value is not None}
+    (run / "trace.jsonl").write_text("\n".join([json.dumps(kept), *lines]) + "\n")
     summary = json.loads((run / "summary.json").read_text())
     summary["trace_sha256"] = hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
     (run / "summary.json").write_text(json.dumps(summary))

@@ -34,14 +34,18 @@ def test_a_run_resumed_from_an_altered_checkpoint_diverges_at_the_next_step(same
     assert "diverges at step 5: " in done.stdout
 
 
-def test_a_difference_in_the_first_step_may_be_one_of_initial_weights(samewise, original, tmp_path):
+def test_initial_weights_that_differ_are_named(samewise, original, tmp_path):
     assert samewise("train", *TINY, "initialise=xavier", "max_steps=1", f"run_root={tmp_path}").returncode == 0
     (other,) = tmp_path.glob("*/*/")
     done = samewise("diff", original, other)
     assert done.returncode == 1
-    assert "diverges at step 1: the forward pass: the same input gave a different loss; or the weights before that step differ" in done.stdout.replace(
-        "\n", " "
-    )
+    assert "diverges at step 0: the initial weights: training begins with different ones; first in conv1.weight\n" in done.stdout
+    head = json.loads((other / "trace.jsonl").read_text().splitlines()[0])
+    rewrite_head(other, initial=None)
+    words = "diverges at step 1: the forward pass: the same input gave a different loss; or the weights before that step differ, which a trace does not record"
+    assert words in samewise("diff", original, other).stdout, "as a run of an earlier version of samewise"
+    rewrite_head(other, initial={**head["initial"], "step": 3})
+    assert words in samewise("diff", original, other).stdout, "the trace begins at another step"
 
 
 def test_digests_of_shards_are_not_compared_with_those_of_whole_parameters(samewise, run, original):

@@ -46,8 +46,10 @@ def test_a_run_resumes_with_step_optimizer_schedule_and_averages(samewise, tmp_p
     assert summary(rest)["weights_sha256"] == summary(whole)["weights_sha256"]
     assert summary(rest)["metrics"]["final"] == summary(whole)["metrics"]["final"]
     assert rest.name != whole.name, "it is another experiment"
-    steps = [json.loads(line).get("step") for line in (rest / "trace.jsonl").read_text().splitlines()]
-    assert steps == [None, 3, 4]
+    head, *lines = map(json.loads, (rest / "trace.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines] == [3, 4]
+    (kept,) = (line for line in map(json.loads, (whole / "trace.jsonl").read_text().splitlines()[1:]) if line["step"] == 2)
+    assert head["initial"] == {"step": 2, "weights": kept["layers"]["weights"]}
 
     elsewhere = shutil.move(checkpoint, tmp_path / "elsewhere")
     again = train(samewise, tmp_path / "again", *overrides[:-1], f"resume_from={elsewhere}")

@@ -15,7 +15,16 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
-from samewise.runner.records.divergence import Divergence, explain, first_altered_tensor, first_divergence, misstated_losses, other_layers
+from samewise.runner.records.divergence import (
+    Divergence,
+    explain,
+    first_altered_tensor,
+    first_divergence,
+    misstated_losses,
+    other_layers,
+    other_start,
+    same_start,
+)
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 
@@ -27,7 +36,11 @@ def model():
 
 def record(path, steps, *, change=lambda step, net: None, start=0, chain=0, every=1):
     net = model()
+    with torch.no_grad():
+        change(0, net)
     written = Trace(path, net, every_steps=every)
+    if not start:
+        written.digest_initial()
     written.open(start, chain)
     for step in range(1, steps + 1):
         torch.manual_seed(step)
@@ -49,7 +62,7 @@ def test_the_same_training_gives_the_same_file(tmp_path):
     record(tmp_path / "a", 5), record(tmp_path / "b", 5)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     head, *lines = (tmp_path / "a").read_text().splitlines()
-    assert [*json.loads(head)] == ["format", "gradients", "weights"]
+    assert [*json.loads(head)] == ["format", "gradients", "weights", "initial"]
     assert len(lines) == 5
 
 
@@ -84,7 +97,7 @@ def test_lines_in_quick_succession_are_written_together(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 3600.0)
     known = []
     record(tmp_path / "trace", 5, change=lambda step, _: known.append(len(trace.read_trace(tmp_path / "trace")[1])))
-    assert known == [0, 1, 1, 1, 1]
+    assert known == [0, 0, 1, 1, 1, 1], "before the first step and in each"
     assert list(trace.read_trace(tmp_path / "trace")[1]) == [1, 2, 3, 4, 5]
 
 
@@ -143,6 +156,23 @@ def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):
 
     assert divergence(tmp_path, change) == (3, "gradients", "1.weight")
     assert str(Divergence(3, "gradients", "1.weight", "why")) == "step 3: why; of the parameters that differ, 1.weight is defined last"
+
+
+@pytest.mark.parametrize("name", model().state_dict())
+def test_the_first_initial_tensor_that_differs_is_named(tmp_path, name):
+    def change(step, net):
+        if step == 0:
+            net.state_dict()[name].view(-1)[-1] += 1
+            net[2].bias[1] += 1e-6
+
+    record(tmp_path / "a", 1)
+    record(tmp_path / "b", 1, change=change)
+    head, other = (trace.read_trace(tmp_path / path)[0] for path in "ab")
+    assert str(other_start(head, other)) == f"step 0: the initial weights: training begins with different ones; first in {name}"
+    assert other_start(head, head) is None
+    assert (same_start(head, head, 1), same_start(head, head, 2), same_start(head, other, 1)) == (True, False, False)
+    unlike = {**other, "shards": 2}, {**other, "algorithm": "multilinear64"}, {key: one for key, one in other.items() if key != "initial"}
+    assert [other_start(head, one) for one in unlike] == [None] * 3
 
 
 def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
