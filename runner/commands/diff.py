@@ -73,14 +73,14 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, roots, sources, trace
+    from samewise.runner.records import environment, roots, sources, trace_reader
     from samewise.runner.records.divergence import Divergence, comparable_stages, only_in
     from samewise.runner.training.record_comparison import MEASURED
 
     folders = first, second
-    (head, one), (other, two) = (trace.read_trace_of(folder) for folder in folders)
+    (head, one), (other, two) = (trace_reader.read_trace_of(folder) for folder in folders)
     both = sorted(one.keys() & two.keys())
-    digests = [trace.algorithm_of(folder.trace, found) + _of_shards(found) for folder, found in zip(folders, (head, other), strict=True)]
+    digests = [trace_reader.algorithm_of(folder.trace, found) + _of_shards(found) for folder, found in zip(folders, (head, other), strict=True)]
     apart = [only_in(head, other), only_in(other, head)] if both else [[], []]
     stages = comparable_stages(head, other)
     if any(apart) and (set(head["weights"]).isdisjoint(other["weights"]) or not all("layers" in line for lines in (one, two) for line in lines.values())):
@@ -117,7 +117,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         "compared": list(stages),
         "tensors": apart,
         "weights": {"step": steps[0], "same": weights[0] == weights[1], "traced": "weights" in stages and steps[0] in both} if ended else None,
-        "missing": [f"{folder.path}: {words}" for folder, lines in zip(folders, (one, two), strict=True) if (words := trace.missing_start(lines))],
+        "missing": [f"{folder.path}: {words}" for folder, lines in zip(folders, (one, two), strict=True) if (words := trace_reader.missing_start(lines))],
         "altered": altered,
         "parts": {key: value for key, value in asdict(divergence).items() if key != "altered"} if divergence else None,
     }

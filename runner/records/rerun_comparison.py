@@ -7,7 +7,7 @@ from typing import Any, final
 
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
-from samewise.runner.records import checkpoint, kept_checkpoints, shapes, trace
+from samewise.runner.records import checkpoint, kept_checkpoints, shapes, trace, trace_reader
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests, value_digest, weights_sha256
 from samewise.runner.records.divergence import (
     Divergence,
@@ -50,12 +50,12 @@ class Comparison(Callback):
     def __init__(
         self, folder: RunFolder, logged: Mapping[tuple[int, str], float], *, steps: int | None = None, goes_on: bool = False, settings: Collection[str] = ()
     ) -> None:
-        self._head, self._lines = trace.read_trace_of(folder)
-        self.algorithm = trace.algorithm_of(folder.trace, self._head)
+        self._head, self._lines = trace_reader.read_trace_of(folder)
+        self.algorithm = trace_reader.algorithm_of(folder.trace, self._head)
         """How the other run's tensors were digested: the second training is to do as much."""
         self.wanted = sum(steps is None or step <= steps for step in self._lines)
         """How many steps will be compared: those of the trace, which may be every hundredth."""
-        self.missing = trace.missing_start(self._lines)
+        self.missing = trace_reader.missing_start(self._lines)
         """What of the trace is not there, in words."""
         self.compared = 0
         self.divergences: list[Divergence] = []
@@ -141,7 +141,7 @@ def _head_of(run: RunView) -> dict[str, Any]:
 
 def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
     """What is wrong with the run's checkpoints, by step: altered files, and states that disagree with the trace or the summary."""
-    head, lines = trace.read_trace_of(folder)
+    head, lines = trace_reader.read_trace_of(folder)
     altered, divergences = alterations(folder), list[Divergence]()
     for kept in checkpoint.list_checkpoints(folder.checkpoints):
         try:
@@ -202,7 +202,7 @@ def metric_divergences(folder: RunFolder, logged: Mapping[tuple[int, str], float
 
 def loss_divergences(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Divergence]:
     """Logged losses that differ from those in the trace."""
-    known = [(step, float.fromhex(line["loss"]), logged.get((step, "train/loss"))) for step, line in trace.read_trace_of(folder)[1].items()]
+    known = [(step, float.fromhex(line["loss"]), logged.get((step, "train/loss"))) for step, line in trace_reader.read_trace_of(folder)[1].items()]
     return [
         Divergence(step, "metric", "train/loss", f"train/loss is {noted!r} in metrics.jsonl, and {loss!r} in trace.jsonl")
         for step, loss, noted in known

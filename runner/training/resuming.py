@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, Problem, first_line
-from samewise.runner.records import checkpoint, trace
+from samewise.runner.records import checkpoint, trace_reader
 from samewise.runner.records.files import read_json, set_aside
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.continued import measures_the_same, require_left, require_same_kind
@@ -62,11 +62,11 @@ def _newest(run: Run) -> tuple[checkpoint.CheckpointFolder | None, dict[str, Any
     folder, file, every, untraced = run.folder.checkpoints, run.folder.trace, run.config.trace.every_steps, list[Path]()
     if not every or not file.exists():
         return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
-    lines = trace.lines_before(file, [one.step for one in checkpoint.list_checkpoints(folder)])
+    lines = trace_reader.lines_before(file, [one.step for one in checkpoint.list_checkpoints(folder)])
 
     def read_traced(path: Path) -> dict[str, Any]:
         state, step = checkpoint.read(path), int(path.name.removeprefix("step-"))
-        if not trace.leads_to(lines[step], step, state.get("trace", 0)) and (lines[step] or step // every > _first_step(run) // every):
+        if not trace_reader.leads_to(lines[step], step, state.get("trace", 0)) and (lines[step] or step // every > _first_step(run) // every):
             untraced.append(path)
             last = lines[step].get("step", step + 1)
             words = f"the last line up to there is of step {last}" if last <= step else "no line up to there is left"

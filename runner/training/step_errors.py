@@ -21,7 +21,7 @@ from samewise.runner.data.dataset import failed_transform, sample_name
 from samewise.runner.data.keyed import Failure, Key, training_keys
 from samewise.runner.errors import ConfigError, Problem, describe_exit, first_few, first_line, is_below_one, raised_at, summarise_error
 from samewise.runner.interfaces import Recipe, is_loss
-from samewise.runner.records import trace
+from samewise.runner.records import trace_reader
 from samewise.runner.records.digest import entries, tensors_in
 from samewise.runner.records.folder import RunFolder
 
@@ -204,7 +204,7 @@ def _advice(error: Exception, model: Mapping[str, Any]) -> str:
 
 def rising_loss(folder: RunFolder) -> Problem | None:
     """A loss five times the first in the second half of a trial run's steps: a sign that a full training will diverge."""
-    losses = [float.fromhex(line["loss"]) for _, line in sorted(trace.read_trace_of(folder)[1].items())]
+    losses = [float.fromhex(line["loss"]) for _, line in sorted(trace_reader.read_trace_of(folder)[1].items())]
     if len(losses) < 4:
         return None
     first, last = losses[0], median(losses[len(losses) // 2 :])

@@ -16,7 +16,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.errors import CheckpointError
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe
-from samewise.runner.records import checkpoint, trace
+from samewise.runner.records import checkpoint, trace, trace_reader
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.digest import entries, tensors_in, value_digest
 from samewise.runner.records.divergence import first_divergence
@@ -143,11 +143,11 @@ def explain_difference(folder: RunFolder, step: int, there: Run, here: Run | Non
     `there` is built from the original config, `here` from the changed one, None if nothing was changed; both are new. `same_code`: whether config and code are
     those of the record, so that the same samples were loaded.
     """
-    head, lines = trace.read_trace_of(folder)
+    head, lines = trace_reader.read_trace_of(folder)
     logged = logged_values(folder.metrics)
     for run in (there, here):
         if run is not None:
-            run.recorder.trace.algorithm = trace.algorithm_of(folder.trace, head)
+            run.recorder.trace.algorithm = trace_reader.algorithm_of(folder.trace, head)
             run.splits["train"].keyed.must_repeat = False  # a sample that differs is what is looked for
     first = max((known for known in lines if known < step), default=0) + 1  # a sparse trace shows only that it is one of several steps
     one, two = _nearest(folder, first, there), None if here is None else copy_to_cpu(state_of(here))

@@ -17,7 +17,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import DataError, Interrupted, TrainingError
 from samewise.runner.interfaces import Phase
-from samewise.runner.records import on_device, trace
+from samewise.runner.records import on_device, trace_reader
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
@@ -85,7 +85,7 @@ def test_a_gradient_that_is_not_finite_is_named_after_the_optimizer_was_launched
         run.recorder.record(train_step(run, next(batches)))
         dict(run.model.named_parameters())["fc.weight"].register_hook(lambda gradient: gradient * torch.nan)
         train_step(run, next(batches))
-    assert list(trace.read_trace(run.folder.trace)[1]) == [1]
+    assert list(trace_reader.read_trace(run.folder.trace)[1]) == [1]
     assert not list(run.folder.checkpoints.iterdir())
 
 

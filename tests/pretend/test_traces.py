@@ -12,7 +12,7 @@ import torch
 from pretended_cuda import PretendedDevice, pretended
 from torch import nn
 
-from samewise.runner.records import trace
+from samewise.runner.records import trace, trace_reader
 from samewise.runner.records.digest import ON_DEVICE, XXH3, begin_value
 from samewise.runner.records.on_device import begin
 from samewise.runner.records.trace import Trace
@@ -48,7 +48,7 @@ def test_the_line_of_a_step_is_written_with_the_next_step(device: PretendedDevic
         waits.append(len(path.read_text().splitlines()) - 1)
     assert waits == [0, 1, 2]
     assert [*written] == []  # it ends, and is closed
-    head, lines = trace.read_trace(path)
+    head, lines = trace_reader.read_trace(path)
     assert (head["format"], head["algorithm"]) == (2, ON_DEVICE)
     assert list(lines) == [1, 2, 3]
 
@@ -60,7 +60,7 @@ def test_digests_on_the_device_equal_the_cpus(tmp_path: Path):
         tensor = torch.arange(7.0)
         assert begin([tensor.cuda()])() == begin([tensor])()
         assert begin_value([tensor.cuda()])() != begin_value([tensor.cuda() + 1])()
-    there, here = (trace.read_trace(tmp_path / name)[1] for name in ("cpu", "cuda"))
+    there, here = (trace_reader.read_trace(tmp_path / name)[1] for name in ("cpu", "cuda"))
     assert [line["layers"] for line in there.values()] == [line["layers"] for line in here.values()]
 
 

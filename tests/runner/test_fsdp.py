@@ -13,7 +13,7 @@ from samewise_runner_jobs import Job, run, weights
 from torch import nn
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.records import checkpoint, trace
+from samewise.runner.records import checkpoint, trace, trace_reader
 from samewise.runner.records.digest import tensor_digests
 from samewise.runner.strategies import fsdp
 from samewise.runner.strategies.used import require_all_called
@@ -83,7 +83,7 @@ def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two
     assert json.loads((two / "summary.json").read_text())["level"] == "R1"
     assert two.name != alone.name
     assert samewise("digest", two).stdout.split()[0] == weights(two)
-    head, _ = trace.read_trace(two / "trace.jsonl")
+    head, _ = trace_reader.read_trace(two / "trace.jsonl")
     initial = final(run(tmp_path, 1, *MILD, "strategy=single", "max_steps=0"))
     digests = tensor_digests(initial, shards=2, sharded=head["gradients"])
     assert head["initial"] == {"step": 0, "weights": trace.shorten(digests)}

@@ -14,7 +14,7 @@ import torch
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.trace import read_trace
+from samewise.runner.records.trace_reader import read_trace
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step

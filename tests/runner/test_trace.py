@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from samewise.runner.errors import DamagedFile
-from samewise.runner.records import trace
+from samewise.runner.records import trace, trace_reader
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
 from samewise.runner.records.divergence import (
     Divergence,
@@ -69,7 +69,7 @@ def test_the_same_training_gives_the_same_file(tmp_path):
 def test_a_resumed_trace_equals_an_undisturbed_one(tmp_path):
     record(tmp_path / "whole", 6)
     record(tmp_path / "cut", 5)
-    _, lines = trace.read_trace(tmp_path / "cut")
+    _, lines = trace_reader.read_trace(tmp_path / "cut")
     with open(tmp_path / "cut", "a") as file:
         file.write('{"step": 6, "ba')  # killed while it wrote
     record(tmp_path / "cut", 6, start=3, chain=int(lines[3]["chain"], 16))
@@ -84,27 +84,27 @@ def test_a_run_may_be_resumed_with_a_sparser_trace_or_none(tmp_path):
         chain = record(folder.trace, 5)
         folder.config.write_text(f"trace:\n  layers_every_steps: 1\n  every_steps: {every}\n")
         record(folder.trace, 15, start=5, chain=chain, every=every)
-        assert list(trace.read_trace_of(folder)[1]) == expected
+        assert list(trace_reader.read_trace_of(folder)[1]) == expected
     record(folder.trace, 15, every=0)
     assert not folder.trace.exists(), "its lines were of steps that are computed again"
     record(folder.trace, 12)
     folder.config.write_text("trace:\n  every_steps: 1\n")
     with pytest.raises(DamagedFile, match="ends at step 12, but the run took 15"):
-        trace.read_trace_of(folder)
+        trace_reader.read_trace_of(folder)
 
 
 def test_lines_in_quick_succession_are_written_together(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 3600.0)
     known = []
-    record(tmp_path / "trace", 5, change=lambda step, _: known.append(len(trace.read_trace(tmp_path / "trace")[1])))
+    record(tmp_path / "trace", 5, change=lambda step, _: known.append(len(trace_reader.read_trace(tmp_path / "trace")[1])))
     assert known == [0, 0, 1, 1, 1, 1], "before the first step and in each"
-    assert list(trace.read_trace(tmp_path / "trace")[1]) == [1, 2, 3, 4, 5]
+    assert list(trace_reader.read_trace(tmp_path / "trace")[1]) == [1, 2, 3, 4, 5]
 
 
 def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     record(tmp_path / "whole", 6)
-    _, lines = trace.read_trace(tmp_path / "whole")
+    _, lines = trace_reader.read_trace(tmp_path / "whole")
     path, before = tmp_path / "full", resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(step, _):  # from step 4 there is room again
@@ -122,7 +122,7 @@ def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_
 def test_a_damaged_line_costs_no_other_line(tmp_path, capsys):
     record(tmp_path / "whole", 6)
     record(tmp_path / "spoilt", 5)
-    _, known = trace.read_trace(tmp_path / "whole")
+    _, known = trace_reader.read_trace(tmp_path / "whole")
     lines = (tmp_path / "spoilt").read_bytes().splitlines(keepends=True)
     lines[2] = b"\xff\0" * 20 + b"\n"
     (tmp_path / "spoilt").write_bytes(b"".join(lines))
@@ -132,20 +132,20 @@ def test_a_damaged_line_costs_no_other_line(tmp_path, capsys):
     assert json.loads(found[6]) == known[6]
     assert "line 3 cannot be read" in capsys.readouterr().err
     with pytest.raises(DamagedFile, match="line 3"):
-        trace.read_trace(tmp_path / "spoilt")
+        trace_reader.read_trace(tmp_path / "spoilt")
 
 
 def test_an_unreadable_trace_is_set_aside(tmp_path):
     (tmp_path / "trace").write_bytes(b"\0" * 100)
     record(tmp_path / "trace", 6, start=4)
     assert (tmp_path / "damaged-trace").read_bytes() == b"\0" * 100
-    assert list(trace.read_trace(tmp_path / "trace")[1]) == [5, 6]
+    assert list(trace_reader.read_trace(tmp_path / "trace")[1]) == [5, 6]
 
 
 def divergence(tmp_path, change):
     record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
-    head, one = trace.read_trace(tmp_path / "a")
-    _, two = trace.read_trace(tmp_path / "b")
+    head, one = trace_reader.read_trace(tmp_path / "a")
+    _, two = trace_reader.read_trace(tmp_path / "b")
     return next((step, *found) for step in one if (found := first_divergence(head, one[step], two[step])))
 
 
@@ -167,7 +167,7 @@ def test_the_first_initial_tensor_that_differs_is_named(tmp_path, name):
 
     record(tmp_path / "a", 1)
     record(tmp_path / "b", 1, change=change)
-    head, other = (trace.read_trace(tmp_path / path)[0] for path in "ab")
+    head, other = (trace_reader.read_trace(tmp_path / path)[0] for path in "ab")
     assert str(other_start(head, other)) == f"step 0: the initial weights: training begins with different ones; first in {name}"
     assert other_start(head, head) is None
     assert (same_start(head, head, 1), same_start(head, head, 2), same_start(head, other, 1)) == (True, False, False)
@@ -181,7 +181,7 @@ def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
             net[1].running_var[0] *= 1.0000001
 
     assert divergence(tmp_path, change) == (2, "weights", "1.running_var")
-    head, _ = trace.read_trace(tmp_path / "a")
+    head, _ = trace_reader.read_trace(tmp_path / "a")
     assert trace.describe_stage("weights", "1.running_var", head).startswith("the forward pass")
     assert trace.describe_stage("weights", "1.weight", head).startswith("the optimizer")
 
@@ -218,9 +218,9 @@ def test_state_that_a_model_makes_itself_is_digested_as_it_is_after_the_step(tmp
         written.digest_gradients(step)
         written.digest_weights(step)
         written.record(step, batch=step, inputs=step, loss=float(step))
-        assert first_altered_tensor(trace.read_trace(tmp_path / "trace")[0], written.last, net.state_dict()) is None
+        assert first_altered_tensor(trace_reader.read_trace(tmp_path / "trace")[0], written.last, net.state_dict()) is None
     written.close()
-    head, _ = trace.read_trace(tmp_path / "trace")
+    head, _ = trace_reader.read_trace(tmp_path / "trace")
     assert trace.describe_stage("weights", "net/body.weight", head).startswith("the optimizer")
     assert trace.describe_stage("weights", "net/mean", head).startswith("the forward pass")
 
@@ -268,7 +268,7 @@ def test_a_sparse_trace_only_digests_its_steps_and_equals_a_full_one_there(tmp_p
         done = samewise("train", *given, f"trace.every_steps={every}", f"run_root={tmp_path / str(every)}")
         assert done.returncode == 0, done.stderr
         (file,) = (tmp_path / str(every)).glob("*/*/trace.jsonl") if every else (tmp_path / "none",)
-        lines[every], calls[every] = trace.read_trace(file)[1], len(digested)
+        lines[every], calls[every] = trace_reader.read_trace(file)[1], len(digested)
     per_step = 2 * 2 * 2  # phases, micro-batches, as loaded and as the model got it
     assert calls == {0: 0, 1: 7 * per_step, 3: 2 * per_step}
     assert list(lines[3]) == [3, 6]
