@@ -257,7 +257,7 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
     """
     import pandas
 
-    from samewise.runner.sweep import listing
+    from samewise.runner.sweep import listing, selection
 
     stored = dict[str, dict[str, Any]]()
     if uri is None:
@@ -266,10 +266,10 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
         from samewise.runner.sweep.stored_runs import list_stored
 
         found, stored = list_stored(uri)
-    found = listing.matching(found, several(where))
+    found = selection.matching(found, several(where))
     if sort:
-        found = listing.sort_runs(found, sort)
-    differing = (listing.varying(found) if uri is None else stored) if diff and found else {}
+        found = selection.sort_runs(found, sort)
+    differing = (selection.varying(found) if uri is None else stored) if diff and found else {}
     rows = [{**(facts := one.facts()), **facts.pop("metrics"), **one.also, **differing.get(one.folder, {})} for one in found]
     table = pandas.DataFrame(rows, columns=None if rows else list(_COLUMNS))
     table["changed"] = pandas.to_datetime(table["changed"], unit="s", utc=True)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.records import shapes
-from samewise.runner.records.files import LARGEST, describe_misfit, nearest_existing, open_to_read, parse_json
+from samewise.runner.records.files import LARGEST, nearest_existing, open_to_read, parse_json
 
 RUN = "run"
 """The folder in a bundle that is the run's own."""
@@ -261,7 +261,7 @@ class _Reading:
     def _read_manifest(self, manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
         try:
             value = parse_json(manifest)
-            wrong = describe_misfit(value, _SHAPE)
+            wrong = shapes.describe_misfit(value, _SHAPE)
         except ValueError as error:
             value, wrong = {}, str(error)
         names: Mapping[str, Any] = {} if wrong else value["parts"]

@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.sweep import listing
+    from samewise.runner.sweep import listing, selection
 
     stored = dict[str, dict[str, Any]]()
     if args.uri and args.action != "list":
@@ -75,14 +75,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         found = listing.list_runs(args.run_root)
     conditions = args.where or (["state=failed"] if args.action == "gc" else [])
-    found = listing.matching(found, conditions)
+    found = selection.matching(found, conditions)
     if args.sort:
-        found = listing.sort_runs(found, args.sort)
+        found = selection.sort_runs(found, args.sort)
     if args.action == "gc":
         found = _select_failed(found)
     if args.action != "list":
         return _delete(found, args)
-    differing = (stored if args.uri else listing.varying(found)) if args.diff else {}
+    differing = (stored if args.uri else selection.varying(found)) if args.diff else {}
     if args.json:
         print(to_json([{**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})} for one in found]))
     elif not found:
@@ -102,13 +102,13 @@ def _select_failed(found: Sequence[ListedRun]) -> list[ListedRun]:
 
 
 def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
-    from samewise.runner.sweep import listing
+    from samewise.runner.sweep import deletion
 
-    listing.require_no_links(found)
-    children, unsent = listing.trained_from(found, args.run_root), listing.unsent(found)
-    kept = "; their records in MLflow stay" if listing.in_mlflow(found) else ""
+    deletion.require_no_links(found)
+    children, unsent = deletion.trained_from(found, args.run_root), deletion.unsent(found)
+    kept = "; their records in MLflow stay" if deletion.in_mlflow(found) else ""
     if args.yes:
-        listing.delete(found)
+        deletion.delete(found)
     done = "deleted" if args.yes else "would be deleted"
     for child in children:
         print(f"warning: {child} was trained from one of these: without its checkpoint, it cannot be trained again or verified", file=sys.stderr)
@@ -116,7 +116,7 @@ def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
         hint = "" if args.yes else f"; run `samewise sync {shlex.quote(one.folder)}` to send the rest"
         print(f"warning: not everything from {one.folder} has reached MLflow{hint}", file=sys.stderr)
     for one in found if not args.json else ():
-        size = "" if args.yes else f", {listing.size_of(one) / 1e6:.1f} MB"
+        size = "" if args.yes else f", {deletion.size_of(one) / 1e6:.1f} MB"
         print(f"{done}: {one.folder}  ({one.state.value}, step {one.step}{size})")
     if args.json:
         print(to_json({"deleted": [one.folder for one in found] if args.yes else [], "found": [one.folder for one in found]}))
@@ -128,9 +128,10 @@ def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
 
 
 def _print(found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]], sorted_by: str) -> None:
-    from samewise.runner.sweep.listing import ListedRun, age, values_of
+    from samewise.runner.sweep.listing import ListedRun, age
     from samewise.runner.sweep.progress import clock
     from samewise.runner.sweep.rows import number
+    from samewise.runner.sweep.selection import values_of
     from samewise.runner.sweep.tables import print_rows
 
     monitors, others = {one.monitor for one in found}, dict.fromkeys(name for one in found for name in one.also)

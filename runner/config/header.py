@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from samewise.runner.records.files import describe_misfit, parse_json
+from samewise.runner.records.files import parse_json
+from samewise.runner.records.shapes import describe_misfit
 from samewise.runner.secrets import redact
 
 _CHOICES, _LABEL, _REFERENCES = "# choices: ", "# label: ", "# references: "

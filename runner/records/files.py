@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, TrainingError, first_line
 from samewise.runner.records.json_text import respelled
-from samewise.runner.records.shapes import NUMBER
+from samewise.runner.records.shapes import describe_misfit, with_numbers
 
 LARGEST = 64 << 20
 """Bytes of the largest file that is read whole, and of the longest line of one that is read line by line."""
@@ -236,62 +235,7 @@ def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
     wrong = describe_misfit(value, shape, at)
     if wrong:
         raise damaged_file(path, wrong)
-    return _with_numbers(value, shape)
-
-
-def _with_numbers(value: Any, shape: Any) -> Any:
-    """The value with floats in place of the words for those that JSON lacks."""
-    if shape is NUMBER:
-        return float(value) if isinstance(value, str) else value
-    if not isinstance(shape, dict):
-        return value
-    inner = dict.fromkeys(value, shape[str]) if str in shape else {name.removesuffix("?"): one for name, one in shape.items()}
-    return {key: _with_numbers(one, inner.get(key, object)) for key, one in value.items()}
-
-
-def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
-    """How a value differs from a shape, in words; empty if it fits. See `shapes`."""
-    if isinstance(shape, tuple):
-        first, *others = shape
-        wrong = describe_misfit(value, first, at)
-        return "" if not wrong or any(not describe_misfit(value, one, at) for one in others) else wrong
-    if isinstance(shape, frozenset):
-        return "" if isinstance(value, str) and value in shape else _type_mismatch(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
-    if isinstance(shape, re.Pattern):
-        return "" if isinstance(value, str) and shape.fullmatch(value) else _type_mismatch(at, value, "in the form that samewise writes")
-    if isinstance(shape, list):
-        if not isinstance(value, list):
-            return _type_mismatch(at, value, "a list")
-        return next((wrong for number, item in enumerate(value) if (wrong := describe_misfit(item, shape[0], f"{at}[{number}]"))), "")
-    if isinstance(shape, dict):
-        return _misfit_of_mapping(value, shape, at)
-    fits = value is None if shape is None else isinstance(value, _KINDS.get(shape, shape)) and (shape is object or not isinstance(value, bool) or shape is bool)
-    if fits and isinstance(value, int) and shape in (int, float) and abs(value) >= 2**63:
-        return f"{at or 'it'} is too large"
-    return "" if fits else _type_mismatch(at, value, _NAMES.get(shape, "nothing"))
-
-
-def _misfit_of_mapping(value: Any, shape: dict[Any, Any], at: str) -> str:
-    if not isinstance(value, dict):
-        return _type_mismatch(at, value, "a mapping")
-    if str in shape:
-        return next((wrong for name, item in value.items() if (wrong := describe_misfit(item, shape[str], f"{at}.{name}".lstrip(".")))), "")
-    for name, inner in shape.items():
-        key, place = name.removesuffix("?"), f"{at}.{name.removesuffix('?')}".lstrip(".")
-        if key not in value:
-            if not name.endswith("?"):
-                return f"{place} is missing"
-        elif wrong := describe_misfit(value[key], inner, place):
-            return wrong
-    return ""
-
-
-_KINDS: dict[Any, Any] = {float: (int, float)}
-_NAMES: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping", list: "a list", type(None): "null"}
-
-
-def _type_mismatch(at: str, value: Any, wanted: str) -> str:
-    return f"{at or 'it'} is {_NAMES.get(type(value), 'something else')}, not {wanted}"
+    return with_numbers(value, shape)
 
 
 def damaged_file(path: Path, why: str) -> DamagedFile:

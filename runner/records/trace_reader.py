@@ -10,7 +10,7 @@ from typing import Any
 from samewise.runner.errors import DamagedFile, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import ALGORITHMS, XXH3, combine
-from samewise.runner.records.files import damaged_file, describe_misfit, parse_json, read_json, read_lines, read_text, require_shape, sha256
+from samewise.runner.records.files import damaged_file, parse_json, read_json, read_lines, read_text, require_shape, sha256
 from samewise.runner.records.folder import RunFolder
 
 
@@ -108,4 +108,4 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
         line = parse_json(text) if text.endswith(b"\n") else None
     except ValueError:
         return None
-    return line if not describe_misfit(line, (shapes.TRACE_LINE, shapes.TRACE_HEAD)) else None
+    return line if not shapes.describe_misfit(line, (shapes.TRACE_LINE, shapes.TRACE_HEAD)) else None

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import operator
-import os
 import re
-import resource
-import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,17 +13,12 @@ from typing import Any, cast
 import yaml
 
 from samewise.runner.config import header, saved
-from samewise.runner.config.fingerprint import identity
-from samewise.runner.config.tree import at, flat
 from samewise.runner.config.yaml_files import read_yaml, require_modest
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import damaged_file, read_mapping, read_text, warn_once
 from samewise.runner.records.folder import RunFolder, require_root
-from samewise.runner.records.found import below
 from samewise.runner.sweep.results import State, best_evaluations, latest
-from samewise.runner.tracking.backends import backends_of
-from samewise.runner.tracking.progress import is_behind
 
 
 @dataclass(frozen=True)
@@ -118,97 +108,23 @@ def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
         text = read_text(folder.config) or ""
         found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
         if found is None:
-            _warn(folder.config, ValueError("`evaluate` is missing"))
+            warn_of(folder.config, ValueError("`evaluate` is missing"))
         evaluate = read_yaml(found[0])["evaluate"] if found else {}
         monitor = str(evaluate.get("monitor") or "")
         modes = {name: str(mode) for name, mode in {monitor: evaluate.get("mode"), **(evaluate.get("also") or {})}.items() if name}
         return monitor, modes, header.read(text)[1]
     except (ConfigError, ValueError, yaml.YAMLError) as error:
-        _warn(folder.config, error)
+        warn_of(folder.config, error)
         return "", {}, ""
 
 
-def _warn(config: Path, error: Exception) -> None:
+def warn_of(config: Path, error: Exception) -> None:
     """Warn, once, that a run is listed without its settings, or some of them."""
     known = error if isinstance(error, ConfigError) else damaged_file(config, "it is not valid YAML" if isinstance(error, yaml.YAMLError) else str(error))
     warn_once(config, known.problems[0])
 
 
-_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "=": operator.eq,
-    "<": operator.lt,
-    ">": operator.gt,
-    "~": lambda value, text: str(text) in str(value),
-}
-
-
-def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """The runs that meet all conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`, `scheduler=cosine`, `clip_norm=null`.
-
-    ConfigError if a condition cannot be parsed, names a value that no run has, or compares it with an impossible one.
-    """
-    found = everything = list(runs)
-    for condition in conditions:
-        match = re.fullmatch(r"([\w/. -]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.+)", condition)
-        if match is None:
-            raise ConfigError(
-                Problem("--where", "is not a valid condition", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'")
-            )
-        key, sign, text = match.groups()
-        values = values_of("--where", key, everything)
-        _require_value(condition, key, list(values.values()), sign, text)
-        found = [one for one in found if _holds(values[one.folder], sign, text)]
-    return found
-
-
-def _holds(value: Any, sign: str, text: str) -> bool:
-    if text == "null" and sign in ("=", "!="):
-        return (value is None) is (sign == "=")
-    if value is None:
-        return False
-    if isinstance(value, int | float) and sign != "~":
-        return _COMPARED[sign](float(value), float(text))
-    if isinstance(value, list) and sign in ("=", "!="):
-        with contextlib.suppress(yaml.YAMLError):
-            return _COMPARED[sign](value, read_yaml(text))
-    return _COMPARED[sign](str(value), text)
-
-
-def sort_runs(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
-    """Sort by a field or metric, the largest first (`-KEY`: the smallest first); runs without it last. A ConfigError if no run has it."""
-    name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
-    values = values_of("--sort", name, runs)
-    known = [one for one in runs if values[one.folder] is not None]
-    numbers = all(isinstance(values[one.folder], int | float) for one in known)
-    ordered = sorted(known, key=lambda one: sign * values[one.folder] if numbers else str(values[one.folder]))
-    return [*ordered, *(one for one in runs if values[one.folder] is None)]
-
-
-def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any]:
-    """Each run's value of a field, metric or setting, or its choice of a group, by folder; None if it has none.
-
-    ConfigError, with the option's name as its path, if no run has it.
-    """
-    known = [*ListedRun.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in (*one.metrics, *one.also))]
-    if key in known:
-        return {one.folder: one.get(key) for one in runs}
-    configs = {one.folder: _config(one.folder) for one in runs}
-    values = {folder: _setting(folder, config, key) for folder, config in configs.items()}
-    if runs and all(value is None for value in values.values()) and key not in (settings := dict(flat(next(filter(None, configs.values()), {})))):
-        meant = next((path for path in settings if path.endswith(f".{key}")), None)  # lr: optimizer.lr
-        raise ConfigError(Problem(option, "no such column, metric or setting", key, hint=f"did you mean '{meant}'?" if meant else nearest(key, known)))
-    return {folder: str(value).lower() if isinstance(value, bool) else value for folder, value in values.items()}
-
-
-def _setting(folder: str, config: Mapping[str, Any], key: str) -> Any:
-    found = at(config, key)
-    return header.read(read_text(RunFolder(Path(folder)).config) or "")[0].get(key) if config and isinstance(found, Mapping | None) else found
-
-
-def _config(folder: str) -> Mapping[str, Any]:
+def settings_of(folder: str) -> Mapping[str, Any]:
     """A run's settings, untyped, since types would take a hundred times as long; empty without a file, and, with a warning, if that is damaged."""
     file = RunFolder(Path(folder)).config
     try:
@@ -221,94 +137,8 @@ def _config(folder: str) -> Mapping[str, Any]:
             return cast(Mapping[str, Any], read)
         raise ValueError("it has no settings")
     except (ConfigError, ValueError, yaml.YAMLError) as error:
-        _warn(file, error)
+        warn_of(file, error)
         return {}
-
-
-def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:
-    """Refuse an unknown state, and a numeric comparison with a value that is not a number."""
-    if key == "state" and sign in ("=", "!=") and text not in State.__members__:
-        raise ConfigError(Problem("--where", "no such state", condition, f"one of: {', '.join(State)}", nearest(text, State)))
-    if sign != "~" and not (text == "null" and sign in ("=", "!=")) and any(isinstance(value, int | float) for value in values):
-        try:
-            float(text)
-        except ValueError:
-            raise ConfigError(Problem("--where", "compares a number with text", condition, "NAME=NUMBER, NAME>NUMBER, ...")) from None
-
-
-def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
-    """The settings that affect the result and differ between runs: by folder, the values by path of the config. A damaged config gives a warning."""
-    known = {one.folder: _identity(RunFolder(Path(one.folder)).config) for one in runs}
-    paths = dict.fromkeys(path for config in known.values() for path in config)
-    kept = [path for path in paths if len({repr(config.get(path, "-")) for config in known.values() if config}) > 1]
-    return {folder: {path: config.get(path, "-") for path in kept} for folder, config in known.items()}
-
-
-def _identity(file: Path) -> dict[str, Any]:
-    try:
-        return dict(flat(identity(saved.config_in(file).whole)))
-    except ConfigError as error:
-        _warn(file, error)
-        return {}
-
-
-def trained_from(runs: Sequence[ListedRun], run_root: Path) -> list[str]:
-    """The folders of other runs, in this run root or theirs, whose config names a checkpoint of one of these, by whatever path."""
-    those = {Path(one.folder).resolve() for one in runs}
-    roots = [*dict.fromkeys(one.parent.parent for one in those), run_root]  # run_root last: its runs are named by it
-    others = {folder.path.resolve(): str(folder.path) for root in roots for folder in below(root)}
-    return [folder for place, folder in others.items() if place not in those and _names_checkpoint(folder, those)]
-
-
-def _names_checkpoint(folder: str, those: Collection[Path]) -> bool:
-    text, config = read_text(RunFolder(Path(folder)).config) or "", _config(folder)
-    named = [value for key in ("initialise.weights", "resume_from") if isinstance(value := at(config, key), str)]
-    places = [Path(os.path.realpath(os.path.expanduser(value))) for value in named]  # a link may lead there
-    return any(f"{one.name}/checkpoints/" in text or any(place.is_relative_to(one) for place in places) for one in those)
-
-
-def in_mlflow(runs: Sequence[ListedRun]) -> list[ListedRun]:
-    """Those of which MLflow has something."""
-    return [one for one in runs if read_mapping(RunFolder(Path(one.folder)).tracking, shapes.TRACKING).get("run_id")]
-
-
-def unsent(runs: Sequence[ListedRun]) -> list[ListedRun]:
-    """Those that are tracked in MLflow, which does not have everything yet."""
-    settings = {one.folder: {key: at(_config(one.folder), f"tracking.{key}") for key in ("enabled", "report_to")} for one in runs}
-    return [one for one in runs if "mlflow" in backends_of(settings[one.folder]) and is_behind(RunFolder(Path(one.folder)))]
-
-
-def require_no_links(runs: Sequence[ListedRun]) -> None:
-    """ConfigError if a run's folder, or its experiment's, is a link: what is deleted would be elsewhere. A run root may be one."""
-    folders = [Path(one.folder).absolute() for one in runs]
-    links = dict.fromkeys(path for folder in folders for path in (folder.parent, folder) if path.is_symlink())
-    if links:
-        hint = "nothing has been deleted; remove the link, or name the run by the folder to which it leads"
-        raise ConfigError(*(Problem(str(link), f"is a link to {link.resolve()}", hint=hint) for link in links))
-
-
-def delete(runs: Sequence[ListedRun]) -> None:
-    """Delete runs' folders with their checkpoints; their records in MLflow stay. ConfigError if one is being written or sent: then none is deleted."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(soft + 2 * len(runs), hard)), hard))  # a file for each lock
-    with contextlib.ExitStack() as held:
-        for one in runs:
-            folder = RunFolder(Path(one.folder))
-            for lock, doing in ((folder.lock, "written"), (folder.sending, "sent")):
-                try:
-                    held.enter_context(locks.hold(lock, sign=False))
-                except locks.LockHeld as holder:
-                    hint = "wait for it, or stop it; nothing has been deleted"
-                    raise ConfigError(Problem(one.folder, f"is being {doing} by {holder}", hint=hint)) from None
-        for folder in [Path(one.folder).resolve() for one in runs]:
-            shutil.rmtree(folder)
-            if not any(folder.parent.iterdir()):
-                folder.parent.rmdir()
-
-
-def size_of(one: ListedRun) -> int:
-    """The size of a run's folder in bytes; links count as 0."""
-    return sum(path.lstat().st_size for path in Path(one.folder).rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def age(changed: float) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samewise.runner.records import shapes
-from samewise.runner.records.files import cut_torn_line, describe_misfit, open_to_read, parse_json, read_lines
+from samewise.runner.records.files import cut_torn_line, open_to_read, parse_json, read_lines
 
 _LOG = logging.getLogger("samewise.tracking")
 _HELD_BYTES = 32 << 20
@@ -166,7 +166,7 @@ def parse_line(line: bytes) -> Entry | None:
         value = parse_json(line)
     except ValueError:
         return None
-    if describe_misfit(value, shapes.JOURNAL_LINE):
+    if shapes.describe_misfit(value, shapes.JOURNAL_LINE):
         return None
     if "status" in value:
         return Entry(value["time_ms"], -1, {}, value["status"])
