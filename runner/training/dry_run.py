@@ -16,8 +16,6 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.data.keyed import training_keys
-from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError
 from samewise.runner.optim.groups import ranked_blocks
 from samewise.runner.processes.memory import refuse_too_much_memory
@@ -108,7 +106,6 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
                 untrained = [*_take_step(run), *find_in_schedule(run)] if run.total_steps else []  # max_steps=0 only evaluates
                 before = attributes_of(run.recipe)
                 rehearse(run)
-                run.recorder.cautions += _single_samples(run)
                 if alone and run.total_steps:
                     run.recorder.cautions += [
                         *untrained,
@@ -157,24 +154,6 @@ def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
         if ranked.index(other) < ranked.index(one):
             words = f"layer_decay takes '{other}' to be further from the output than '{one}', after which it computes"
             return [Problem("param_groups", words, hint="define the model's parts in the order in which they compute")]
-    return []
-
-
-def _single_samples(run: Run) -> list[Problem]:
-    """A caution if an epoch's last batch has micro-batches of one sample, and the model cannot be trained on one, as with a batch norm of vectors."""
-    plan, last = run.plan, run.plan.steps_per_epoch - 1
-    bounds = [plan.bounds(last, number) for number in range(run.micro_batches)]
-    if 1 not in [stop - start for _, start, stop in bounds] or run.total_steps <= last or not run.strategy.compiles:
-        return []
-    key = next(training_keys(run.order, plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
-    try:
-        for phase in run.phases:
-            batch = run.to_device(next(iter(Loader(run.splits["train"].keyed, lambda: iter((replace(key, indices=key.indices[:1]),))))))
-            run.recipe.loss(run.model, run.transforms["train"](batch), phase.spec)
-    except Exception as error:
-        if "more than 1 value per channel" in str(error):
-            words = f"step {last + 1} fails: some of its micro-batches, of an epoch's last batch of {bounds[-1][2] - bounds[0][1]}, have one sample"
-            return [Problem("loader.drop_last", f"{words}, and a norm of the model needs several", plan.drop_last, hint="true, or another batch_size")]
     return []
 
 

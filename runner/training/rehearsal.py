@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.generator_tracker import draws
@@ -40,8 +43,8 @@ def rehearse(run: Run) -> None:
     own = not type(run.recipe).__module__.startswith("samewise.")
     scores = run.recipe.scores(part.dataset)
     second = run.recipe.scores(part.dataset) if own else None
-    before, shared = _versions(run.model), _shared(scores, second)
-    with evaluating(run.model):
+    before, shared, single = _versions(run.model), _shared(scores, second), _single_samples(run)
+    with _noting_vectors(run, single) as normed, evaluating(run.model):
         for number, batch in enumerate(islice(loader_of(run, part), 2 if run.evaluate.batch_size == 1 else 1)):
             sent = run.to_device(batch)
             if number == 0:
@@ -49,6 +52,9 @@ def rehearse(run: Run) -> None:
             scores.add(measure_batch(run, run.model, number, sent))
             if run.model.training:
                 raise unfit(run.recipe, "measure leaves the model in training mode", "an evaluation that leaves the model as it is")
+    for norm in normed[:1]:
+        words = f"step {single[0]} fails: some of its micro-batches, of an epoch's last batch of {single[1]}, have one sample, and {norm} needs several"
+        tell(run, Problem("loader.drop_last", words, run.plan.drop_last, hint="true, or another batch_size"))
     changed = [name for (name, at), value in _versions(run.model).items() if before.get((name, at), value) != value]
     if {*changed} & {name for name, _ in run.model.named_parameters()}:
         raise unfit(run.recipe, f"measure changes the model's weights ({first_few(changed, 3)})", "an evaluation that leaves the model as it is")
@@ -64,6 +70,34 @@ def rehearse(run: Run) -> None:
     wanted = monitored(run)
     others = [(path, metric) for path, metric in watched(run).items() if metric not in {name for _, name in wanted}]
     require_computed(run, [*wanted, *others], [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics])
+
+
+def _single_samples(run: Run) -> tuple[int, int]:
+    """The first step in which a micro-batch has a single sample, as in an epoch's last batch, and the size of its batch; (0, 0) if none has."""
+    plan, last = run.plan, run.plan.steps_per_epoch - 1
+    bounds = [plan.bounds(last, number) for number in range(run.micro_batches)]
+    single = 1 in [stop - start for _, start, stop in bounds] and last < run.total_steps
+    return (last + 1, plan.size(last)) if single else (0, 0)
+
+
+@contextmanager
+def _noting_vectors(run: Run, single: tuple[int, int]) -> Generator[list[str]]:
+    """Note the batch norms to be trained that get one value of each channel for a sample: a batch of a single one would have no variance."""
+    names, hooks = list[str](), list[RemovableHandle]()
+    size = min(run.evaluate.batch_size, len(run.splits["valid"].dataset))
+
+    def note(name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(inputs[0], torch.Tensor) and inputs[0].shape[:1] == (size,) and inputs[0].numel() == size * inputs[0].shape[1]:
+            names.append(name)
+
+    for name, module in run.model.named_modules() if single[0] and run.config.compile.mode == "off" else ():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.training:
+            hooks.append(module.register_forward_pre_hook(partial(note, f"{name} ({type(module).__name__})")))
+    try:
+        yield names
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _tell_of_randomness(run: Run, dataset: Any, batch: Batch) -> None:

@@ -369,6 +369,7 @@ def test_a_failing_step_is_not_blamed_on_a_dropout_of_0(override: str, path: str
         ("BatchNorm1d", ["batch_size=240", "replicas=2"], False),
         ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240"], False),
         ("LayerNorm", ["loader.drop_last=false", "batch_size=240", "replicas=2"], False),
+        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240", "replicas=2", "+initialise.frozen=['2.*']"], False),
     ],
 )
 def test_a_micro_batch_of_one_sample_that_a_norm_cannot_take_is_warned_about(norm: str, overrides: list[str], is_warned_of: bool, tmp_path: Path) -> None:
@@ -381,4 +382,4 @@ def test_a_micro_batch_of_one_sample_that_a_norm_cannot_take_is_warned_about(nor
     said = [one for one in dry_run(compose(given, project=project), project) if "needs several" in one]
     assert bool(said) == is_warned_of
     if said:
-        assert "loader.drop_last: step 7 fails: some of its micro-batches, of an epoch's last batch of 2, have one sample" in said[0]
+        assert "loader.drop_last: step 7 fails: some of its micro-batches, of an epoch's last batch of 2, have one sample, and 2 (BatchNorm1d) needs" in said[0]
