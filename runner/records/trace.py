@@ -99,10 +99,9 @@ class Trace:
         renamed = [name for name, tensor in self._state.items() if id(tensor) in trained and own.get(name) is not tensor]
         self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(self._state), **({"renamed": renamed} if renamed else {})}
         self._chain = 0
-        self._initial: Callable[[], list[int]] | None = None
         self._gradients: list[Callable[[], list[int]]] = []
         self._weights: Callable[[], list[int]] = list
-        """These read digests, once they have been begun: of the weights before the first step, and of the current one's gradients in each phase and weights."""
+        """These two read the digests of the current step, once they have been begun: of the gradients of each phase, and of the weights."""
         self._begun: Callable[[], None] | None = None
         """Writes the line of the newest step, once its digests can be read."""
         self._file: BinaryIO | None = None
@@ -110,14 +109,13 @@ class Trace:
         self._write_at = 0.0
         self._last = b"{}"
 
-    def digest_initial(self) -> None:
-        """Begin to digest the weights with which training begins, for the head of a new file; before `open`, and on all processes."""
-        if self._every:
-            self._initial = self._digest_state()
+    def digest_initial(self) -> Callable[[], list[int]] | None:
+        """Begin to digest the weights with which training begins, for `open`; all processes call it."""
+        return self._digest_state() if self._every else None
 
-    def open(self, step: int, chain: int) -> None:
-        """Continue after `step`: later lines are removed, since their steps will be computed again."""
-        self._chain, initial, self._initial = chain, self._initial, None
+    def open(self, step: int, chain: int, initial: Callable[[], list[int]] | None = None) -> None:
+        """Continue after `step`: later lines are removed, since their steps will be computed again. `initial`: for the head of a new file."""
+        self._chain = chain
         if not self._every:
             if self._path.exists() and not _drop_after(self._path, after=step):
                 self._path.unlink(missing_ok=True)

@@ -25,8 +25,7 @@ def resume(run: Run, begun: dict[str, Any]) -> None:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
         restore(run, checkpoint.load_sharded(state, kept.path, run.strategy.layout.empty))
         find_earlier_best(run)
-    else:
-        run.recorder.trace.digest_initial()
+    initial = None if kept else run.recorder.trace.digest_initial()
     state = state or begun
     run.recorder.tracker = Silent()
     if run.strategy.peers.is_main:
@@ -43,7 +42,7 @@ def resume(run: Run, begun: dict[str, Any]) -> None:
         if kept and kept.path in untraced:
             words = f"was cut short or altered, and leads to no checkpoint; moved to {set_aside(run.folder.trace, 'damaged').name}"
             print(f"warning: {run.folder.trace}: {words}; a new trace begins after step {run.step}; earlier steps cannot be compared", file=sys.stderr)
-        run.recorder.trace.open(run.step, state.get("trace", 0))
+        run.recorder.trace.open(run.step, state.get("trace", 0), initial)
         run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
         last, every = max(run.recorder.tracker.last_step(), _first_step(run)), run.recorder.log_every_steps
         if kept and last // every < run.step // every:

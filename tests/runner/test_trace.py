@@ -39,9 +39,7 @@ def record(path, steps, *, change=lambda step, net: None, start=0, chain=0, ever
     with torch.no_grad():
         change(0, net)
     written = Trace(path, net, every_steps=every)
-    if not start:
-        written.digest_initial()
-    written.open(start, chain)
+    written.open(start, chain, None if start else written.digest_initial())
     for step in range(1, steps + 1):
         torch.manual_seed(step)
         net(torch.randn(5, 4)).sum().backward()
