@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
     console.print(f"{folder.id}: {count_points(found)}")
     if not found:
         return
-    console.print(_table(setting_rows(found)[:_MOST], right=(found[0].objective, *found[0].objectives, "std", "95 % interval", "seeds", "time")))
+    _print_table(console, setting_rows(found)[:_MOST], right=(found[0].objective, *found[0].objectives, "std", "95 % interval", "seeds", "time"))
     if note := not_best(found):
         console.print(note)
     ranked = [setting for setting in rank_settings(found) if not lacks_seeds(setting)] if len(goals(found)) == 1 else []
@@ -79,7 +80,7 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
             console.print(f"report   {more}")
     if front := front_rows(found):
         console.print(f"\n{PARETO}")
-        console.print(_table(front[:_MOST], right=tuple(found[0].objectives)))
+        _print_table(console, front[:_MOST], right=tuple(found[0].objectives))
     for one in found:
         if one.state is State.failed:
             log = folder.log(one.point.number)
@@ -105,7 +106,7 @@ def print_effects(effects: Sequence[Effect], note: str = "") -> None:
         rows.append({**effect_facts(one), "mean of each value": "  ".join(levels)})
     if rows:
         console.print()
-        console.print(_table(rows, right=("share", "rank correlation")))
+        _print_table(console, rows, right=("share", "rank correlation"))
     if note:
         console.print(note)
 
@@ -130,7 +131,7 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
         }
         for one in found
     ]
-    console.print(_table(rows))
+    _print_table(console, rows)
     if any(one.reason == UNSUBMITTED for one in found):
         why = f", since the launcher refused them: {folder.facts['refused']}" if "refused" in folder.facts else ""
         console.print(
@@ -141,28 +142,62 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
 
 def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
     """Print rows as a table; the columns in `right` are right-aligned."""
-    _console().print(_table(rows, right=right))
+    _print_table(_console(), rows, right=right)
 
 
 _SHORT = 12
-"""Characters of a number, a run or a state: on a narrow terminal, the columns of longer words are wrapped first. Nothing is cut."""
+"""Characters of a number, a run or a state, which stay on one line; on a narrow terminal the columns of longer words are wrapped."""
 
 
-_NARROWEST = 72
+def _print_table(console: PlainConsole, rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
+    """Print rows as a table. On a narrow terminal, what is the same in all rows goes above it, and headers and words are wrapped; nothing is cut."""
+    table = _table(rows, columns(rows), right=right)
+    if console.measure(table, options=console.options.update(max_width=_ANY)).maximum > console.width:
+        same = [name for name in columns(rows) if len(rows) > 1 and name and len({str(row.get(name, "")) for row in rows}) == 1]
+        if same:
+            console.print("in all: " + "  ".join(f"{name} {rows[0].get(name) or '-'}" for name in same))
+        table, needed = _narrow_table(rows, [name for name in columns(rows) if name not in same], right=right)
+        console.width = max(console.width, needed)
+    console.print(table)
 
 
-def _table(rows: Sequence[Row], *, right: Sequence[str] = ()) -> Table:
+_ANY = 10_000
+
+
+def _table(rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    names = columns(rows)
     for name in names:
-        is_short = all(len(cell := str(row.get(name, ""))) <= _SHORT and " " not in cell for row in rows)
-        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=is_short)
+        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(row.get(name, ""))) for name in names))
     return table
 
 
+def _narrow_table(rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]) -> tuple[Table, int]:
+    """The table with wrapped headers, and its smallest width."""
+    table, needed = _table(rows, names, right=right), 2 * (len(names) - 1)
+    for name, column in zip(names, table.columns, strict=True):
+        cells = [str(row.get(name, "")) for row in rows]
+        longest = max(map(len, cells), default=0)
+        column.no_wrap = longest <= _SHORT
+        header = _break(name, max(_SHORT - 2, min(longest, _SHORT)))
+        column.header = Text(header)
+        least = longest if column.no_wrap else min(_SHORT, max(len(word) for cell in cells for word in cell.split()))
+        needed += max(least, *map(len, header.split("\n")))
+    return table, needed
+
+
+def _break(name: str, width: int) -> str:
+    """A name in lines of at most this many characters if it has dots, slashes, underscores or spaces to break after."""
+    lines = [""]
+    for part in re.split(r"(?<=[._/ ])", name):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def _console() -> PlainConsole:
-    """Standard output; for a pipe or a file, as wide as the table, and never so narrow that numbers would have to be cut."""
+    """Standard output; a pipe or a file is as wide as the table."""
     console = PlainConsole(highlight=False, soft_wrap=True)
-    return PlainConsole(highlight=False, soft_wrap=True, width=max(_NARROWEST, console.width) if console.is_terminal else 400)
+    return PlainConsole(highlight=False, soft_wrap=True, width=console.width if console.is_terminal else _ANY)
