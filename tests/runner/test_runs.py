@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import resource
 import shutil
 from pathlib import Path
@@ -22,7 +21,6 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import find
 from samewise.runner.sweep.listing import list_runs
 from samewise.runner.sweep.selection import matching, sort_runs
-from samewise.runner.sweep.tables import print_rows
 from samewise.runner.tracking.journal import Journal
 
 TINY = [*DIGITS, "model.width=4"]
@@ -405,25 +403,3 @@ def test_the_suggested_command_names_one_run_if_two_share_a_fingerprint(tmp_path
         assert main(["train", *TINY, "max_steps=1", f"name={name}"]) == 0
     (command,) = (line.split("samewise ")[1].split() for line in capsys.readouterr().out.splitlines() if "samewise eval two/" in line)
     assert main(command) == 0
-
-
-@pytest.mark.parametrize("width", [200, 80, 60, 40])
-def test_a_table_on_a_narrow_terminal_keeps_every_value_whole(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
-    runs = {"1d10cc18": ("debug=tiny", 0.1, "0.2188"), "a52e6884": ("debug=tiny label_smoothing=0.2", 0.2, "0.25")}
-    common = {"name": "resnet18_digits", "state": "finished"}
-    rows = [
-        {**common, "run": run, "overridden": label, "recipe.label_smoothing": smoothing, "valid/accuracy": value, "changed": "27 min ago"}
-        for run, (label, smoothing, value) in runs.items()
-    ]
-    print_rows(rows, right=("changed",))
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert (lines[0] == "in all: name resnet18_digits  state finished  changed 27 min ago") == (width < 200)
-    for run, (_, smoothing, value) in runs.items():
-        (line,) = (line for line in lines if run in line)
-        assert {str(smoothing), value} <= {*line.split()}
-        assert ("27 min ago" in line) == (width == 200)
-    assert max(map(len, lines[1:])) <= width or width == 40
-    words = "".join("".join(lines).split())
-    assert (words.count("debug=tiny"), words.count("label_smoothing=0.2")) == (2, 1), "what is wrapped is not cut"

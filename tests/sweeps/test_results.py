@@ -324,11 +324,23 @@ def test_the_tables_address_includes_runs_that_another_sweep_trained(tmp_path, t
     assert "orderByKey=metrics.`valid/loss`&orderByAsc=true" in unquote(at.table)
 
 
-def test_a_table_on_a_narrow_terminal_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(tables.PlainConsole, "is_terminal", True)
-    monkeypatch.setenv("COLUMNS", "40")
-    row = {"name": "resnet18_digits", "run": "fbe51524", "overridden": "max_steps=2 accumulate=16", "state": "finished", "valid/accuracy": "0.07812"}
-    tables.print_rows([row, row], right=("step",))
-    said = capsys.readouterr().out
-    assert "\u2026" not in said
-    assert all(said.count(cell) == 2 for cell in ("fbe51524", "finished", "0.07812"))
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+def test_a_table_on_a_narrow_terminal_keeps_every_value_whole(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    runs = {"1d10cc18": ("debug=tiny", 0.1, "0.2188"), "a52e6884": ("debug=tiny label_smoothing=0.2", 0.2, "0.25")}
+    common = {"name": "resnet18_digits", "state": "finished"}
+    rows = [
+        {**common, "run": run, "overridden": label, "recipe.label_smoothing": smoothing, "valid/accuracy": value, "changed": "27 min ago"}
+        for run, (label, smoothing, value) in runs.items()
+    ]
+    tables.print_rows(rows, right=("changed",))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert (lines[0] == "in all: name resnet18_digits  state finished  changed 27 min ago") == (width < 200)
+    for run, (_, smoothing, value) in runs.items():
+        (line,) = (line for line in lines if run in line)
+        assert {str(smoothing), value} <= {*line.split()}
+        assert ("27 min ago" in line) == (width == 200)
+    assert max(map(len, lines[1:])) <= width or width == 40
+    words = "".join("".join(lines).split())
+    assert (words.count("debug=tiny"), words.count("label_smoothing=0.2")) == (2, 1), "what is wrapped is not cut"
