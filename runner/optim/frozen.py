@@ -96,3 +96,13 @@ def _is_frozen(modules: Mapping[str, nn.Module], name: str, meant: set[int]) -> 
         name = name.rpartition(".")[0]
         own = list(modules[name].parameters())
     return not any(one.requires_grad for one in own) and any(id(one) in meant for one in own)
+
+
+def idle_options(rules: Mapping[str, Any]) -> list[Problem]:
+    """Warnings about options of the optimizer in rules of `param_groups` that freeze what they match, so that it has no optimizer."""
+    frozen = [(name, rule) for name, rule in rules.items() if isinstance(rule, Mapping) and rule.get("frozen") is True]
+    found = [(f"param_groups.{name}.{key}", value) for name, rule in frozen for key, value in rule.items() if key not in _OF_FREEZING]
+    return [Problem(path, "has no effect: the rule freezes what it matches", value, hint=f"~{path} removes it") for path, value in found]
+
+
+_OF_FREEZING = ("match", "frozen", "frozen_statistics", "frozen_until")

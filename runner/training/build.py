@@ -25,6 +25,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Phase, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
+from samewise.runner.optim.frozen import idle_options
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.processes import this_process
 from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
@@ -125,6 +126,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
             *(continued.input_cautions(cfg) if train and hasattr(model, "checkpoint_problems") else ()),
             *(class_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
+            *idle_options(rules),
             *_max_steps_caution(composed, plan),
             *_every_epochs_caution(composed),
             *(mixing_cautions(transforms, order, plan) if train and "debug" not in composed.choices else ()),

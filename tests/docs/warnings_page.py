@@ -43,6 +43,7 @@ WARNINGS: dict[str, tuple[str, str]] = {
     "TF32 on the CPU": ("only CUDA devices support it", "precision=tf32"),
     "float16 on the CPU": ("most CPUs are slower with it, not faster", "precision=fp16"),
     "A layer that is never unfrozen": ("training ends first", "+param_groups.head={match:fc.*,frozen_until:5}"),
+    "An option of the optimizer for frozen layers": ("what is frozen has no optimizer", "+param_groups.head={match:fc.*,frozen:true,lr:0.01}"),
     "A `max_steps` that is not reached": ("`max_epochs` ends training first", "max_steps=1000"),
     "Evaluations by steps and by epochs": ("the steps decide", "evaluate.every_steps=9 evaluate.every_epochs=2"),
     "Settings of another choice": ("an experiment file sets them for its own choice; another choice gets only those that it takes", OTHER),
