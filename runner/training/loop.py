@@ -16,6 +16,7 @@ from torch import Tensor
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
+from samewise.runner.optim.gradients import separate_gradients
 from samewise.runner.optim.stepping import step_of
 from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
@@ -75,7 +76,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
 
 
 def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Tensor, Callable[[], Tally]]:
-    """A micro-batch's loss, the gradient its backward pass begins with, and its tally: read after that pass, since reading a value waits for the device."""
+    """A micro-batch's loss, the gradient its backward pass begins with, and what follows that pass: it gives the tally, whose reading waits for the device."""
     streams.enter(run.seed, "step", run.step, micro.number, phase.number)
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
     with run.precision.autocast():
@@ -83,4 +84,9 @@ def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, 
     require_loss(run.recipe, loss)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
     first = run.precision.first_gradient(loss.total, nominal)
-    return loss.total, first, lambda: Tally.of(loss, nominal=nominal, seen=run.recorder.trace.digests(run.step + 1, micro.batch, batch))
+
+    def after() -> Tally:
+        separate_gradients(run.parameters)
+        return Tally.of(loss, nominal=nominal, seen=run.recorder.trace.digests(run.step + 1, micro.batch, batch))
+
+    return loss.total, first, after

@@ -35,7 +35,7 @@ GROUPS: list[dict[str, Any]] = [
     {"stem": {"match": "stem.*", "frozen": True, "frozen_statistics": "train"}},
 ]
 LATER: dict[str, Any] = {"stem": {"match": "stem.*", "frozen_until": 1}}
-NORMLESS, CUTTABLE = ("Letters", "Matrices", "Tied"), {"Image": "head", "Letters": "body", "Matrices": "body"}
+NORMLESS, CUTTABLE = ("Letters", "Matrices", "Tied", "Sums"), {"Image": "head", "Letters": "body", "Matrices": "body"}
 PLAIN = ("SGD", "ASGD")
 
 
@@ -44,7 +44,7 @@ def cases(draw: st.DrawFn, strategy: str = "single") -> Case:
     """A case under one of the strategies, on several processes if it needs them."""
     optimizer, options = draw(st.sampled_from(OPTIMIZERS))
     cut = strategy in ("pipeline", "rpc")
-    models = ["Matrices"] if optimizer == "Muon" else list(CUTTABLE) if cut else ["Image", "Pyramid", "Letters", "Masks", "Waves", "Tied"]
+    models = ["Matrices"] if optimizer == "Muon" else list(CUTTABLE) if cut else ["Image", "Pyramid", "Letters", "Masks", "Waves", "Tied", "Sums"]
     model = draw(st.sampled_from(models))
     replicas = 1 if cut else 2 if strategy in ("ddp", "fsdp") else draw(st.integers(1 if strategy == "single" else 2, 4))
     accumulate = draw(st.integers(2 if cut else 1, 3))

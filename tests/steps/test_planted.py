@@ -30,6 +30,7 @@ LATER = ONE.varied(
 DDP = Case(strategy="ddp", memory_format="channels_last", replicas=2, processes=2, batch_size=24, samples=49, drop_last=False, steps=3)
 
 FAULTS: dict[str, tuple[Case, str, str, str]] = {
+    "gradients that share memory": (ONE.varied(model="Sums", groups={}), "optim.gradients", "if start < end:", "if end < start < end:"),
     "a sum with the wrong sign": (ONE, "strategies.tree", "left.tensor.add_(right.tensor)", "left.tensor.sub_(right.tensor)"),
     "views that do not lie as the parameters": (
         ONE,

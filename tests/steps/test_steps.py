@@ -21,6 +21,8 @@ FEW, SOME, MANY = (settings(ALWAYS_THE_SAME, max_examples=number) for number in 
 @example(Case(memory_format="channels_last", replicas=2))
 @example(Case(memory_format="channels_last", replicas=3, accumulate=2, uneven=True, clip_norm=0.1, parts=(("stem", "body"), ("head",))))
 @example(Case(model="Tied", average=(0.5, 1), accumulate=2))
+@example(Case(model="Sums", accumulate=2))
+@example(Case(model="Sums", clip_norm=0.1, dtype="float16"))
 @SOME
 @given(cases())
 def test_a_step_matches_the_reference(case: Case) -> None:
@@ -41,7 +43,12 @@ IN_PROCESSES = {
     ),
     "ddp": Case(strategy="ddp", **{**HALVED, "replicas": 2, "samples": 49}, uneven=True, optimizer="AdamW", options={"lr": 0.05, "eps": SMOOTH}),
     "ddp, phases, zero": Case(
-        strategy="ddp", replicas=2, processes=2, parts=(("stem", "body"), ("head",)), settings={"find_unused_parameters": True, "zero": True}
+        model="Sums",
+        strategy="ddp",
+        replicas=2,
+        processes=2,
+        parts=(("stem", "body"), ("head",)),
+        settings={"find_unused_parameters": True, "zero": True},
     ),
     "fsdp": Case(strategy="fsdp", **{**HALVED, "replicas": 2}, uneven=True, clip_norm=0.1, average=(0.5, 1)),
     "fsdp, tied": Case(model="Tied", strategy="fsdp", replicas=2, processes=2, batch_size=12, average=(0.5, 1)),

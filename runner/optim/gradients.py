@@ -1,0 +1,24 @@
+"""Gives each gradient memory of its own, since autograd may let several share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+
+def separate_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Copy gradients that share memory, before anything is added to them or multiplied in place, which would change the others too.
+
+    Autograd keeps what a backward pass returns as a parameter's gradient without a copy (seen in torch 2.14.1). Parameters that are added to each other may
+    get views of one tensor, for example a class token and a position embedding in a compiled backward pass, or two offsets in any.
+    """
+    held = [one for one in parameters if type(one.grad) is Tensor and not one.grad.is_sparse]  # no shard: FSDP has copied the gradients
+    spans = sorted((one.grad.data_ptr(), one.grad.nbytes, number) for number, one in enumerate(held))  # pyright: ignore[reportOptionalMemberAccess]
+    if any(start + size > other for (start, size, _), (other, _, _) in pairwise(spans)):
+        end = 0
+        for start, size, number in spans:
+            if start < end:
+                held[number].grad = held[number].grad.clone()  # pyright: ignore[reportOptionalMemberAccess]
+            end = max(end, start + size)
