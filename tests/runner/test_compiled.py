@@ -28,24 +28,26 @@ from samewise.runner.training.compiled import facts, require_possible
 
 PACKAGE = "lab_of_compiling"
 LAB = """
+import torch
 from torch import nn
 
 class Net(nn.Module):
     def __init__(self, *, looks=False):
         super().__init__()
         self.first, self.norm, self.drop, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Linear(4, 10)
+        self.offset, self.of_first, self.of_rest = (nn.Parameter(torch.zeros(size)) for size in (10, 1, 9))  # compiled, their gradients share memory
         self.looks = looks
 
     def forward(self, pixels):
         values = self.drop(self.norm(self.first(pixels)).relu()).mean((2, 3))
         if self.looks and values.sum().item() > 0:
             values = -values
-        return self.last(values)
+        return self.last(values) + (self.offset + torch.cat([self.of_first, self.of_rest]))
 """
 TINY = [
     *(*QUIET, "dataset=generated_classification", "transforms=images", "name=compiled", "max_steps=4"),
     *("~model", "+model={_target_: lab_of_compiling.Net, looks: false}", "batch_size=16", "checkpoint.every_steps=2", "evaluate.limit=2"),
-    *("dataset.samples=40", "max_epochs=4", "compile=default", "name=compiled"),
+    *("dataset.samples=40", "max_epochs=4", "compile=default", "clip_norm=0.1"),
 ]
 UNEVEN = ["loader.drop_last=false", "max_steps=5"]
 """Batches of 16, 16 and 8 samples."""
