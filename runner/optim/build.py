@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, Final, cast
 
 import torch
@@ -17,15 +15,11 @@ from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.groups import parameter_groups
-from samewise.runner.optim.schedules.base import SCHEDULED
 from samewise.runner.optim.stepping import begin_late_momentum
 
 FUSED_ON: Final = ("cpu", "cuda")
 """Devices whose fused kernels are used: on the CPU they round square roots correctly, where the others take them from a library that does
 not on every processor."""
-
-_NO_OPTIONS: Final = ("params", "param_names", "name", "fused", "foreach", *SCHEDULED[:1], *(f"initial_{name}" for name in SCHEDULED))
-"""Entries of a parameter group on which the names of the state do not depend."""
 
 Instantiate = Callable[[Any, str], Any]
 """What turns a config node into an object, given the node's place in the config, for messages."""
@@ -68,89 +62,6 @@ def implementation(optimizer: Optimizer) -> str:
     if optimizer.defaults.get("fused"):
         return "fused"
     return "foreach" if optimizer.defaults.get("foreach") else "loop"
-
-
-def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state, except for options, which may differ here, as the choice of implementation does under another strategy; a schedule sets its own anyway.
-
-    ConfigError if its parameters are the same in another order, or if an option needs averages that it does not have.
-    """
-    here, there = ([name for group in groups for name in group.get("param_names", ())] for groups in (optimizer.param_groups, state["param_groups"]))
-    if here != there and sorted(here) == sorted(there):  # torch matches them by their place
-        name = next(one for one, other in zip(here, there, strict=True) if one != other)
-        words = f"has the checkpoint's parameters in another order, from {name} on: their state would be given to others"
-        hint = "if the model was changed, initialise.weights takes the checkpoint's weights alone; if not, create it in the same order, not from a set"
-        raise ConfigError(Problem("optimizer", words, hint=hint))
-    made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
-    options = {*inspect.signature(made_by).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
-    groups = list[dict[str, Any]](state["param_groups"])
-    for place, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):  # torch refuses another number of groups
-        for name in ("amsgrad", "centered"):
-            if own.get(name) and not group.get(name):
-                raise ConfigError(Problem(f"optimizer.{name}", "needs averages that the checkpoint does not have", True, "as in that run"))
-        groups[place] = {**group, **{key: value for key, value in own.items() if key in options}}
-    optimizer.load_state_dict({**state, "param_groups": groups})
-
-
-def needed(optimizer: Optimizer, state: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What the next step would need for a parameter and not find in a checkpoint's state, as a name; with the option that alone asks for it, if there is one.
-
-    It is found by steps of copies of the optimizer that have one small parameter each, and of the checkpoint's state only the names.
-    """
-    saved, tried = state["state"], set[Any]()
-    for number, (group, there) in enumerate(zip(optimizer.param_groups, state["param_groups"], strict=False)):
-        for parameter, index in zip(group["params"], there["params"], strict=False):
-            kept: Mapping[str, Any] = saved.get(index) or {}
-            kind = (number, parameter.ndim, frozenset(kept))
-            if not kept or kind in tried:
-                continue
-            tried.add(kind)
-            if name := _missing(optimizer, group, parameter, kept):
-                differing = [key for key, value in group.items() if key in there and key not in _NO_OPTIONS and there[key] != value]
-                option = next((key for key in differing if not _missing(optimizer, {**group, key: there[key]}, parameter, kept)), "")
-                return name, option
-    return None
-
-
-def _missing(optimizer: Optimizer, options: Mapping[str, Any], parameter: nn.Parameter, kept: Mapping[str, Any]) -> str:
-    """The name that a step looks up and does not find if a parameter has what is called as in `kept`; empty if there is none."""
-    first = _step_of_copy(optimizer, options, parameter, None)
-    if first is None:
-        return ""
-    made, small = first
-
-    def as_kept(name: str) -> Any:
-        value = kept[name]
-        return made[name] if name in made else torch.zeros_like(small) if isinstance(value, Mapping) or getattr(value, "ndim", 0) else deepcopy(value)
-
-    try:
-        _step_of_copy(optimizer, options, parameter, {name: as_kept(name) for name in kept})
-    except KeyError as error:
-        return str(error.args[0]) if error.args else ""
-    return ""
-
-
-def _step_of_copy(optimizer: Optimizer, options: Mapping[str, Any], parameter: nn.Parameter, state: dict[str, Any] | None) -> Any:
-    """Take a step with a copy of the optimizer that has one small parameter; return its state and the parameter, or None if it fails.
-
-    With `state`, which the parameter has before the step, a KeyError is raised.
-    """
-    own = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer holds another
-    small = nn.Parameter(torch.ones([2] * parameter.ndim, dtype=parameter.dtype, device=parameter.device))
-    small.grad = torch.ones_like(small)
-    try:
-        copied = own.__class__.__new__(own.__class__)
-        others = {key: value for key, value in vars(own).items() if key not in ("state", "param_groups")}
-        vars(copied).update(deepcopy(others, {id(one): small for group in optimizer.param_groups for one in group["params"]}))
-        group = {key: deepcopy(value) for key, value in options.items() if key not in ("params", "param_names")}
-        copied.param_groups = [{**group, "params": [small], "param_names": ["small"]}]
-        copied.state = defaultdict(dict, {small: state} if state else {})
-        copied.step()
-    except Exception as error:
-        if state and isinstance(error, KeyError):
-            raise
-        return None  # one that takes no such parameter, or cannot be copied: its own first step will tell
-    return copied.state[small], small
 
 
 def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, tuple[Mapping[str, Any], str]]:

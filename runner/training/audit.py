@@ -190,7 +190,7 @@ def _summarise_names(state: Sequence[tuple[str, str]]) -> str:
 
 
 _HOW = ("fused", "foreach", "differentiable", "capturable")
-"""Options of an optimizer for the implementation of its arithmetic, chosen on each machine (`optim.build.load_state`)."""
+"""Options of an optimizer for the implementation of its arithmetic, chosen on each machine (`optim.states.load_state`)."""
 
 
 def state_differences(there: Mapping[str, Any], here: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:

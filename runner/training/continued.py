@@ -11,8 +11,8 @@ from typing import Any
 from samewise.runner.config import compose
 from samewise.runner.config.tree import at, flat, same
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.optim.build import needed
 from samewise.runner.optim.schedules.base import Schedule, Span
+from samewise.runner.optim.states import needed
 from samewise.runner.records import hugging_face, shapes
 from samewise.runner.records.files import read_json
 
@@ -108,6 +108,17 @@ def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], sche
         schedule.load_state_dict(state["schedule"])
     except KeyError:
         raise ConfigError(_other_kind("scheduler", ("scheduler",), here, there)) from None
+
+
+def frozen_by(here: Any, path: Path) -> str:
+    """What freezes parameters in an experiment's plain config, and in that of the run that wrote the checkpoint, to be appended to a sentence."""
+    said = list[str]()
+    for whole, where in ((here, "here"), (_config_of(path), "there")):
+        rules = at(whole, "param_groups") or {}
+        found = [f"param_groups.{name}" for name, rule in rules.items() if isinstance(rule, Mapping) and rule.get("frozen") is True]
+        found += ["initialise.frozen"] if at(whole, "initialise.frozen") else []
+        said += [f"{', '.join(found)} {'freezes' if len(found) == 1 else 'freeze'} some {where}"] if found else []
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def measures_the_same(here: Any, path: Path) -> bool:

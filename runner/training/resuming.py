@@ -11,7 +11,7 @@ from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoi
 from samewise.runner.records import checkpoint, trace_reader
 from samewise.runner.records.files import read_json, set_aside
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.continued import measures_the_same, require_left, require_same_kind
+from samewise.runner.training.continued import frozen_by, measures_the_same, require_left, require_same_kind
 from samewise.runner.training.evaluation import find_earlier_best
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
@@ -91,11 +91,13 @@ def continue_from(run: Run, given: str) -> dict[str, Any]:
             for part in (run.schedule, *run.callbacks.values()):
                 part.forget_evaluations()
     except (RuntimeError, ValueError, KeyError, ConfigError) as error:
+        reason, own_hint = first_line(error), ""
         if isinstance(error, ConfigError):
-            expected = error.problems[0].expected or expected
-        reason = f"{error.problems[0].path}: {error.problems[0].message}" if isinstance(error, ConfigError) else first_line(error)
+            problem = error.problems[0]
+            expected, own_hint = problem.expected or expected, problem.hint
+            reason = f"{problem.path}: {problem.message}{frozen_by(run.composed.whole, path) if problem.path == 'param_groups' else ''}"
         message, alone = f"does not fit this experiment: {reason}", f"initialise.weights={given} takes the weights alone"
-        hint = f"leave out the overrides that change it; or {alone}, those of other shapes left out with initialise.exclude=[PATTERN]"
+        hint = f"{own_hint or 'leave out the overrides that change it'}; or {alone}, those of other shapes left out with initialise.exclude=[PATTERN]"
         raise ConfigError(Problem("resume_from", message, str(path), expected, hint)) from error
     require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())
     return {"trace": state.get("trace", 0)}

@@ -10,7 +10,7 @@ from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Recipe
-from samewise.runner.optim.build import load_state
+from samewise.runner.optim.states import load_state
 from samewise.runner.records import shards
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.training.evaluation import left_out

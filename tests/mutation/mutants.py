@@ -54,6 +54,7 @@ TESTS = {
     "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_keyed.py"],
     "data/plan.py": ["tests/runner/test_plan_and_order.py"],
     "optim/build.py": OPTIM,
+    "optim/states.py": OPTIM,
     "optim/groups.py": [*OPTIM[::-1], *HELD],
     "optim/matching.py": [*OPTIM[::-1], INITIAL[0]],
     "optim/initialise.py": INITIAL,

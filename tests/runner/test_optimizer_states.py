@@ -12,7 +12,9 @@ from samewise_runner_optimizers import build, network, sgd
 from torch import nn
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.optim.build import implementation, load_state, needed
+from samewise.runner.optim.build import implementation
+from samewise.runner.optim.groups import freeze_groups
+from samewise.runner.optim.states import load_state, needed
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -76,6 +78,50 @@ def test_a_state_with_the_same_parameters_in_another_order_is_refused() -> None:
     load_state(again, one.state_dict())
     with pytest.raises(ConfigError, match=r"optimizer: has the checkpoint's parameters in another order, from second\.weight on"):
         load_state(other, one.state_dict())
+
+
+FREEZES = {"match": "0.*", "frozen": True}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"f": FREEZES}, {}, r"param_groups: other parameters are trained than in the checkpoint: only here: 0\.weight, 0\.bias; hint"),
+        ({}, {"f": FREEZES}, r"only there: 0\.weight, 0\.bias; hint"),
+        ({"f": FREEZES}, {"f": {**FREEZES, "match": "1.*"}}, r"only here: 0\.weight, 0\.bias; only there: 1\.weight, 1\.bias; hint"),
+        ({}, {"b": {"match": "1.*"}}, r"param_groups: sorts .* than in the checkpoint: 1\.weight is in 'b' here, and in 'rest' there"),
+        ({"a": {"match": "0.*"}}, {"a": {"match": ["0.*", "1.weight"]}}, r"1\.weight is in 'a' here, and in 'rest' there"),
+        ({"f": FREEZES, "a": {"match": "1.*"}}, {"f": FREEZES, "b": {"match": "1.*", "lr_factor": 0.5}}, ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["AdamW", "Adafactor"])
+def test_a_state_of_other_parameters_or_groups_is_refused_with_their_names(kind: str, before: dict[str, Any], after: dict[str, Any], said: str) -> None:
+    """torch matches them by their places, also where shapes differ: fused kernels then read beyond the end of an average."""
+
+    def made(rules: dict[str, Any]) -> Any:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+        freeze_groups(model, rules)
+        model(torch.ones(4, 6)).square().sum().backward()
+        return build({"_target_": f"torch.optim.{kind}", "lr": 0.1}, model, rules)["train"]
+
+    first, other = made(before), made(after)
+    first.step()
+    assert needed(other, first.state_dict()) is None
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        load_state(other, first.state_dict())
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [("AdamW", (True, False)), ("Adafactor", (True, False)), ("SGD", (False, False))])
+def test_without_names_a_state_with_another_parameters_shape_is_refused(kind: str, is_refused: tuple[bool, bool]) -> None:
+    """SGD without momentum keeps no state."""
+    layers = [nn.Linear(6, 1), nn.Linear(1, 6)]
+    for parameter in nn.ModuleList(layers).parameters():
+        parameter.grad = torch.ones_like(parameter)
+    one, other = (getattr(torch.optim, kind)([p for layer in order for p in layer.parameters()], lr=0.1) for order in (layers, layers[::-1]))
+    one.step()
+    for optimizer, refused in zip((other, one), is_refused, strict=True):
+        with pytest.raises(ConfigError, match="optimizer: the checkpoint's state is of other parameters") if refused else nullcontext():
+            load_state(optimizer, one.state_dict())
 
 
 @pytest.mark.parametrize("options", [{"nesterov": True}, {"dampening": 0.5}, {"maximize": True}])

@@ -229,6 +229,25 @@ def test_an_optimizer_that_needs_what_the_checkpoint_lacks_is_refused_by_check_a
     assert not (tmp_path / "two").exists()
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("+param_groups.f={match: 0.*, frozen: true}", "+param_groups.g={match: 1.*, frozen: true}", "param_groups.g freezes some here; param_groups.f"),
+        ("initialise.frozen=[0.*]", "param_groups=none", r"only here: 0\.weight, 0\.bias \(initialise.frozen freezes some there\)"),
+        ("param_groups=none", "param_groups=head_only", r"param_groups: other .*only there: 0\.weight, .* \(param_groups.\w+ freezes some here\)"),
+    ],
+)
+def test_other_frozen_parameters_than_in_the_checkpoint_are_refused_by_check_and_before_the_first_step(tmp_path, before, after, said):
+    trained(composed(*SMALL, "optimizer=adamw", before, "max_steps=1"), tmp_path / "one")
+    start = tmp_path / "one" / "checkpoints" / "latest"
+    other = composed(*SMALL, "optimizer=adamw", after, "max_steps=2", f"resume_from={start}")
+    for attempt in (lambda: dry_run(other, other.project), lambda: trained(other, tmp_path / "two")):
+        with pytest.raises(ConfigError, match=said) as caught:
+            attempt()
+        assert caught.value.problems[0].hint.startswith("freeze what that run froze; to train some parameters later, use frozen_until in a single run; or ")
+    assert not (tmp_path / "two").exists()
+
+
 @pytest.mark.parametrize(("given", "hint"), [("nowhere", "RUN/checkpoints"), ("run", "step-00000004")])
 def test_a_path_that_is_not_a_checkpoint_is_refused(samewise, tmp_path, given, hint):
     for step in (2, 4):
