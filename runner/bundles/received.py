@@ -173,7 +173,7 @@ def store_contradictions(folder: RunFolder) -> list[str]:
     monitor = summary["monitor"]
     measured = {**summary["final"], **({f"{PREFIX}{monitor}": summary["best"][monitor]} if monitor in summary["best"] else {})}
     known = {name: float(value) for name, value in measured.items() if math.isfinite(value)}
-    there = {name: stored["metrics"].get(describing.key(name), value) for name, value in known.items()}
+    there = {name: stored["metrics"].get(describing.apart(name), stored["metrics"].get(describing.key(name), value)) for name, value in known.items()}
     found = [f"the store has {there[name]!r} for {name}, and its summary.json {value!r}" for name, value in known.items() if repr(there[name]) != repr(value)]
     params = describing.params(redact_values(OmegaConf.to_container(OmegaConf.load(folder.config))))
     values = {name: (stored["params"].get(name, value), value) for name, value in params.items() if not is_outside(name)}  # it keeps the first of the others

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +33,31 @@ def key(name: str) -> str:
     """`name` as a valid MLflow name of a metric, param or tag: letters, digits and `_-. /:`, no path tricks, at most 250 characters."""
     parts = [part for part in re.sub(r"[^\w\-. /:]", "_", name).split("/") if part not in ("", ".", "..")]
     return _fit("/".join(parts) or "_", _KEY_LENGTH)
+
+
+def apart(name: str) -> str:
+    """`name` as `key`, with a digest of it: for a metric whose `key` another metric of the run has."""
+    return f"{key(name)[: _KEY_LENGTH - 9]}_{_digest(name)}"
+
+
+class MetricKeys:
+    """The valid MLflow names of a run's metrics, given in the journal's order: of several with the same `key` the first has it, the others are kept `apart`.
+
+    `before`: the names that precede, of what was sent already.
+    """
+
+    def __init__(self, before: Iterable[str] = ()) -> None:
+        self._keys = dict[str, str]()
+        self._taken = set[str]()
+        for name in before:
+            self.of(name)
+
+    def of(self, name: str) -> str:
+        """The metric's name in MLflow."""
+        if name not in self._keys:
+            self._keys[name] = apart(name) if key(name) in self._taken else key(name)
+            self._taken.add(self._keys[name])
+        return self._keys[name]
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
@@ -156,7 +181,11 @@ def _fit(text: str, length: int) -> str:
     """`text`, shortened to fit if necessary, with a digest of the whole that distinguishes long texts."""
     if len(text) <= length:
         return text
-    return f"{text[: length - 9]}_{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    return f"{text[: length - 9]}_{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _target(component: Any) -> str | None:

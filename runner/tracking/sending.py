@@ -54,6 +54,7 @@ class Sending:
         self._files_at = 0.0
         self._left_out = set[Path]()
         self._best: list[best.Best] | None = None
+        self._keys = dict[Path, describing.MetricKeys]()
         self.progress = progress.load(folder).at(remove_password(settings["uri"]))
 
     def synchronise(self, *, alive: bool) -> Sent:
@@ -208,6 +209,10 @@ class Sending:
         metrics: list[Metric] = []
         ended, last = self.progress.ended, self.progress.last_ms
 
+        if path not in self._keys:
+            before = journal.read_entries(path, end=offset) if offset else ()
+            self._keys[path] = describing.MetricKeys(name for entry, _ in before for name in entry.metrics)
+        keys = self._keys[path]
         monitored = self._best_values(offset) if path == self.folder.metrics else []
         if monitored and not offset:
             started = next((entry.time_ms for entry, _ in journal.read_entries(path)), 0)
@@ -223,7 +228,7 @@ class Sending:
         for entry, behind in journal.read_entries(path, offset=offset, end=size):
             ended = entry.status or ended
             last = max(last, entry.time_ms)
-            metrics.extend(Metric(describing.key(name), value, entry.time_ms, entry.step) for name, value in entry.metrics.items())
+            metrics.extend(Metric(keys.of(name), value, entry.time_ms, entry.step) for name, value in entry.metrics.items())
             metrics.extend(Metric(one.name, one.value, entry.time_ms, entry.step) for one in monitored if one.take(entry.metrics))
             offset = behind
             if len(metrics) >= _BATCH:

@@ -201,6 +201,20 @@ def test_names_that_mlflow_refuses_are_changed_and_delay_nothing(written: RunFol
     assert len(keys) == 6
 
 
+def test_metrics_that_mlflow_would_call_the_same_are_kept_apart_in_every_session(written: RunFolder, store: Store) -> None:
+    names = ("recall(cat)", "recall[cat]", "recall_cat_")
+    for step in (11, 12):
+        with written.metrics.open("a") as journal:
+            journal.write(json.dumps({"step": step, "time_ms": 1, "metrics": {name: step + number for number, name in enumerate(names)}}) + "\n")
+        done = sending(written, store)  # another sender, which begins behind what was sent
+        done.synchronise(alive=step == 11)
+        names = (*names[1:], names[0])
+    points = store.points(done.progress.run_id)[1]
+    series = {key: (value, points[key, 12]) for (key, step), value in points.items() if step == 11}
+    assert series.pop("recall_cat_") == (11, 14)
+    assert sorted(series.values()) == [(12, 12), (13, 13)]
+
+
 def test_a_run_sent_to_another_store_and_back_continues_where_it_was(written: RunFolder, store: Store, tmp_path: Path) -> None:
     first = sending(written, store)
     first.synchronise(alive=True)
