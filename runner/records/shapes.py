@@ -59,6 +59,7 @@ TRACKING: dict[str, Any] = {
     "registered?": {str: str},
 }
 TRACKING["others?"] = {str: dict(TRACKING)}
+TENSORBOARD = {"written": {str: [int]}}
 WANDB = {"id": str, "sent": {str: int}, "status": (str, None)}
 MANIFEST = {"step": int, "steps_per_epoch?": int, "total_steps?": int, "sha256": SHA256, "content?": SHA256, "weights?": (DIGEST, None), "metrics?": NUMBERS}
 

@@ -111,7 +111,9 @@ def without_sql(said: str) -> str:
 
 
 def describe_failure(said: str) -> str:
-    """An error of MLflow's client on one line, with what to do if the server requires authentication, or an SQLite file cannot be written."""
+    """An error of MLflow's or W&B's client on one line, with what to do if the server requires authentication, or an SQLite file cannot be written."""
+    if re.match("UsageError: No API key|AuthenticationError: ", said):
+        return f"{REFUSED} (not logged in): run `wandb login`, or set WANDB_API_KEY; WANDB_MODE=offline needs neither"
     refused = re.search(r"failed with error code (401|403)\b", said)
     if refused is None:
         closed = re.search("attempt to write a readonly database|unable to open database file", said)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.address import without_sql
+from samewise.runner.tracking.address import REFUSED, describe_failure, without_sql
 from samewise.runner.tracking.backends import TITLES, Backend, RunGone
-from samewise.runner.tracking.link import TROUBLE
+from samewise.runner.tracking.link import FAILING, REACHED, TROUBLE
 
 _LOG = logging.getLogger("samewise.tracking")
 _LONGEST_WAIT_S = 5.0
@@ -47,6 +47,11 @@ class Copy:
         """When it last received anything (`time.monotonic`)."""
         return self._backend.sent.moved if self._backend is not None else -math.inf
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the last attempt failed for want of the user's access, which no retry gives."""
+        return REFUSED in describe_failure(self.trouble)
+
     def bring_up(self, *, ended: bool) -> None:
         """Send what is new. Repeated failures are logged once."""
         if self.is_complete:
@@ -57,6 +62,8 @@ class Copy:
             self._backend.synchronise(alive=not ended)
             if self.trouble:
                 _LOG.info("sending again")
+            if ended:
+                _LOG.info("%s %s", REACHED, TITLES[self._name])
             self.trouble, self.is_complete = "", ended
             self.wait = float(self._settings["send_every_s"])
         except RunGone as error:
@@ -64,6 +71,6 @@ class Copy:
             self.wait = 0.0
         except Exception as error:  # any error: the journal has what was not sent, and the next pass sends it
             if (said := without_sql(f"{type(error).__name__}: {error}")[:2000]) != self.trouble:
-                _LOG.warning("cannot send to %s%s %s", TITLES[self._name], TROUBLE, said)
+                _LOG.warning("%s %s%s %s", FAILING, TITLES[self._name], TROUBLE, said)
             self.wait = min(_LONGEST_WAIT_S, max(0.25, 2 * self.wait) if self.trouble else 0.25)
             self.trouble = said

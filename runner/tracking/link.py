@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -25,8 +26,11 @@ SHARED = "SAMEWISE_SENDERS"
 
 
 LOG = "sender.log"
+FAILING = "cannot send to"
 TROUBLE = ", retrying:"
-_TAIL = 8192
+REACHED = "everything has reached"
+_TOLD = re.compile(rf"(?:{FAILING} (.+?){TROUBLE} (.*)|{REACHED} (.+))$")
+_TAIL = 1 << 16
 _LAST_S = 10.0
 """The longest time from a sender's last message to its end."""
 
@@ -47,13 +51,26 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
 
 def last_trouble(folder: Path, *, since: int = 0) -> str:
     """Why a run's sender could not send, from the end of its log (after byte `since`), to be appended to a sentence; empty if unknown."""
+    _, found, told = _end_of_log(folder, since).rpartition(TROUBLE)
+    return f": {describe_failure(told.split(chr(10))[0])}" if found else ""
+
+
+def troubles(folder: Path, *, since: int = 0) -> dict[str, str]:
+    """Why a run's sender could not send, from the end of its log (after byte `since`), by the backend's title; empty where everything has arrived since."""
+    found = dict[str, str]()
+    for told in filter(None, map(_TOLD.search, _end_of_log(folder, since).splitlines())):
+        failing, why, reached = told.groups("")
+        found[failing or reached] = describe_failure(why)
+    return found
+
+
+def _end_of_log(folder: Path, since: int) -> str:
     try:
         with open(folder / LOG, "rb") as log:
             log.seek(max(since, os.fstat(log.fileno()).st_size - _TAIL))
-            _, found, told = log.read().decode(errors="replace").rpartition(TROUBLE)
+            return log.read().decode(errors="replace")
     except OSError:
         return ""
-    return f": {describe_failure(told.split(chr(10))[0])}" if found else ""
 
 
 def log_size(folder: Path) -> int:

@@ -100,7 +100,7 @@ def quiet_mlflow() -> Generator[None]:
 
 
 def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int, *, since: float) -> int:
-    """Send until the trainer has ended and everything is sent, or nothing has succeeded for `flush_timeout_s` since.
+    """Send until the trainer has ended and everything is sent, or nothing has succeeded for `flush_timeout_s` since, or what is left is refused.
 
     Returns 0 if everything was sent, 1 if not.
 
@@ -123,13 +123,15 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
             sampler.sample()
         for copy in copies:
             copy.bring_up(ended=ended)
-        if ended and all(copy.is_complete for copy in copies):
+        left = [copy for copy in copies if not copy.is_complete]
+        if ended and not left:
             return 0
-        late = [copy.moved for copy in copies if copy.trouble]
-        if ended_at is not None and late and time.monotonic() - max(ended_at, *late) > float(settings["flush_timeout_s"]):
+        late = [copy.moved for copy in left if copy.trouble]
+        is_over = ended_at is not None and late and time.monotonic() - max(ended_at, *late) > float(settings["flush_timeout_s"])
+        if is_over or (ended and all(copy.is_refused for copy in left)):
             _LOG.warning("gave up; run `samewise sync %s` to send the rest", shlex.quote(str(folder.path)))
             return 1
-        wait = min([copy.wait for copy in copies if not copy.is_complete], default=float(settings["send_every_s"]))
+        wait = min([copy.wait for copy in left], default=float(settings["send_every_s"]))
 
 
 def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:

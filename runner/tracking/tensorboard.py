@@ -1,8 +1,9 @@
 """Writes event files for TensorBoard to the run's folder, under tensorboard/. Imports tensorboard.
 
 They are made of the journal alone: a sender that starts writes them from the beginning and empties those of the sender before it, so each point is there
-once, whatever was killed, and nothing needs to be remembered. A TensorBoard that is open meanwhile drops what it had read: the new file says that a session
-starts at step 0 (`SessionLog.START`, as in tensorboard.backend.event_processing). It would never go on from a file that is gone, so the old ones stay, empty.
+once, whatever was killed. A TensorBoard that is open meanwhile drops what it had read: the new file says that a session starts at step 0 (`SessionLog.START`,
+as in tensorboard.backend.event_processing). It would never go on from a file that is gone, so the old ones stay, empty. Once everything is written,
+tensorboard.json says from which files: while those are the same, nothing is written again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from samewise.runner.config.tree import flat
 from samewise.runner.config.yaml_files import read_yaml
-from samewise.runner.records.files import read_text, require_no_link
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_mapping, read_text, require_no_link, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import describing, journal
@@ -39,15 +41,21 @@ class TensorBoard:
         self.folder = folder
         self.sent = Sent()
         self._place = folder.path / "tensorboard"
+        self._file = folder.path / "tensorboard.json"
         self._read: dict[Path, int] = {folder.metrics: 0, folder.system: 0}
         self._pictures: dict[Path, int] = {}
         self._step = 0
         self._writer: EventFileWriter | None = None
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Write what is new; on first use everything, replacing older files."""
+        """Write what is new; on first use everything, replacing older files, unless these have everything."""
         older = list(self._place.glob(f"{_PREFIX}*")) if self._writer is None else []
         require_no_link(self._place, *older)
+        sources = self._sources()
+        is_there = any(path.stat().st_size for path in older) and read_mapping(self._file, shapes.TENSORBOARD).get("written") == sources
+        if is_there and not alive:
+            return self.sent
+        self._file.unlink(missing_ok=True)
         if self._writer is None:
             self._writer = EventFileWriter(str(self._place))
             self._add(_EVENTS.Event(wall_time=time.time(), step=0, session_log=_EVENTS.SessionLog(status=_EVENTS.SessionLog.START)))
@@ -59,7 +67,15 @@ class TensorBoard:
         self._writer.flush()
         for path in older:
             os.truncate(path, 0)
+        if not alive:
+            write_json(self._file, {"written": sources})
         return self.sent
+
+    def _sources(self) -> dict[str, list[int]]:
+        """The size and time of each file from which the events are made."""
+        files = [*self._read, self.folder.config, *(path for _, path in describing.pictures(self.folder))]
+        stats = {path.relative_to(self.folder.path).as_posix(): path.stat() for path in files if path.exists()}
+        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
     def _add(self, event: Any) -> None:
         assert self._writer is not None

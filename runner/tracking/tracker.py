@@ -79,7 +79,7 @@ class WithSender(Tracker):
         self._sender: link.Link | None = None
         self._starts = 0
         self._log_began = link.log_size(folder.path)
-        self._told = False
+        self._told = set[str]()
 
     def start(self) -> None:
         """Start, with the sender."""
@@ -87,13 +87,13 @@ class WithSender(Tracker):
         self._start_sender()
 
     def before_checkpoint(self, step: int) -> None:
-        """Make logged values durable; restart a sender that has ended. Warn once if the server refuses this user, since no retry helps."""
+        """Make logged values durable; restart a sender that has ended. Warn once of each backend that refuses this user, since no retry helps."""
         super().before_checkpoint(step)
         self._revive()
-        trouble = "" if self._told else link.last_trouble(self.folder.path, since=self._log_began)
-        if REFUSED in trouble:
-            self._told = True
-            _LOG.warning("nothing is sent to %s%s; training continues", remove_password(self._settings["uri"]), trouble)
+        refused = {title: why for title, why in self._troubles().items() if REFUSED in why and title not in self._told}
+        for title, why in refused.items():
+            _LOG.warning("nothing is sent to %s: %s; training continues", self._place(title), why)
+        self._told |= refused.keys()
 
     def finish(self, status: str) -> None:
         """End, and wait up to `flush_timeout_s` until the sender has sent everything."""
@@ -101,13 +101,22 @@ class WithSender(Tracker):
         self._revive()
         sender = self._sender
         if sender is None or not sender.tell_end() or not link.wait_for(sender, float(self._settings["flush_timeout_s"])):
+            troubles, titles = self._troubles(), [TITLES[name] for name in backends_of(self._settings)]
+            behind = [title for title in titles if troubles.get(title) != ""] or titles
+            why = "; ".join(dict.fromkeys(filter(None, map(troubles.get, behind))))
             words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
-            names = [remove_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in backends_of(self._settings)]
-            _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path, since=self._log_began), shlex.quote(str(self.folder.path)))
+            _LOG.warning(words, " and ".join(map(self._place, behind)), why and f": {why}", shlex.quote(str(self.folder.path)))
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has created the run."""
         return read_mapping(self.folder.tracking, shapes.TRACKING).get("run_id")
+
+    def _troubles(self) -> dict[str, str]:
+        return link.troubles(self.folder.path, since=self._log_began)
+
+    def _place(self, title: str) -> str:
+        """A backend in a message: its title, or MLflow's address."""
+        return remove_password(self._settings["uri"]) if title == TITLES["mlflow"] else title
 
     def _start_sender(self) -> None:
         self._starts += 1

@@ -91,13 +91,19 @@ def log(folder: RunFolder, steps: range, *, resume: int | None) -> None:
     journal.close()
 
 
-def test_tensorboard_shows_each_value_once_however_often_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_shows_each_value_once_however_often_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = make_run(tmp_path)
-    for _ in range(2):
+    for sent in ("5 metrics and 1 file", "0 metrics and 0 files"):
         assert main(["sync", "--to", "tensorboard"]) == 0
+        assert f"sent {sent} to TensorBoard" in capsys.readouterr().out
+    assert len(list((folder.path / "tensorboard").iterdir())) == 1
     log(folder, range(3, 9), resume=3)  # a run that was killed, and resumed from step 3
-    assert main(["sync", "--to", "tensorboard"]) == 0
+    for sent in ("8 metrics and 1 file", "0 metrics and 0 files"):
+        assert main(["sync", "--to", "tensorboard"]) == 0
+        assert f"sent {sent} to TensorBoard" in capsys.readouterr().out
     points, pictures = by_tensorboard(folder)
     assert points["train/loss"] == [(step, float(np.float32(1 / step))) for step in range(1, 9)]
     assert pictures == ["valid/seen"]
@@ -158,6 +164,31 @@ def test_wandb_offline_has_all_values_and_the_config_without_passwords(tmp_path:
     assert points["train/loss"] == [(step, 1 / step) for step in range(1, 6)]
     assert config["optimizer"] == {"lr": 0.1}
     assert not [path for path in folder.path.glob("wandb/**/*") if path.is_file() and b"hunter2" in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_missing_key_of_wandb_is_told_at_once_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Only W&B is named: the others have everything."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "nobody"))
+    folder, backends = RunFolder(tmp_path / "runs" / "tried" / "0123456789ab"), ["mlflow", "wandb", "tensorboard"]
+    folder.create()
+    settings = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", report_to=backends, log_system=False, send_every_s=0.1, flush_timeout_s=3600.0)
+    tracker = open_tracker(folder, OmegaConf.structured(settings), resume_step=None)
+    tracker.start()
+    tracker.log({"train/loss": 0.5}, 1)
+    while b"cannot send" not in (folder.path / "sender.log").read_bytes():
+        time.sleep(0.1)
+    for step in (1, 2):
+        tracker.before_checkpoint(step)
+    tracker.finish("FINISHED")  # at once, or pytest's timeout ends it
+    why = "the server refuses access (not logged in): run `wandb login`, or set WANDB_API_KEY; WANDB_MODE=offline needs neither"
+    during, at_end = (record.getMessage() for record in caplog.records if record.name == "samewise.tracking")
+    assert during == f"nothing is sent to Weights & Biases: {why}; training continues"
+    assert at_end == f"not everything has reached Weights & Biases yet: {why}; run `samewise sync {folder.path}` to send the rest"
+    assert by_tensorboard(folder)[0]["train/loss"] == [(1, 0.5)]
 
 
 def test_a_tag_that_is_too_long_for_wandb_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
