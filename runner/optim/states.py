@@ -62,7 +62,7 @@ def needed(optimizer: Optimizer, state: Mapping[str, Any]) -> tuple[str, str] | 
 def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None:
     """Why torch, which matches parameters by their places in the groups, would give the state of one to another; None if it would not."""
     groups, saved = optimizer.param_groups, state["param_groups"]
-    here, there = ([list(group.get("param_names", ())) for group in each] for each in (groups, saved))
+    here, there = ([list(map(str, group.get("param_names", ()))) for group in each] for each in (groups, saved))
     if not any(here) or not any(there):
         return _misshapen(optimizer, state)
     if here == there:
@@ -71,14 +71,14 @@ def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
     only = {"here": [name for name in mine if name not in theirs], "there": [name for name in theirs if name not in mine]}
     if any(only.values()):
         words = "; ".join(f"only {where}: {first_few(names, 3)}" for where, names in only.items() if names)
-        hint = "freeze what that run froze; to train some parameters later, use frozen_until in a single run"
+        hint = "freeze the same parameters as that run; to train some later, use frozen_until in a single run"
         return Problem("param_groups", f"other parameters are trained than in the checkpoint: {words}", hint=hint)
     if set(map(frozenset, here)) != set(map(frozenset, there)):
         places = [(name, groups[mine[name]].get("name"), saved[theirs[name]].get("name")) for name in mine]
         name, now, then = next((one for one in places if one[1] != one[2]), places[0])
         words = f"sorts the parameters into other groups than in the checkpoint: {name} is in '{now}' here, and in '{then}' there"
         return Problem("param_groups", words, hint="use the rules of that run")
-    name = next(one for one, other in zip(mine, theirs, strict=True) if one != other)
+    name = next((one for one, other in zip(mine, theirs, strict=True) if one != other), here[0][0])
     words = f"has the checkpoint's parameters in another order, from {name} on: their state would be given to others"
     return Problem("optimizer", words, hint="create the model's layers in that order, and not from a set")
 

@@ -244,7 +244,7 @@ def test_other_frozen_parameters_than_in_the_checkpoint_are_refused_by_check_and
     for attempt in (lambda: dry_run(other, other.project), lambda: trained(other, tmp_path / "two")):
         with pytest.raises(ConfigError, match=said) as caught:
             attempt()
-        assert caught.value.problems[0].hint.startswith("freeze what that run froze; to train some parameters later, use frozen_until in a single run; or ")
+        assert caught.value.problems[0].hint.startswith("freeze the same parameters as that run; to train some later, use frozen_until in a single run; or ")
     assert not (tmp_path / "two").exists()
 
 
