@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from samewise.runner.config.fingerprint import is_outside
+from samewise.runner.errors import number_of
 from samewise.runner.tracking.best import PREFIX
 
 KEY = "samewise"
@@ -203,11 +204,13 @@ def _line_of(experiment: str, part: Part) -> str:
         return ""
     label = best[0].name.removesuffix(f" ({best[0].params.get('choices.experiment')})")
     name = f"[{_plain(label)}](#/experiments/{experiment}/runs/{best[0].id})"
-    text = f"**[{part.title}]({part.address(experiment)})**: best of {len(part.runs)} is {name}, `{part.monitor}` **{best[0].metrics[part.sort_metric]:.4g}**"
+    text = f"**[{part.title}]({part.address(experiment)})**: best of {len(best)} is {name}, `{part.monitor}` **{best[0].metrics[part.sort_metric]:.4g}**"
     if ties := sum(run.metrics[part.sort_metric] == best[0].metrics[part.sort_metric] for run in best) - 1:
         text += f" (equally good: {ties} other{'s' * (ties > 1)})"
-    if apart := set_apart(best[0], part.runs):
+    if apart := set_apart(best[0], best):
         text += f", with {apart}"
+    if rest := len(part.runs) - len(best):
+        text += f"; not compared: {number_of(rest, 'run')} with another monitored metric or without a value"
     if len(best) > 1:
         ids = json.dumps([run.id for run in best[: _COMPARED // 2]], separators=(",", ":"))
         text += f" ([compare the best](#/compare-runs?runs={quote(ids)}&experiments={quote(json.dumps([experiment]))}&{FOR_TRAINING}))"

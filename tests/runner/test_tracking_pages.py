@@ -89,11 +89,17 @@ def test_the_description_begins_with_the_best_run_and_what_sets_it_apart() -> No
     assert "best of 2 is [run 5](#/experiments/7/runs/id5), `valid/distance` **0.2**, with optimizer.lr **0.1** (not 0.2)" in first
     assert "the best first" in read
     lines = others[0].splitlines()
-    assert (
-        "best of 4 is [run 2](#/experiments/7/runs/id2), `valid/accuracy` **0.9**, with optimizer.lr **0.03** (not 0.1, 0.3, 1), seed **0** (not 1)" in lines[0]
-    )
+    words = "best of 3 is [run 2](#/experiments/7/runs/id2), `valid/accuracy` **0.9**, with optimizer.lr **0.03** (not 0.1, 0.3), seed **0** (not 1)"
+    assert f"{words}; not compared: 1 run with another monitored metric or without a value" in lines[0]
     assert "sweep wide-1" in lines[2]
     assert 'compare-runs?runs=["id2","id3","id1"]&experiments=["7"]' in unquote(lines[0])
+
+
+def test_runs_that_monitor_another_metric_are_not_compared_with_the_best() -> None:
+    least = [run(number, 2.0 + number, monitor="valid/loss", mode="min", seed=str(number)) for number in (1, 2)]
+    told = note("7", parts([*least, run(3, 0.9, **{"optimizer.lr": "0.3"}), run(4, None, monitor="valid/loss", mode="min")]))
+    assert "best of 2 is [run 1](#/experiments/7/runs/id1), `valid/loss` **3**, with seed **1** (not 2); not compared: 2 runs with" in told
+    assert "optimizer.lr" not in told
 
 
 def test_the_description_of_very_many_experiments_fits_into_a_tag() -> None:
