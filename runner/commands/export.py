@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     for option in ("tolerance", "most_lost"):
         if not 0 <= getattr(args, option) < 1:
             raise ConfigError(Problem(f"--{option.replace('_', '-')}", "is not a valid share", getattr(args, option), "at least 0 and less than 1"))
+    if args.uri and not (args.log_model or args.register):
+        raise ConfigError(Problem("--uri", "is where --log-model and --register log the model, and neither is given", args.uri, hint="add --log-model"))
     require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)

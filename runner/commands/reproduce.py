@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
+    if args.signature and not args.key:
+        raise ConfigError(Problem("--signature", "is compared with a public key, and none is given", str(args.signature), hint="--key FILE"))
     if args.key:
         signing.require_signer(args.key)
     with _place(args.out) as folder:

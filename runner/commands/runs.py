@@ -41,8 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "action", nargs="?", choices=("list", "rm", "gc"), default="list", help="list (default); rm: delete the given runs; gc: delete those that failed"
     )
     parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rm: {RUN}")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
-    parser.add_argument("--uri", help="list the runs of this MLflow store instead (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
+    where.add_argument("--uri", help="list the runs of this MLflow store instead (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
     parser.add_argument(
         "--where", action="append", default=[], metavar="CONDITION", help="only runs that meet this condition: state=failed, 'valid/loss<1' (may be repeated)"
     )

@@ -20,7 +20,7 @@ from samewise.runner.launchers.base import Launcher, Standing
 from samewise.runner.records import locks, trust
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.json_text import to_json
-from samewise.runner.records.sweep_folder import SweepFolder, below, find
+from samewise.runner.records.sweep_folder import SweepFolder, below, find, is_named
 from samewise.runner.records.trust import is_trusted
 from samewise.runner.sweep.results import PointResult, State, current_results, open_launcher, point_results
 from samewise.runner.tracking.address import remove_password
@@ -55,13 +55,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--list", action="store_true", help="compose, check and print its points without starting any")
     parser.add_argument("--retry-failed", action="store_true", help="also run failed points again")
     parser.add_argument("--wait", action="store_true", help="wait until the jobs have ended, even if the launcher can continue without this command")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
+    parser.add_argument("--run-root", type=Path, help="where to look for sweeps by id (default: runs)")
     parser.add_argument("--json", action="store_true", help="print the points and their results as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.points and not args.cancel:
         raise ConfigError(Problem("--points", "only limits what --cancel stops", args.points, hint="samewise sweep SWEEP --cancel --points 3,5"))
+    if args.run_root and args.overrides and not is_named(args.overrides):
+        hint = f"settings are written without dashes: run_root={args.run_root}"
+        raise ConfigError(Problem("--run-root", "is where to look for a sweep by its id, not where these overrides write one", str(args.run_root), hint=hint))
+    args.run_root = args.run_root or Path("runs")
+    if args.cancel and args.json:
+        raise ConfigError(Problem("--json", "prints points and results, and --cancel has none", hint="samewise sweep SWEEP --status --json"))
     if args.status and not args.overrides:
         return _all(args)
     if args.status or args.cancel:
@@ -101,7 +107,7 @@ def _find_sweep(args: argparse.Namespace) -> SweepFolder:
     """Find the sweep by its id, folder or overrides."""
     from samewise.runner.sweep.running import open_sweep
 
-    if len(args.overrides) == 1 and "=" not in args.overrides[0]:
+    if is_named(args.overrides):
         return find(args.overrides[0], run_root=args.run_root)
     if not args.overrides:
         raise _no_sweep_error()

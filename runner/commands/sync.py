@@ -87,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.uri is not None:
         check_uri(args.uri, path="--uri")
+        if "mlflow" not in (args.to or ["mlflow"]):
+            raise ConfigError(Problem("--uri", f"is the address of an MLflow store, and --to names only {' and '.join(args.to)}", args.uri, hint="--to mlflow"))
     if found := problems(args.to or [], path="--to"):
         raise ConfigError(*found)
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))

@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
     if args.steps is not None and args.audit is not None:
         raise ConfigError(Problem("--steps", "applies to training from the beginning, but --audit repeats parts of a run", args.steps, "one of the two"))
+    if args.audit_seed is not None and args.audit is None:
+        raise ConfigError(Problem("--audit-seed", "draws the parts of an audit, and there is no --audit", args.audit_seed, hint="add --audit"))
     if Path(args.run, "export.json").is_file():
         return _verify_export(args)
     with open_received(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
@@ -91,7 +93,7 @@ def _verify_export(args: argparse.Namespace) -> int:
     use_own_inductor_cache()
     from samewise.runner.exports.folder import run_test_vectors
 
-    if args.overrides or args.steps or args.audit is not None:
+    if args.overrides or args.steps or args.uri or args.audit is not None:
         raise ConfigError(Problem("verify", "an export is verified by its test vectors: nothing is trained", expected="samewise verify FOLDER"))
     if args.clients and not args.clients.is_dir():
         raise ConfigError(Problem("--clients", "is not a folder", str(args.clients), "a copy of docs/examples, with the programs that you have built"))

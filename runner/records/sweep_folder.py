@@ -220,6 +220,11 @@ def below(run_root: Path) -> Iterator[SweepFolder]:
     return (SweepFolder(file.parent) for file in files)
 
 
+def is_named(asked: Sequence[str]) -> bool:
+    """Whether arguments name an existing sweep, by its id or folder; otherwise they are overrides."""
+    return len(asked) == 1 and "=" not in asked[0] and not asked[0].startswith("~")
+
+
 def find(name: str, *, run_root: Path) -> SweepFolder:
     """Find the sweep called `name`: its folder, its id, or the start of a part of the id. A ConfigError unless exactly one matches."""
     if (Path(name) / "sweep.json").is_file():

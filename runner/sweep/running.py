@@ -19,7 +19,7 @@ from samewise.runner.launchers.base import Launcher
 from samewise.runner.records import sources
 from samewise.runner.records import trust as trusted
 from samewise.runner.records.files import require_writable
-from samewise.runner.records.sweep_folder import HOME, SweepFolder, below, find
+from samewise.runner.records.sweep_folder import HOME, SweepFolder, below, find, is_named
 from samewise.runner.sweep.engine import Sweep, refuse_unlisted
 from samewise.runner.sweep.points import Composer, identity
 from samewise.runner.sweep.progress import Watcher
@@ -141,7 +141,7 @@ def open_sweep(given: Sequence[str], project: Project) -> tuple[Space, SweepFold
 
 def _overrides(asked: Sequence[str], *, run_root: Path, trust: bool) -> tuple[list[str], SweepFolder | None]:
     """The given overrides; or those of the sweep whose id or folder was given, with its folder."""
-    if len(asked) == 1 and "=" not in asked[0] and not asked[0].startswith("~"):
+    if is_named(asked):
         found = find(asked[0], run_root=run_root)
         given = list(found.facts["overrides"])  # read before it is signed
         trusted.require(found.made_by, trust=trust, uses=trusted.RUNS)

@@ -192,6 +192,14 @@ DIGITS = ["experiment=resnet18_digits", "debug=tiny"]
 BAD = {
     "no such option": (["train", "--fast"], "--fast"),
     "a setting as an option": (["train", "--batch-size", "4"], "without dashes: batch_size=4"),
+    "a folder for runs as an option of a sweep": (["sweep", *DIGITS, "seed=0,1", "--run-root", "elsewhere"], "without dashes: run_root=elsewhere"),
+    "a folder for runs as an option of a sweep's state": (["sweep", *DIGITS, "seed=0,1", "--run-root", "elsewhere", "--status"], "run_root=elsewhere"),
+    "JSON of a cancelled sweep": (["sweep", "1a2b", "--cancel", "--json"], "--status --json"),
+    "a store for another backend": (["sync", "--to", "tensorboard", "--uri", "http://127.0.0.1:9"], "--to names only tensorboard"),
+    "a store to which an export is not logged": (["export", "3f2a", "--out", "out", "--uri", "http://127.0.0.1:9"], "hint: add --log-model"),
+    "a folder and a store": (["runs", "--run-root", "elsewhere", "--uri", "http://127.0.0.1:9"], "--uri: not allowed with argument --run-root"),
+    "a seed without an audit": (["verify", "3f2a", "--audit-seed", "1"], "hint: add --audit"),
+    "a signature without a key": (["reproduce", "a.bundle", "--signature", "a.sig"], "hint: --key FILE"),
     "an option as a setting": (["report", "1a2b", "run_root=elsewhere"], "--run-root elsewhere"),
     "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
     "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
@@ -250,6 +258,13 @@ def test_bad_input_gives_a_clear_message_and_exit_code_2_and_writes_nothing(kind
     assert done.returncode == 2, done.stderr
     assert any(word in done.stderr for word in BAD[kind][1].split("|")), done.stderr
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [("--uri", "http://127.0.0.1:9"), ("--steps", "2"), ("--audit",)])
+def test_an_export_takes_no_options_for_training_again(samewise: Run, here: Path, option: tuple[str, ...]) -> None:
+    (here / "export.json").write_text("{}")
+    done = samewise("verify", here, *option)
+    assert (done.returncode, "nothing is trained" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.slow
