@@ -21,7 +21,7 @@ from samewise.runner.records.files import read_json, read_mapping, require_writa
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.address import remove_password
-from samewise.runner.tracking.journal import logged_values
+from samewise.runner.tracking.journal import last_evaluation, logged_values
 from samewise.runner.tracking.sender import prepare_environment
 
 if TYPE_CHECKING:
@@ -98,11 +98,12 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         step, _, name = found
         divergence = Divergence(step, "metric", name, "{} was logged as {!r} and as {!r}".format(name, *logged[name][1:]), since=since)
     summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in folders]
-    finals = [(summary.get("metrics") or {}).get("final", {}) for summary in summaries]
+    evaluated, finals = zip(*(_last_evaluation(folder, summary) for folder, summary in zip(folders, summaries, strict=True)), strict=True)
     metrics = {name: [finals[0].get(name), finals[1].get(name)] for name in sorted({*finals[0], *finals[1]})}
+    differ = [name for name, pair in metrics.items() if None not in pair and not _same(*pair) and not name.startswith(MEASURED)]
     steps, weights = ([summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256"))
     ended = None not in weights and steps[0] == steps[1]
-    same_metrics = not logged and not (ended and any(None not in pair and not _same(*pair) for name, pair in metrics.items() if not name.startswith(MEASURED)))
+    same_metrics = not logged and not (evaluated[0] == evaluated[1] and differ)
     altered = [f"{folder.path}: {words}" for folder in folders if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))] + misstated
     return {
         "same": bool(both or ended) and not divergence and same_metrics and not altered and not any(apart) and not (ended and weights[0] != weights[1]),
@@ -110,6 +111,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         "environment": environment.differences(*(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)),
         "code": sources.differences(first.sources, second.sources),
         "metrics": metrics,
+        "evaluated": evaluated,
         "logged": {f"{name} at step {step}": values for name, (step, *values) in logged.items()},
         "same_metrics": same_metrics,
         "steps": len(both),
@@ -174,6 +176,11 @@ def _logged_apart(first: Any, second: Any) -> dict[str, tuple[int, float, float]
     return found
 
 
+def _last_evaluation(folder: Any, summary: Mapping[str, Any]) -> tuple[int, Mapping[str, float]]:
+    """The step and metrics of a run's last evaluation; of one that has not finished, those in its journal."""
+    return (summary["steps"], summary["metrics"]["final"]) if summary.get("metrics") else last_evaluation(folder.metrics)
+
+
 def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     from samewise.runner.sweep.page import document, table
 
@@ -182,7 +189,7 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     if found["config"]:
         parts += ["<h2>Config</h2>", table([{"": path, names[0]: shown(one), f"{names[1]} ": shown(two)} for path, one, two in found["config"]])]
     for title, key in (("Metrics of the last evaluation", "metrics"), ("Where logged metrics first differ", "logged")):
-        pairs = [(name, *_numbers(*pair), _differs(*pair, ended=bool(found["weights"]) or key == "logged")) for name, pair in found[key].items()]
+        pairs = [(name, *_numbers(*pair), _differs(*pair, compared=key == "logged" or len({*found["evaluated"]}) == 1)) for name, pair in found[key].items()]
         rows = [{"": name, names[0]: one, f"{names[1]} ": two, "differs": differs} for name, one, two, differs in pairs]
         parts += [f"<h2>{title}</h2>", table(rows)] if rows else []
     for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"]), ("Altered", found["altered"])):
@@ -265,7 +272,7 @@ def _print(found: dict[str, Any]) -> None:
         print(f"code:        differs in {', '.join(found['code'])}")
     for key in ("metrics", "logged"):
         for name, pair in found[key].items():
-            print(f"  {name:<24} {' | '.join(_numbers(*pair))}   {_differs(*pair, ended=bool(found['weights']) or key == 'logged')}".rstrip())
+            print(f"  {name:<24} {' | '.join(_numbers(*pair))}   {_differs(*pair, compared=key == 'logged' or len({*found['evaluated']}) == 1)}".rstrip())
     for line in (*found["missing"], *found["altered"]):
         print(f"  {line}")
     for line in _verdict(found):
@@ -276,9 +283,9 @@ def _same(one: float | None, two: float | None) -> bool:
     return repr(one) == repr(two)  # also if both are NaN
 
 
-def _differs(one: float | None, two: float | None, *, ended: bool) -> str:
-    """Whether two values differ, in a word; what is not compared, since one is missing or the runs have not `ended` after equally many steps, does not."""
-    return "" if _same(one, two) else "in one run only" if one is None or two is None else "differs" if ended else "after other steps"
+def _differs(one: float | None, two: float | None, *, compared: bool) -> str:
+    """Whether two values differ, in a word; what is not `compared`, since one is missing or they are of different steps, does not."""
+    return "" if _same(one, two) else "in one run only" if one is None or two is None else "differs" if compared else "after other steps"
 
 
 def _numbers(*values: float | None) -> list[str]:

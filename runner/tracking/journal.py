@@ -160,6 +160,15 @@ def logged_values(path: Path) -> dict[tuple[int, str], float]:
     return {(entry.step, name): value for entry, _ in read_entries(path) for name, value in entry.metrics.items()}
 
 
+def last_evaluation(path: Path) -> tuple[int, dict[str, float]]:
+    """The step and metrics of the last evaluation in a journal; -1 and nothing without one."""
+    step, metrics = -1, dict[str, float]()
+    for entry, _ in read_entries(path):
+        if found := {name: value for name, value in entry.metrics.items() if "/valid/" in f"/{name}"}:
+            step, metrics = entry.step, found
+    return step, metrics
+
+
 def parse_line(line: bytes) -> Entry | None:
     """Parse a line; None if it is not an entry."""
     try:

@@ -132,9 +132,32 @@ def test_a_metric_that_cannot_be_compared_is_not_said_to_differ(samewise, run, o
     (run / "summary.json").write_text(json.dumps({**summary, "steps": 10}))
     done = samewise("diff", original, run)
     assert (done.returncode, "differs" in done.stdout, "| 12.5   after other steps\n" in done.stdout) == (0, False, True), done.stdout
+    (run / "metrics.jsonl").unlink()
     (run / "summary.json").unlink()
     done = samewise("diff", original, run)
     assert (done.returncode, "differs" in done.stdout, "| -   in one run only\n" in done.stdout) == (0, False, True), done.stdout
+
+
+def test_runs_that_failed_are_compared_by_their_last_evaluations(samewise, run, original, tmp_path):
+    other = Path(shutil.copytree(run, tmp_path / "other", symlinks=True))
+    (run / "summary.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert samewise("diff", original, run).stdout.count("valid/") == samewise("diff", original, original).stdout.count("valid/") > 0
+    assert "run only" not in samewise("diff", original, run).stdout
+
+    def log(step: int, loss: float) -> None:
+        more = json.dumps({"time_ms": 1, "step": step, "metrics": {"valid/loss": loss, "epoch": 1.0}})
+        (run / "metrics.jsonl").write_text("".join([*(line for line in lines if "valid/" not in line), more, "\n"]))
+
+    log(5, 7.5)
+    done = samewise("diff", original, run)
+    assert (done.returncode, "| 7.5   after other steps\n" in done.stdout) == (0, True), done.stdout
+    (other / "summary.json").unlink()
+    found = json.loads(samewise("diff", other, run, "--json").stdout)
+    assert (found["metrics"]["valid/loss"][1], found["evaluated"]) == (7.5, [12, 5])
+    log(12, 8.5)
+    done = samewise("diff", other, run)
+    assert (done.returncode, "| 8.5   differs\n" in done.stdout) == (1, True), done.stdout
 
 
 def test_models_with_other_tensors_are_compared_by_name(samewise, run, original):
