@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.exports.call import Call
     from samewise.runner.exports.quantised import Accuracy
+    from samewise.runner.exports.runtimes import Runtime
     from samewise.runner.records.folder import RunFolder
 
 KINDS = ("safetensors", "pt2", "aoti", "onnx", "onnx-int8", "executorch")
@@ -90,7 +91,14 @@ def run(args: argparse.Namespace) -> int:
 
     places = {call.part if len(calls) > 1 else "": call for call in calls}
     options: dict[str, Any] = {"to": to, "tolerance": args.tolerance, "about": about}
-    found = {place: exports.write(args.out / place, call, accuracy=partial(accuracy, call), **options) for place, call in places.items()}
+    found: dict[str, list[Runtime]] = {}
+    try:
+        for place, call in places.items():
+            found[place] = exports.write(args.out / place, call, accuracy=partial(accuracy, call), **options)
+    except BaseException:  # a part alone is of no use, and would be in the way of the next attempt
+        for place in found:
+            exports.discard(args.out / place)
+        raise
     logged = {place: _log_model(args, place, call.part, about, *store) for place, call in places.items()} if store else {}
     if args.json:
         said = {place: [asdict(one) for one in formats] for place, formats in found.items()}

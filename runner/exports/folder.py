@@ -34,6 +34,7 @@ WEIGHTS: Final = "weights.safetensors"
 VECTORS: Final = "vectors.safetensors"
 CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
+UNFINISHED: Final = f"an export that did not end, without {DESCRIPTION}"
 STEP: Final = 1e-2
 """How far a quantised file may be from what it gave when it was written: another CPU may round a number to the next of the few steps."""
 LITTLE: Final = 0.5
@@ -58,25 +59,23 @@ def write(
         accuracy: Measures the loss of a quantised file; raises a ConfigError if it is too large.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        begun = (folder / WEIGHTS).is_file() and not (folder / DESCRIPTION).exists()
-        hint = f"it is an export that did not end, without {DESCRIPTION}: delete it, or choose another folder" if begun else ""
+        hint = f"it is {UNFINISHED}: delete it, or choose another folder" if is_unfinished(folder) else ""
         raise ConfigError(Problem("--out", "already exists and is not overwritten", str(folder), "a folder that does not exist, or an empty one", hint))
     for name in to:
         formats.require(formats.FORMATS[name])
+    is_made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return _write(folder, call, to, tolerance, about, accuracy)
-    except ConfigError:
-        raise
     except BaseException:  # Ctrl-C too
-        _empty(folder)
+        discard(folder, is_made=is_made)
         raise
 
 
 def _write(
     folder: Path, call: Call, to: Sequence[str], tolerance: float, about: Mapping[str, Any], accuracy: Callable[[formats.Run], Accuracy] | None
 ) -> list[Runtime]:
-    """`write` into an empty folder. What a ConfigError is about may be left there."""
+    """`write` into an empty folder."""
     weights = {name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights)
     vectors = {
@@ -86,18 +85,14 @@ def _write(
     found, numbers, lost, shares = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]](), dict[str, float]()
     for name in to:
         form = formats.FORMATS[name]
-        try:
-            numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
-        except ConfigError:
-            _empty(folder)
-            raise
+        numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
         if not form.is_exact:
             assert accuracy is not None
             given = dict(zip(call.outputs, formats.run(form, folder / form.file, call.inputs), strict=True))
             vectors |= {f"{name}/{one}": tensor for one, tensor in given.items()}
             if other := form.altered_weights(folder / form.file, weights):
                 words = f"was not exported: these weights differ by more than int8 rounding explains: {first_few(other, 5)}"
-                raise ConfigError(Problem("--to", words, name, hint=f"the file is left at {folder / form.file} for inspection"))
+                raise ConfigError(Problem("--to", words, name))
             apart, loss = difference(call.outputs, given), accuracy(form.load(folder / form.file))
             lost[name] = asdict(loss) | {"differs": apart.relative if apart else 0.0}
             shares[name] = form.int8_share(folder / form.file, weights)
@@ -111,7 +106,7 @@ def _write(
         held = try_runtime(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
-            hint = f"the file is left at {folder / form.file} for inspection{'; --tolerance accepts a larger error' if held.apart else ''}"
+            hint = "--tolerance accepts a larger error" if held.apart else ""
             raise ConfigError(Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint))
         found.append(held)
     write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
@@ -140,10 +135,17 @@ def _write(
     return found
 
 
-def _empty(folder: Path) -> None:
-    """Delete an unfinished export, all of whose files are its own: it can then be tried again."""
+def discard(folder: Path, *, is_made: bool = True) -> None:
+    """Delete an export that was refused or interrupted, all of whose files are its own, and the folder if it was made for it: it can then be tried again."""
     for part in folder.iterdir():
         part.unlink()
+    if is_made:
+        folder.rmdir()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder has an export that was killed before its end."""
+    return (folder / WEIGHTS).is_file() and not (folder / DESCRIPTION).exists()
 
 
 def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:

@@ -293,7 +293,7 @@ def test_a_full_disk_is_not_blamed_on_the_model(samewise: Callable[..., Any], ru
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path}/out/model.pt2: cannot be written: File too large; hint: check the storage")
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_export_can_be_repeated(samewise: Callable[..., Any], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +305,12 @@ def test_an_interrupted_export_can_be_repeated(samewise: Callable[..., Any], run
             patch.setattr(formats, while_it, interrupted)
             done = samewise("export", run, "--to", "pt2", "--out", tmp_path / "out")
         assert (done.returncode, done.stderr) == (3, "interrupted; run the same command again\n")
-        assert not list((tmp_path / "out").iterdir())
+        assert not (tmp_path / "out").exists()
     assert samewise("export", run, "--to", "pt2", "--out", tmp_path / "out").returncode == 0
     (tmp_path / "out" / "export.json").unlink()  # as after SIGKILL
     assert "hint: it is an export that did not end, without export.json" in samewise("export", run, "--to", "pt2", "--out", tmp_path / "out").stderr
+    done = samewise("verify", tmp_path / "out")
+    assert (done.returncode, "RUN: is an export that did not end, without export.json" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_folder_that_is_not_empty_is_not_overwritten(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_an_exporter_fault_is_named_and_refuses_the_export(
         "onnx-int8": "was not exported: these weights differ by more than int8 rounding explains: layer2.1.conv1.weight",
     }
     assert named[format] in done.stderr
-    assert not (tmp_path / "out" / "export.json").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_int8_that_loses_too_much_is_refused(samewise: Callable[..., Any], tmp_p
     done = samewise("export", run, "evaluate.monitor=valid/loss", "evaluate.mode=min", "--to", "onnx-int8", "--most-lost", "0", "--out", tmp_path / "out")
     assert done.returncode == 2
     assert "was not exported: quantised, it loses " in done.stderr
-    assert not (tmp_path / "out" / "export.json").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

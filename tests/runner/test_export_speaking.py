@@ -65,6 +65,14 @@ def test_the_exported_parts_are_sound_and_their_check_is_the_models_speech(samew
 
 
 @pytest.mark.slow
+def test_a_part_that_is_refused_leaves_none_of_the_others_behind(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "mine.txt").write_text("kept")
+    assert samewise("export", run, "--out", tmp_path).returncode == 2
+    assert [str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*")] == ["step", "step/mine.txt"]
+
+
+@pytest.mark.slow
 def test_the_exported_parts_take_other_batch_sizes_and_lengths(run: Path, speaker: Path) -> None:
     import onnxruntime
 
