@@ -51,8 +51,9 @@ batch_size   doubles the batch until the time per sample stops falling or memory
 lr           the range test (Smith 2017): the learning rate rises at every step from --low to --high, and training stops when the loss diverges. Suggests
              the rate at which the smoothed loss falls fastest, but at most a third of the rate with the lowest loss, and draws the curve (lr.png).
              If the loss falls by less than it scatters from step to step, it suggests nothing.
-loader       measures steps with 0, 1, 2, 4, ... workers, then with more prefetching, and on CUDA with and without pinned memory. Suggests the fewest
-             workers within 3 % of the fastest.
+loader       measures steps with 0, 1, 2, 4, ... workers, then with more prefetching, and on CUDA with and without pinned memory; all in turns, in four
+             rounds. Suggests the fewest workers within 3 % of the fastest. If the rounds of the fastest differ by more than a change would save, it
+             suggests the present settings.
              The loader's settings never change a result.
 
 Each trial takes its steps in a temporary folder, from the experiment's initial weights. No run is created, and existing runs stay as they are.
@@ -156,11 +157,14 @@ def _loader(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, An
 
     cuda = run.strategy.device.type == "cuda"
 
-    def tell(one: loader.Loading) -> None:
-        pin = f" pin_memory={str(one.pin_memory).lower()}" if cuda else ""
-        print(f"  num_workers={one.num_workers} prefetch_factor={one.prefetch_factor}{pin} {one.ms:>10.4g} ms a step", file=sys.stderr)
+    def tell(number: int, rounds: int) -> None:
+        print(f"  round {number} of {rounds}", file=sys.stderr)
 
-    found = loader.suggest(loader.find(run, steps=args.steps, most=args.workers, tell=tell), cuda=cuda)
+    tried = loader.find(run, steps=args.steps, most=args.workers, tell=tell)
+    for one in tried:
+        pin = f" pin_memory={str(one.pin_memory).lower()}" if cuda else ""
+        print(f"  num_workers={one.num_workers} prefetch_factor={one.prefetch_factor}{pin} {one.range:>24} a step", file=sys.stderr)
+    found = loader.suggest(tried, cuda=cuda, own=loader.settings_of(run))
     if (instead := decode_on_device(run)) and found["num_workers"] >= len(os.sched_getaffinity(0)):
         found["reason"] += f"; then every core is busy making batches: {instead[0]} decodes JPEG files on the device, which gives different bits"
     settings = {f"loader.{name}": found[name] for name in ("num_workers", "prefetch_factor", "pin_memory") if cuda or name != "pin_memory"}
