@@ -31,7 +31,7 @@ def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Fi
 
 def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
     """Return how many files match the manifest, each counted once; ConfigError, naming the first few, if any are missing, different or additional."""
-    here, problems, agreeing = data_places(whole), list[Problem](), set[str]()
+    here, problems, agreeing, named = data_places(whole), list[Problem](), set[str](), dict[tuple[str, str], list[str]]()
     for key, files in manifest.items():
         if key not in here:
             problems.append(
@@ -48,7 +48,8 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
         agreeing |= {at if here[key].is_file() else os.path.join(at, name) for name in files}
         more = f", and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
         if wrong:
-            problems.append(Problem(key, f"the data are not those that the run was trained with: {'; '.join(wrong[:_TOLD])}{more}", str(here[key])))
+            named.setdefault((f"{'; '.join(wrong[:_TOLD])}{more}", str(here[key])), []).append(key)
+    problems += [Problem(", ".join(keys), f"the data are not those that the run was trained with: {words}", place) for (words, place), keys in named.items()]
     if problems:
         raise ConfigError(*problems)
     return len(agreeing)

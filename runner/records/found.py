@@ -32,7 +32,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if len(named or of_name) == 1:
         return (named or of_name)[0]
     if named:
-        names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in _newest(named)[:5])
+        names = first_few([f"{run.path.parent.name}/{run.path.name}" for run in _newest(named)], 5)
         raise ConfigError(Problem("RUN", f"{len(named)} runs match", name, "one run", f"give more characters: {names}"))
     if of_name or (given.is_dir() and (given == run_root or any(below(given)))):
         inside = _newest(of_name or list(below(given)))

@@ -81,11 +81,11 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
 
 
 def _metrics(client: MlflowClient, run: Run, monitor: str, *, mode: str) -> tuple[dict[str, float], float, int]:
-    """The evaluation metrics at the best step, the best value, and the last evaluated step."""
+    """The evaluation metrics at the best step, the best value, and the last logged step."""
     names = [name for name in run.data.metrics if not name.startswith(_LEFT_OUT)]
     values = {name: {one.step: one.value for one in client.get_metric_history(run.info.run_id, name)} for name in names}
     monitored = {step: value for step, value in values.get(monitor, {}).items() if not math.isnan(value)}
-    last = max((step for by_step in values.values() for step in by_step), default=0)
+    last = max((one.step for one in run.data.to_proto().metrics if not one.key.startswith("system/")), default=0)
     if not monitored:
         return {name: by_step[max(by_step)] for name, by_step in values.items() if by_step}, math.nan, last
     best = (min if mode == "min" else max)(sorted(monitored), key=monitored.__getitem__)

@@ -233,6 +233,12 @@ def test_files_that_several_settings_name_are_counted_once(tmp_path: Path) -> No
         (tmp_path / name).write_text(name)
     whole = {"dataset": {"root": str(tmp_path), "train": {"root": f"{tmp_path}/train"}, "valid": {"root": f"{tmp_path}/valid"}}}
     assert data_files.require(data_files.list_files(whole), whole) == 3
+    one = {"dataset": {"root": str(tmp_path), "train": {"root": str(tmp_path)}, "valid": {"root": f"{tmp_path}/valid"}}}
+    listed = data_files.list_files(one)
+    (tmp_path / "train" / "b").unlink()
+    with pytest.raises(ConfigError, match=r"dataset.root, dataset.train.root: .*: train/b is missing") as raised:
+        data_files.require(listed, one)
+    assert len(raised.value.problems) == 1
 
 
 @pytest.mark.slow

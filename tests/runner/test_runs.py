@@ -151,7 +151,7 @@ def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path,
     for name in ("runs/fsdd", "runs"):
         with pytest.raises(ConfigError, match=rf"is a folder of runs; hint: choose one of them .*, the newest first: {newest}, and 2 more"):
             find(name, run_root=Path("runs"))
-    with pytest.raises(ConfigError, match=r"7 runs match; hint: give more characters: fsdd/3f26, fsdd/3f25, fsdd/3f24, fsdd/3f23, fsdd/3f22"):
+    with pytest.raises(ConfigError, match=r"7 runs match; hint: give more characters: fsdd/3f26, fsdd/3f25, fsdd/3f24, fsdd/3f23, fsdd/3f22, and 2 more"):
         find("fsdd", run_root=Path("runs"))
 
 

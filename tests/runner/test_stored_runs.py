@@ -35,6 +35,8 @@ def store(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monk
         tracker.start()
         for step, value in enumerate(values, start=1):
             tracker.log({"train/loss": 1.0, "valid/accuracy": value, "valid/loss": 1 - value}, 10 * step)
+        if number:
+            tracker.log({"train/loss": 1.0}, 35)  # stopped after that
         tracker.finish("KILLED" if number else "FINISHED")
     assert samewise("sync").returncode == 0
     from mlflow import MlflowClient
@@ -57,7 +59,7 @@ def test_stored_runs_are_listed_with_overrides_differences_and_best_value(samewi
         30,
     )
     assert (first["monitor"], first["value"], first["metrics"]) == ("valid/accuracy", 0.9, {"valid/accuracy": 0.9, "valid/loss": pytest.approx(0.1)})
-    assert (second["label"], second["state"], second["value"]) == ("seed=1", "interrupted", 0.8)
+    assert (second["label"], second["state"], second["value"], second["step"]) == ("seed=1", "interrupted", 0.8, 35)
     assert (first["differs"], second["differs"]) == ({"seed": "0"}, {"seed": "1"})
     assert "1 runs in the store are not samewise's" in done.stderr
     table = samewise("runs", "--uri", store, "--where", "state=finished").stdout
