@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.arrow_rows import class_names, state_of_files, tables
-from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.audio_files import audio_preparation, read_audio
 from samewise.datasets.parts.classes import require_count, sort_classes
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
-from samewise.datasets.parts.decode import DAMAGED, Mode, decode
+from samewise.datasets.parts.decode import DAMAGED, Mode, decode, image_preparation
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.recordings import crop_or_pad
@@ -174,6 +174,11 @@ class HuggingFaceImages(_Rows):
         image = turn_upright(image, raw, self.name_of(index)) if self._upright else image
         return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
 
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a file becomes an image, for those who do it elsewhere."""
+        return image_preparation(self._mode, upright=self._upright)
+
 
 @final
 class HuggingFaceRecordings(_Rows):
@@ -217,6 +222,11 @@ class HuggingFaceRecordings(_Rows):
         start = 0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
         heard = waveform[start : start + self._frames]
         return {"waveform": crop_or_pad(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": f"row {self._places[index]}"}
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a recording becomes a waveform, for those who do it elsewhere."""
+        return audio_preparation(self.sample_rate, frames=self._frames)
 
 
 def _require_single(labels: Mapping[str, list[Any]], column: str, root: str) -> None:

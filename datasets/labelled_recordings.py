@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 import torch
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import match_audio
+from samewise.datasets.parts.audio_files import audio_preparation, match_audio
 from samewise.datasets.parts.classes import require_count, require_known
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.recordings import Cache, Recordings, crop_or_pad
@@ -82,6 +82,11 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         """The file of a sample."""
         assert self._recordings is not None
         return self._recordings.path(index)
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a recording becomes a waveform, for those who do it elsewhere."""
+        return audio_preparation(self.sample_rate, frames=self._frames)
 
     def fingerprint(self) -> str:
         """32 hex digits of the recordings, their labels, and how they are cropped."""

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import match_audio
+from samewise.datasets.parts.audio_files import audio_preparation, match_audio
 from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem, number_of
@@ -90,6 +90,11 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         sources = sources * (_LOUDNESS * 10.0 ** (decibels / 20.0) / loudness)
         name = f"{index} " + "+".join(self.speakers[speaker] for speaker in speakers)
         return {"mixture": sources.sum(0), "sources": sources, "length": self._frames, "name": name}
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a recording becomes a waveform, for those who do it elsewhere."""
+        return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
         """32 hex digits of the recordings and the settings of the mixtures."""

@@ -48,7 +48,7 @@ class Detection(Recipe):
         shown: How many images of an evaluation are drawn with their boxes.
     """
 
-    gives = "boxes (x1, y1, x2, y2) in pixels, their labels, counted from 1, and their scores; for a module of the model, that module's output"
+    gives = "boxes (x1, y1, x2, y2) in pixels of the input, their labels, counted from 1, and their scores; for a module of the model, that module's output"
     takes = "images"
     extensions = EXTENSIONS
     export_samples = 1

@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.contents import add_files
-from samewise.datasets.parts.decode import orientation, read_image
+from samewise.datasets.parts.decode import image_preparation, orientation, read_image
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 Cache = Literal["none", "memory"]
@@ -129,6 +129,11 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
     def path(self, index: int) -> Path:
         """The image file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a file becomes an image, for those who do it elsewhere."""
+        return image_preparation("rgb", size=self._size)
 
     def aspect_ratios(self) -> Tensor:
         """float64[N]: width / height of each image according to its annotation; opens no files."""

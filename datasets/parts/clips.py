@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from samewise.datasets.parts.audio_files import audio_preparation
 from samewise.datasets.parts.recordings import Recordings
 from samewise.runner.errors import require_positive
 
@@ -44,6 +45,11 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
         begin, end = max(0, start - self._context), min(frames, start + self._samples + self._context)
         heard = self._recordings.stretch(index, begin, end - begin)
         return {"waveform": self._pad(heard, begin - start + self._context), "name": self._recordings.names[index], "index": index}
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a recording becomes a waveform, for those who do it elsewhere."""
+        return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
         """32 hex digits of the recordings and the clips' size."""

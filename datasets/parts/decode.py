@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -67,6 +68,17 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
         DataError: the file does not exist, or it is cut short, no image, or larger than what is decoded (`limits`); it names the file.
     """
     return decode_file(read_file(path), path, mode=mode)
+
+
+def image_preparation(mode: str, *, size: Sequence[int] | None = None, channels: int = 0, upright: bool = False) -> dict[str, Any]:
+    """A data set's `preparation`: how a file becomes its image, for those who do it elsewhere."""
+    resized = {"size": list(size), "resizing": "to this height and width, whatever those of the file; bilinear, with antialiasing"} if size else {}
+    return {
+        "colours": f"{channels} channels, as stored" if mode == "channels" else mode,
+        "numbers": "[C, H, W], as stored" if mode == "channels" else "uint8[C, H, W], 0 to 255",
+        "exif_orientation": "applied" if upright else "not applied, except in TIFF files",
+        **resized,
+    }
 
 
 def orientation(path: str | os.PathLike[str]) -> int:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from samewise.datasets.parts.channels import read_channels
 from samewise.datasets.parts.classes import require_count
 from samewise.datasets.parts.contents import add_files
-from samewise.datasets.parts.decode import read_file, read_image
+from samewise.datasets.parts.decode import image_preparation, read_file, read_image
 from samewise.datasets.parts.encoded import EncodedImages
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.limits import list_below
@@ -104,6 +104,11 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
     def path(self, index: int) -> Path:
         """The file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a file becomes an image, for those who do it elsewhere."""
+        return image_preparation(self._mode, channels=self._channels)
 
     @property
     def batch(self) -> Callable[[Sequence[int]], Batch] | None:

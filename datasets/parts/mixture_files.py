@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import AudioInfo, audio_info, list_audio, read_audio
+from samewise.datasets.parts.audio_files import AudioInfo, audio_info, audio_preparation, list_audio, read_audio
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.limits import add_content
 from samewise.datasets.parts.recordings import Texts
@@ -64,6 +64,11 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
             self._require_length(part, name, info.frames)
         mixture, *sources = (read_audio(self._folder / part / name, start=start, frames=frames)[0] for part in (self._mixture, *self._sources))
         return {"mixture": mixture, "sources": torch.stack(sources), "length": frames, "name": name}
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a recording becomes a waveform, for those who do it elsewhere."""
+        return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
         """32 hex digits of the names, the folders, and the bytes of 64 mixtures with their parts."""

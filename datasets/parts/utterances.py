@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from samewise.datasets.parts.audio_files import audio_preparation
 from samewise.datasets.parts.recordings import Cache, Recordings, Texts
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few, truncate
 
@@ -109,6 +110,11 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
     def waveform(self, index: int) -> Tensor:
         """float32[T] of one recording, at `sample_rate`."""
         return self._recordings.stretch(index)
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a recording becomes a waveform, for those who do it elsewhere."""
+        return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
         """32 hex digits of the samples: those of the recordings, and the transcripts."""

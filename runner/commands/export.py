@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -164,6 +165,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from torch.utils import _pytree as pytree
 
     from samewise.runner.data import streams
+    from samewise.runner.data.dataset import without_transforms
     from samewise.runner.exports import quantised as quantising
     from samewise.runner.exports.call import call_in_form, observe
     from samewise.runner.optim.parametrise import merge
@@ -197,7 +199,10 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     # of the trained weights (valid/loss) and of averages (ema/valid/loss)
     measured = kept_checkpoints.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}
     metrics = {name: value for name, value in measured.items() if name.startswith(f"{args.weights}/valid/" if args.weights else "valid/")}
-    environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
+    environment, preparation = (
+        read_json(folder.environment, shapes.ENVIRONMENT) or {},
+        getattr(without_transforms(run.splits["valid"].dataset), "preparation", None),
+    )
     data: dict[str, Any] = environment.get("data", {})
     cfg: Any = OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True)
     about = {
@@ -212,6 +217,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         "classes": data.get("train", {}).get("classes", []),
         "gives": run.recipe.gives,
         "model": cfg["model"],
+        "preparation": dict(preparation) if isinstance(preparation, Mapping) else {},
         "transforms": cfg["transforms"]["eval"],
         "recipe": cfg["recipe"],
         "precision": cfg["precision"],

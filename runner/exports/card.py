@@ -71,6 +71,13 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield from ("Apply these transforms to a batch first; they are not in the files:", "", "```json", json.dumps(batch, indent=2), "```")
     if sample:
         yield from ("Before that, apply these transforms to each sample; they are not in the files:", "", "```json", json.dumps(sample, indent=2), "```")
+    if preparation := said.get("preparation"):
+        yield from (
+            "",
+            "The data set makes a sample of a file as follows, which comes first and is not in the files either (`preparation` in `export.json`):",
+            "",
+        )
+        yield from (f"- {_cell(name).replace('_', ' ')}: {_cell(value)}" for name, value in preparation.items())
     if said.get("gives"):
         yield from ("", f"Output: {said['gives']}. The settings are under `recipe` in `export.json`.")
     if classes := said.get("classes"):

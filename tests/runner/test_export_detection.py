@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from samewise_runner_exported import TINY, verified
 
 
@@ -53,6 +54,27 @@ def test_an_exported_detector_finds_the_same_boxes_in_other_images(detector: tup
             assert (scores - expected["scores"]).abs().max() < 1e-5
         counts.add(len(labels))
     assert len(counts) > 1  # the number of boxes depends on the image
+
+
+@pytest.mark.slow
+def test_an_export_says_how_its_data_set_resizes(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(4):
+        Image.new("RGB", (40, 30), (60 * number, 90, 30)).save(tmp_path / "images" / f"{number}.png")
+    images = [{"id": number, "file_name": f"{number}.png", "width": 40, "height": 30} for number in range(4)]
+    boxes = [{"id": number, "image_id": number, "category_id": 1, "bbox": [4, 3, 20, 20], "area": 400, "iscrowd": 0} for number in range(4)]
+    (tmp_path / "boxes.json").write_text(json.dumps({"images": images, "categories": [{"id": 1, "name": "cell"}], "annotations": boxes}))
+    places = [f"dataset.{split}_{kind}" for split in ("train", "valid") for kind in ("images=images", "annotations=boxes.json")]
+    data = ["dataset=coco", f"dataset.root={tmp_path}", *places, "dataset.num_classes=2", "dataset.size=[48,64]", "model.min_size=48", "model.max_size=64"]
+    short = ["batch_size=2", "max_steps=1", "model.score_thresh=0.001", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path / 'runs'}"]
+    done = samewise("train", "experiment=retinanet_bccd", "~dataset.test_split", "~dataset.first_pixel", "~dataset.empty_boxes", *data, *short)
+    assert done.returncode == 0, done.stderr
+    done = samewise("export", next(tmp_path.glob("runs/*/*")), "--to", "safetensors", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    said, readme = json.loads((tmp_path / "out" / "export.json").read_text()), (tmp_path / "out" / "README.md").read_text()
+    assert said["preparation"]["size"] == said["inputs"]["image"]["shape"][2:] == [48, 64]
+    assert "- size: [48, 64]\n- resizing: to this height and width, whatever those of the file; bilinear, with antialiasing\n" in readme
+    assert "boxes (x1, y1, x2, y2) in pixels of the input" in readme
 
 
 @pytest.mark.slow
