@@ -115,7 +115,7 @@ def verify(samewise: Callable[..., Any], run: Path, *given: str) -> dict[str, An
 @pytest.mark.parametrize(
     ("override", "step", "kind", "name"),
     [
-        ("seed=1", 1, "batch", "image"),
+        ("loader.shuffle=false", 1, "batch", "image"),
         ("model.dropout_after=2", 1, "reaches", "drop (Dropout)"),
         ("recipe.label_smoothing=0.1", 1, "loss", "total"),
         ("clip_norm=0.01", 1, "averaged", "first.weight"),
@@ -129,6 +129,12 @@ def test_a_changed_setting_is_named_where_it_first_shows(samewise, run, override
     assert found["parts"]["step"] == step
     assert found["first"] == {"kind": kind, "name": name}, found["said"]
     assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["said"]
+
+
+def test_initial_weights_that_differ_are_not_looked_for_in_a_step(samewise, run) -> None:
+    found = verify(samewise, run, "seed=1")
+    assert (found["parts"]["step"], found["parts"]["stage"], found["parts"]["layer"]) == (0, "initial", "first.weight")
+    assert "first" not in found
 
 
 @pytest.mark.slow
