@@ -77,7 +77,7 @@ class Precision:
         """What to call `total.backward` with for the gradients of `total / nominal`, scaled; dividing the loss itself is an operator more in each pass."""
         if self._scaler.is_enabled():
             return self._scaler.scale(torch.ones_like(total)) / nominal
-        return _share(nominal, total.dtype, total.device, total.shape)
+        return _share(nominal, total.dtype, total.device, total.shape).clone()  # a parameter that is added to the loss keeps it as its gradient
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Remove the loss scale from the gradients, before they are clipped or read."""

@@ -1,4 +1,4 @@
-"""Gives each gradient memory of its own, since autograd may let several share it."""
+"""Gives gradients memory of their own: autograd may let several share it, and those of replicas are in buffers."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def separate_gradients(parameters: Sequence[nn.Parameter]) -> None:
             if start < end:
                 held[number].grad = held[number].grad.clone()  # pyright: ignore[reportOptionalMemberAccess]
             end = max(end, start + size)
+
+
+def leave_buffers(parameters: Sequence[nn.Parameter]) -> None:
+    """Copy gradients, which may be in buffers in which replicas are added up: the next step overwrites these."""
+    for one in parameters:
+        if one.grad is not None and type(one.grad) is Tensor and not one.grad.is_sparse:
+            one.grad = one.grad.clone()

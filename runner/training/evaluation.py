@@ -35,7 +35,7 @@ def evaluate(run: Run) -> None:
     _compare_with_best(run)
     run.schedule.after_evaluation(metrics)
     for callback in run.callbacks.values():
-        callback.on_evaluation(run.recorder.view, metrics)
+        callback.on_evaluation(run.recorder.view, dict(metrics))
 
 
 def validate(run: Run) -> dict[str, Scores]:

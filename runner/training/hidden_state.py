@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from itertools import islice
@@ -25,6 +25,7 @@ from samewise.runner.optim.schedules.base import Schedule
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import value_digest
 from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records.summary import LEVELS
 from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.components import LIBRARIES
 from samewise.runner.training.evaluation import evaluating, tell
@@ -39,6 +40,7 @@ def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Itera
     """The batches; with the first and the third, a warning if something is found, and a lower level for the run: it cannot be resumed to the same bits."""
     for first in islice(batches, 1):
         _warn(run, [*find(run, first), *find_in_schedule(run)])
+        _warn_of_changed_parameters(run, first)
         own = run.strategy.compiles and (_is_own(run.recipe) or _is_own(run.model))
         for problem in _means(run) if own else ():
             tell(run, problem)
@@ -56,15 +58,19 @@ def _means(run: Run) -> list[Problem]:
     """Of losses that are means, where a user's code may exchange nothing with other processes, and this one may load samples."""
     if run.strategy.peers.size > 1 or run.config.reproducibility.level == "fast":
         return []
+    held = _copy_of_state(run)
     with unchanged_buffers(run.model):
-        return means_for_sums(run)
+        try:
+            return means_for_sums(run)
+        finally:
+            run.model.load_state_dict(held)
 
 
-def _warn(run: Run, problems: Sequence[Problem]) -> None:
+def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:
     if problems:
-        run.recorder.level = "none"
+        run.recorder.level = level = min(run.recorder.level, level, key=[*LEVELS].index)
         if run.strategy.peers.is_main and (record := read_json(run.folder.environment, shapes.ENVIRONMENT)):
-            write_json(run.folder.environment, {**record, "level": "none"})
+            write_json(run.folder.environment, {**record, "level": level})
     for problem in problems:
         tell(run, problem)
 
@@ -143,21 +149,53 @@ def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
     So must they be where numbers that the user's code counts up in attributes are larger. Only for code of the user's, and where the whole model is in this
     process. The model is left as it was. None too if it fails: the step itself will.
     """
+    return _try(run, micro_batches[0], _find) or [] if micro_batches and _may_look(run) else []
+
+
+def _may_look(run: Run) -> bool:
     own = [name for name in targets(run.composed.whole) if name.partition(".")[0] not in LIBRARIES]
-    if not own or not micro_batches or not run.strategy.compiles or run.config.reproducibility.level == "fast":
-        return []
+    return bool(own) and run.strategy.compiles and run.config.reproducibility.level != "fast"
+
+
+def _try(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any]) -> Any:
+    """What `look` finds; None if it fails. The model is left as it was."""
     modes = [(module, module.training) for module in run.model.modules()]
     try:
         with suppress(Exception, SystemExit), unchanged_buffers(run.model), streams.preserve_generators():
-            return _find(run, micro_batches[0])
+            return look(run, micro)
     finally:
         for module, training in modes:
             module.training = training
-    return []
+    return None
+
+
+def _warn_of_changed_parameters(run: Run, micro_batches: Sequence[MicroBatch]) -> None:
+    """Warn if a forward pass in training changes parameters: once for each replica in one process, and for each process on its own in several."""
+    if run.config.replicas == 1 or not _may_look(run):
+        return
+    changed = (_try(run, micro_batches[0], _changed_parameters) or {}) if micro_batches else {}
+    everyone = [one for one in run.strategy.peers.gather(changed) if one]
+    if everyone:
+        apart = any(one != everyone[0] for one in everyone)
+        words = f"a forward pass changes parameters ({first_few([*everyone[0]], 3)}), once for each replica that a process has"
+        words += "; here each process would change them otherwise, so that they differ" if apart else ": with another number of processes, they become others"
+        hint = "replicas=1; or keep what no optimizer trains in buffers: all replicas of a step begin with the same ones, and replica 0's are kept"
+        _warn(run, [Problem("model", words, hint=hint)], level="none" if apart else "R1")
+
+
+def _changed_parameters(run: Run, micro: MicroBatch) -> dict[str, int]:
+    """The digests of the parameters that computing a micro-batch's losses in training changes, by name."""
+    held, changed = _copy_of_state(run), dict[str, int]()
+    _losses(run, micro, held, changed)
+    return changed
+
+
+def _copy_of_state(run: Run) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in run.model.state_dict().items()}
 
 
 def _find(run: Run, micro: MicroBatch) -> list[Problem]:
-    held = {name: value.clone() for name, value in run.model.state_dict().items()}
+    held = _copy_of_state(run)
     alone = run.strategy.peers.size == 1  # with several, a loss may exchange something, for which all must compute it
     mode, first, counted = run.model.training, _losses(run, micro, held), _numbers(run)
     if run.model.training is not mode:
@@ -204,8 +242,11 @@ def _decides(run: Run, micro: MicroBatch, state: Mapping[str, Any], path: str, l
     return False
 
 
-def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:
-    """Of each phase, in training mode and then in evaluation mode, in which some models compute no loss. The model's own state is restored."""
+def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any], changed: dict[str, int] | None = None) -> list[Tensor]:
+    """Of each phase, in training mode and then in evaluation mode, in which some models compute no loss. The model's own state is restored.
+
+    `changed` gets the digests of the parameters that are others after training mode than in `state`.
+    """
 
     def losses() -> Iterator[Tensor]:
         batch = micro.copied().batch
@@ -216,6 +257,9 @@ def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tenso
 
     try:
         found = [*losses()]
+        if changed is not None:
+            now = {name: one.detach() for name, one in run.model.named_parameters() if name in state}
+            changed |= {name: value_digest(one) for name, one in now.items() if not _same(one, state[name])}
         run.model.load_state_dict(state)
         with evaluating(run.model), suppress(Exception):
             found += losses()

@@ -34,6 +34,14 @@ class Buffer(Base):
         return x - self.mean
 
 
+class Shrinks(Base):
+    def shift(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.head.weight.mul_(0.9)
+        return x
+
+
 class Loose(Buffer):
     persistent = False
 
@@ -209,6 +217,17 @@ class Weighted(Classification):
     def __init__(self, **given):
         super().__init__(**given)
         self.parts = {"heads": [nn.Linear(2, 2)], "weight": torch.ones(2, requires_grad=True)}
+
+
+class Remembers(torch.optim.SGD):
+    """Keeps the last gradients without a copy, as diffGrad and others do: right in torch, where a new backward pass makes new ones."""
+
+    def step(self, closure=None):
+        last = [self.state[one].get("last") for group in self.param_groups for one in group["params"]]
+        with torch.no_grad():
+            for one, before in zip((one for group in self.param_groups for one in group["params"]), last, strict=True):
+                one.sub_(one.grad - (0.5 * before if before is not None else 0.0), alpha=0.1)
+                self.state[one]["last"] = one.grad
 
 
 class Counting(torch.optim.SGD):

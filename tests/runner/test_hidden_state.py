@@ -126,6 +126,38 @@ def _summary() -> dict[str, Any]:
     return found
 
 
+def test_weights_that_the_forward_pass_changes_are_as_they_were_when_the_first_step_begins(train: Callable[..., Any], samewise: Callable[..., Any]) -> None:
+    done = train("Shrinks", "checkpoint.every_steps=1")
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    (summary,) = Path("runs").glob("*/*/summary.json")
+    before = json.loads(summary.read_text())
+    assert before["level"] == "R2"
+    summary.unlink()
+    shutil.rmtree(sorted((summary.parent / "checkpoints").glob("step*"))[-1])
+    shutil.rmtree("configs")
+    assert "resumed at step 2 of 3" in train("Shrinks", "checkpoint.every_steps=1").stderr
+    assert json.loads(summary.read_text())["weights_sha256"] == before["weights_sha256"]
+
+
+def test_parameters_that_a_forward_pass_changes_make_another_number_of_processes_another_training(train: Callable[..., Any]) -> None:
+    done = train("Shrinks", "replicas=2")
+    assert "warning: model: a forward pass changes parameters (head.weight), once for each replica that a process has" in done.stderr
+    assert _summary()["level"] == "R1"
+
+
+def test_an_optimizer_may_keep_gradients_until_the_next_step(train: Callable[..., Any]) -> None:
+    Path("configs", "optimizer").mkdir(parents=True)
+    Path("configs", "optimizer", "remembers.yaml").write_text("# A choice\n_target_: own.Remembers\n_partial_: true\nlr: 0.1\n")
+    losses = list[float]()
+    for way in ("replicas=4", "accumulate=4"):
+        done = train("Sound", "optimizer=remembers", way)
+        assert done.returncode == 0, done.stderr
+        losses.append(_summary()["metrics"]["final"]["valid/loss"])
+        Path("configs", "optimizer").mkdir(parents=True)
+        Path("configs", "optimizer", "remembers.yaml").write_text("# A choice\n_target_: own.Remembers\n_partial_: true\nlr: 0.1\n")
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 @pytest.mark.parametrize("more", [(), ("accumulate=2", "replicas=2"), ("memory_format=channels_last",)])
 def test_a_batch_that_the_recipe_changes_is_as_loaded_in_the_first_step(train: Callable[..., Any], more: tuple[str, ...]) -> None:
     weights = set[str]()

@@ -27,6 +27,16 @@ BEFORE: dict[str, Callable[[], object]] = {
 }
 
 
+def test_a_parameter_that_is_added_to_the_loss_has_a_gradient_of_its_own() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    for passes in (1, 2):
+        loss = weight.squeeze()
+        loss.backward(Precision().first_gradient(loss, 4.0))
+        assert weight.grad is not None
+        assert weight.grad.item() == 0.25 * passes
+    assert Precision().first_gradient(weight.squeeze(), 4.0).item() == 0.25
+
+
 def switches() -> dict[str, str]:
     """The settings that torch uses, with inherited values resolved for each operator."""
     cuda = {"matmul": BACKENDS.cuda.matmul, "conv": BACKENDS.cudnn.conv, "rnn": BACKENDS.cudnn.rnn}

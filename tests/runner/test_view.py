@@ -54,12 +54,13 @@ class Spoiler(Callback):
             spoil(value)
 
     def on_evaluation(self, run: RunView, metrics: Any) -> None:
+        spoil(metrics)
         self.on_step(run, Outcome(0, {}, 0.0, {"gradient_norm": 0.0}, 0, 0, 8))
 
 
 def test_a_callback_that_spoils_all_it_sees_changes_no_bit(tmp_path: Path) -> None:
     alone, spoilt = build_run(tmp_path / "alone"), build_run(tmp_path / "spoilt")
-    spoilt.callbacks["spoiler"] = Spoiler()
+    spoilt.recorder.callbacks = {"spoiler": Spoiler(), **spoilt.callbacks}
     first, second = fit(alone), fit(spoilt)
     assert weights_digest(alone) == weights_digest(spoilt)
     assert first["metrics"] == second["metrics"]
