@@ -133,8 +133,8 @@ class Detection(Recipe):
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
             form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
             raise DataError(Problem("dataset", "a sample is not an image with boxes", form, "a dict with `image`, `boxes` and `labels`"))
-        # plain tensors: the subclasses of tv_tensors would slow down every operation that follows
-        record = {name: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for name, value in sample.items()}
+        # plain tensors: the subclasses of tv_tensors would slow down every operation that follows; copies, since a batch shares no memory with the data set
+        record = {name: value.as_subclass(Tensor).clone() if isinstance(value, Tensor) else value for name, value in sample.items()}
         image, boxes, labels = record["image"], record["boxes"], record["labels"]
         where = f"image {record['image_id']}" if "image_id" in record else "the image"
         if not isinstance(image, Tensor) or image.dim() != 3:

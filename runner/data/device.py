@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar, final
 
@@ -34,8 +35,15 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         items = (map_tensors(change, item) for item in value)
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {name: map_tensors(change, item) for name, item in value.items()}
+        changed = copy(value)  # of its type, as torch's default_collate
+        changed.update({name: map_tensors(change, item) for name, item in value.items()})
+        return changed
     return value
+
+
+def copied(value: Any) -> Any:
+    """The same, with tensors that share no memory with those of `value`: who gets it may change them in place."""
+    return map_tensors(Tensor.clone, value)
 
 
 @final

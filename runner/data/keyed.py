@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import differing_entry, failure, sample_name
+from samewise.runner.data.device import copied
 from samewise.runner.data.generator_tracker import GeneratorTracker, next_draws
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
@@ -48,7 +49,7 @@ class Failure:
 
 
 class KeyedDataset(Dataset[Any]):
-    """Returns a collated batch for a `Key`. A data set with a method `batch(indices)` is called once per batch.
+    """Returns a collated batch for a `Key`, which shares no memory with the data set. A data set with a method `batch(indices)` is called once per batch.
 
     With `says_places` a batch has an entry more, `place`, int64[B, 2]: each sample's epoch and its index in the data set.
     With `must_repeat` the first batch is a Failure if one of its first samples differs when it is made again from the same seeds.
@@ -63,6 +64,7 @@ class KeyedDataset(Dataset[Any]):
         self._seed = seed
         self._stream = stream
         self._whole = _whole_batches(dataset, name)
+        self._may_share = not str(getattr(self._whole or collate, "__module__", "")).startswith("samewise.")  # samewise's own make new tensors
         self._draws = self._whole is None or not type(dataset).__module__.startswith("samewise.")  # samewise's own draw nothing where they make batches
         self._drawn = GeneratorTracker()
         self._require = require
@@ -97,12 +99,13 @@ class KeyedDataset(Dataset[Any]):
                     streams.enter(self._seed, self._stream, key.epoch, key.start, key.indices[0], generators=seeded)
                 batch = self._whole(key.indices)
                 self._require(batch)
-                return batch
+                return copied(batch) if self._may_share else batch
             for offset, index in enumerate(key.indices):
                 if seeded:
                     streams.enter(self._seed, self._stream, key.epoch, key.start + offset, index, generators=seeded)
                 samples.append(self.dataset[index])
-            return self._collate(samples)
+            batch = self._collate(samples)
+            return copied(batch) if self._may_share else batch
         except SamewiseError as error:
             if self._whole is not None:
                 with contextlib.suppress(Exception):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
 
-from samewise.runner.data.device import map_tensors
+from samewise.runner.data.device import copied, map_tensors
 
 
 class Named(NamedTuple):
@@ -20,3 +21,9 @@ def test_the_tensors_of_a_batch_are_found_in_lists_tuples_dicts_and_namedtuples(
     assert isinstance(found["a"], Named)
     assert [*found["a"].x, *found["a"].y[0], *found["b"][0]] == [1.0] * 6
     assert found["b"][1] == "text"
+
+
+def test_a_dict_of_another_type_keeps_it() -> None:
+    found = copied(OrderedDict(a=torch.zeros(2)))
+    assert isinstance(found, OrderedDict)
+    assert found["a"].tolist() == [0.0, 0.0]

@@ -12,6 +12,7 @@ import torch
 from samewise_runner_noisy import Batches, Noisy
 from torch.utils.data import default_collate
 
+from samewise.recipes.detection import Detection
 from samewise.runner.config import schema
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
@@ -32,6 +33,45 @@ def test_any_number_of_workers_gives_the_same_batches(kind):
     assert len(set(alone)) == 12
     assert batches(1, kind=kind) == alone
     assert batches(3, kind=kind) == alone
+
+
+class Stored:
+    """Samples that are parts of one tensor, as are the batches that `Slices` makes itself."""
+
+    def __init__(self):
+        self.values = torch.arange(24.0).reshape(8, 3)
+
+    def __getitem__(self, index):
+        return {"x": self.values[index]}
+
+
+class Slices(Stored):
+    def batch(self, indices):
+        return {"x": self.values[indices[0] : indices[-1] + 1]}
+
+
+def in_lists(samples):
+    return {"x": [sample["x"] for sample in samples]}
+
+
+def of_detection(samples):
+    targets = {"boxes": torch.tensor([[0.0, 0.0, 1.0, 1.0]]), "labels": torch.tensor([1])}
+    images = [{"image": sample["x"].expand(3, 1 + number, 3), "mask": sample["x"], **targets} for number, sample in enumerate(samples)]  # of different sizes
+    collated = Detection().collate(images)
+    return {"x": [*collated["image"], *collated["mask"]]}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("kind", "collate"), [(Stored, in_lists), (Stored, of_detection), (Slices, default_collate)])
+def test_who_changes_a_batch_in_place_does_not_change_the_data(kind, collate, num_workers):
+    keyed = KeyedDataset(kind(), collate, seed=0, stream="sample")
+    loader = Loader(keyed, lambda: iter([Key(epoch, 0, (1, 2, 3)) for epoch in range(6)]), schema.Loader(num_workers=num_workers))
+    seen = set[int]()
+    for batch in loader:
+        seen.add(value_digest(batch))
+        for x in batch["x"]:
+            x.add_(1.0)
+    assert len(seen) == 1
 
 
 class OneFile:
