@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -184,7 +185,8 @@ class Recipe(abc.ABC):
 
     def measure(self, model: nn.Module, batch: Batch) -> Any:
         """What one evaluation batch gives, small and on the CPU, for `Scores.add`; the model is in eval mode, without gradients. Default: its losses."""
-        found = {phase.name: is_loss(self, self.loss(model, batch, phase)) for phase in self.phases}
+        each = [batch, *(deepcopy(batch) for _ in self.phases[1:])]  # a loss may change its batch in place
+        found = {phase.name: is_loss(self, self.loss(model, one, phase)) for one, phase in zip(each, self.phases, strict=True)}
         return {name: (loss.count, {"loss": float(loss.total), **{part: float(value) for part, value in loss.parts.items()}}) for name, loss in found.items()}
 
     def scores(self, dataset: Any) -> Scores:

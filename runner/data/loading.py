@@ -38,7 +38,7 @@ class MicroBatch:
     number: int
     batch: Batch
     sent: Callable[[], Batch] | None = None
-    """Returns it on the device, where it is sent before its turn or shared by several phases; None: the step moves `batch` itself."""
+    """Returns it on the device, where it is sent before its turn or several phases get a copy each; None: the step moves `batch` itself."""
 
     def copied(self) -> MicroBatch:
         """The same values in objects of their own, for a loss besides the step's: a recipe may change its batch in place, or take entries out of it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import cache, partial
 
-from samewise.runner.data.device import Prefetcher, prefetch_one
+from samewise.runner.data.device import Prefetcher, copied, prefetch_one
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.loading import Loader, MicroBatch
 from samewise.runner.interfaces import Batch
@@ -33,6 +33,9 @@ def _load(run: Run, steps: range, batches: Iterator[Batch], send: Callable[[Batc
 
 
 def _sent(run: Run, batch: Batch, send: Callable[[Batch], Callable[[], Batch]] | None) -> Callable[[], Batch] | None:
-    """What returns a batch on the device: the same object to each of several phases, since one may change it in place."""
+    """What returns a batch on the device: each of several phases gets a copy, since it may change it in place."""
     sent = send(batch) if send else None
-    return sent if len(run.phases) == 1 else cache(sent or partial(run.to_device, batch))
+    if len(run.phases) == 1:
+        return sent
+    once = cache(sent or partial(run.to_device, batch))
+    return lambda: copied(once())

@@ -249,11 +249,10 @@ def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any], changed: dict
     """
 
     def losses() -> Iterator[Tensor]:
-        batch = micro.copied().batch
         for phase in run.phases:
             streams.enter(run.seed, "step", run.step, micro.number, phase.number)
             with phase.training(run.step), run.precision.autocast():
-                yield run.recipe.loss(run.model, run.transforms["train"](run.to_device(batch)), phase.spec).total.detach().clone()
+                yield run.recipe.loss(run.model, run.transforms["train"](run.to_device(micro.copied().batch)), phase.spec).total.detach().clone()
 
     try:
         found = [*losses()]

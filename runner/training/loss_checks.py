@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from torch import nn
 
 from samewise.runner.data import streams
+from samewise.runner.data.device import copied
 from samewise.runner.data.keyed import Key, training_keys
 from samewise.runner.data.loading import Loader
 from samewise.runner.errors import Problem, first_few
@@ -133,7 +134,7 @@ def _total(run: Run, key: Key, draw: int) -> float:
     batch = run.to_device(_batch(run.splits["train"], key))
     streams.enter(run.seed, "eval", draw)
     batch = run.transforms["eval"](batch)
-    return sum(float(run.recipe.loss(run.model, batch, phase.spec).total.detach()) for phase in run.phases)
+    return sum(float(run.recipe.loss(run.model, copied(batch), phase.spec).total.detach()) for phase in run.phases)
 
 
 def _near(whole: float, split: float) -> bool:

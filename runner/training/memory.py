@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from samewise.runner.data import streams
+from samewise.runner.data.device import copied
 from samewise.runner.data.keyed import Key
 from samewise.runner.errors import Problem, requested_memory
 from samewise.runner.records.digest import tensors_in
@@ -114,7 +115,7 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
     with streams.preserve_generators(), unchanged_buffers(run.model):
         for phase in run.phases:
             streams.enter(run.seed, "step", 0, 0, phase.number)
-            batch = run.transforms["train"](run.to_device(loaded))
+            batch = run.transforms["train"](run.to_device(copied(loaded)))
             others = {one.untyped_storage().data_ptr() for one in tensors_in([batch, *run.model.state_dict(keep_vars=True).values()])}
             kept = dict[int, int]()
 

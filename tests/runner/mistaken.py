@@ -170,9 +170,14 @@ class InTurn(Changing):
     phases = (Phase("one", ("head.weight",)), Phase("two", ("head.bias",)))
 
     def loss(self, model, batch, phase):
-        if phase.name == "one":
-            batch["image"] = batch.pop("image") // 2
-        return Classification.loss(self, model, {**batch, "image": batch["image"].float()}, phase)
+        if self.copies:
+            return Classification.loss(self, model, {**batch, "image": (batch["image"] // 2).float()}, phase)
+        batch["image"] //= 2
+        return Classification.loss(self, model, {"image": batch.pop("image").float(), "label": batch["label"]}, phase)
+
+
+class InTurnCopying(InTurn):
+    copies = True
 
 
 class Evaluating(Classification):
