@@ -36,7 +36,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         changed = copy(value)  # of its type, as torch's default_collate
-        changed.update({name: map_tensors(change, item) for name, item in value.items()})
+        for name, item in value.items():  # not `update`, which adds up in a Counter
+            changed[name] = map_tensors(change, item)
         return changed
     return value
 

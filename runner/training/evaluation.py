@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from samewise.runner.data import streams
-from samewise.runner.data.device import Prefetcher, prefetch_one
+from samewise.runner.data.device import Prefetcher, copied, prefetch_one
 from samewise.runner.data.keyed import evaluation_keys
 from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_few, first_line, nearest, raised_at
@@ -116,7 +116,8 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
     with run.strategy.evaluating(model), evaluating(model):
-        mine = [measure_batch(run, model, number, batch) for number, batch in zip(_share(run, part), _on_device(run, loader_of(run, part)), strict=True)]
+        batches = zip(_share(run, part), _on_device(run, loader_of(run, part)), strict=True)
+        mine = [copied(measure_batch(run, model, number, batch)) for number, batch in batches]  # it may return the same tensors each time
         for outcome in run.strategy.peers.collect(mine):
             scores.add(outcome)
     return scores

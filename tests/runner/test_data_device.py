@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ def test_the_tensors_of_a_batch_are_found_in_lists_tuples_dicts_and_namedtuples(
 
 
 def test_a_dict_of_another_type_keeps_it() -> None:
+    assert copied(Counter(a=3)) == Counter(a=3)
     found = copied(OrderedDict(a=torch.zeros(2)))
     assert isinstance(found, OrderedDict)
     assert found["a"].tolist() == [0.0, 0.0]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-import hydra
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
 from samewise import load
@@ -115,67 +113,6 @@ def test_values_that_are_too_small_are_refused(samewise, override) -> None:
     assert "is too small" in done.stderr
 
 
-LAB = """
-import torch
-import torch.nn.functional as F
-from samewise.runner.interfaces import Loss, Phase, Recipe
-
-
-class Least(Recipe):
-    def loss(self, model, batch, phase):
-        logits, margin = model(batch["image"]), phase.name == "second"
-        each = F.multi_margin_loss(logits, batch["label"], reduction="none") if margin else F.cross_entropy(logits, batch["label"], reduction="none")
-        return Loss(each.sum(), len(each), parts={"squares": each.detach().square().sum()})
-
-
-class Two(Least):
-    phases = (Phase("first"), Phase("second"))
-
-    def loss(self, model, batch, phase):
-        found = super().loss(model, batch, phase)
-        if not torch.is_grad_enabled():
-            batch["image"].zero_()
-        return found
-
-
-class Half(Least):
-    def measure(self, model, batch):
-        return 1.0
-"""
-
-
-@pytest.fixture
-def lab(tmp_path, monkeypatch):
-    (tmp_path / "lab.py").write_text(LAB)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\nconfigs = "configs"\n')
-    (tmp_path / "configs" / "recipe").mkdir(parents=True)
-    for name in ("Least", "Two", "Half"):
-        (tmp_path / "configs" / "recipe" / f"{name.lower()}.yaml").write_text(f"_target_: lab.{name}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    data = ["dataset=generated_classification", "dataset.samples=64", "evaluate.batch_size=9"]  # the last batch has one sample
-    return [*(one for one in TINY if one != "debug=tiny"), *data, "max_steps=2", "run_root=runs"]
-
-
-@pytest.mark.parametrize("recipe", ["least", "two"])
-def test_the_metrics_of_a_recipe_with_nothing_but_a_loss_are_the_losses_of_the_split(samewise, lab, tmp_path, recipe) -> None:
-    monitor = "valid/loss" if recipe == "least" else "valid/second/loss"
-    done = samewise("train", *lab, f"recipe={recipe}", f"evaluate.monitor={monitor}", "--json")
-    assert done.returncode == 0, done.stderr
-    model, transforms, config = load(next(tmp_path.glob("runs/*/*/summary.json")).parent, checkpoint="last")
-    batch = transforms(*hydra.utils.instantiate(config.cfg.dataset.valid))
-    with torch.no_grad():
-        logits, labels = model.double()(batch["image"].double()), batch["label"]
-    entropy, margin = F.cross_entropy(logits, labels, reduction="none"), F.multi_margin_loss(logits, labels, reduction="none")
-    expected = {"": entropy} if recipe == "least" else {"first/": entropy, "second/": margin}
-    found = json.loads(done.stdout)["metrics"]["final"]
-    assert len(labels) == 64
-    for phase, each in expected.items():
-        assert found[f"valid/{phase}loss"] == pytest.approx(each.mean().item(), rel=1e-5)
-        assert found[f"valid/{phase}squares"] == pytest.approx(each.square().mean().item(), rel=1e-5)
-    assert len(found) == 2 * len(expected)
-
-
 ON_CANVAS = ["experiment=retinanet_own_images", "dataset=digits_on_canvas", "dataset.num_classes=11"]
 
 
@@ -190,12 +127,6 @@ ON_CANVAS = ["experiment=retinanet_own_images", "dataset=digits_on_canvas", "dat
 def test_a_first_batch_of_one_sample_does_not_stand_for_the_split(samewise, tmp_path, overrides) -> None:
     done = samewise("train", "debug=tiny", *overrides, "evaluate.batch_size=1", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stderr
-
-
-def test_a_recipe_that_measures_needs_scores(samewise, lab) -> None:
-    done = samewise("check", *lab, "recipe=half")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: recipe: Half has a `measure`, but no `scores`")
 
 
 COLOURS = {"airplane": (200, 30, 30), "cat": (30, 200, 30), "ship": (30, 30, 200), "truck": (200, 200, 30)}

@@ -1,0 +1,103 @@
+"""The metrics of recipes with nothing but a loss, and of those that measure."""
+
+from __future__ import annotations
+
+import json
+
+import hydra
+import pytest
+import torch
+import torch.nn.functional as F
+
+from samewise import load
+
+TINY = ["experiment=resnet18_digits", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=[progress]"]
+
+LAB = """
+import torch
+import torch.nn.functional as F
+from samewise.runner.interfaces import Loss, Phase, Recipe, Scores
+
+
+class Least(Recipe):
+    def loss(self, model, batch, phase):
+        logits, margin = model(batch["image"]), phase.name == "second"
+        each = F.multi_margin_loss(logits, batch["label"], reduction="none") if margin else F.cross_entropy(logits, batch["label"], reduction="none")
+        return Loss(each.sum(), len(each), parts={"squares": each.detach().square().sum()})
+
+
+class Two(Least):
+    phases = (Phase("first"), Phase("second"))
+
+    def loss(self, model, batch, phase):
+        found = super().loss(model, batch, phase)
+        if not torch.is_grad_enabled():
+            batch["image"].zero_()
+        return found
+
+
+class Sums(Scores):
+    def __init__(self):
+        self.sums = 0
+
+    def add(self, measured):
+        self.sums = self.sums + measured
+
+    def compute(self):
+        return {"loss": self.sums[0] / self.sums[2], "squares": self.sums[1] / self.sums[2]}
+
+
+class Reused(Least):
+    # measures into the same tensor each time
+
+    def measure(self, model, batch):
+        loss = self.loss(model, batch, Phase())
+        self.out = getattr(self, "out", torch.zeros(3))
+        return self.out.copy_(torch.stack([loss.total, loss.parts["squares"], torch.tensor(loss.count)]))
+
+    def scores(self, dataset):
+        return Sums()
+
+
+class Half(Least):
+    def measure(self, model, batch):
+        return 1.0
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    (tmp_path / "lab.py").write_text(LAB)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\nconfigs = "configs"\n')
+    (tmp_path / "configs" / "recipe").mkdir(parents=True)
+    for name in ("Least", "Two", "Reused", "Half"):
+        (tmp_path / "configs" / "recipe" / f"{name.lower()}.yaml").write_text(f"_target_: lab.{name}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = ["dataset=generated_classification", "dataset.samples=64", "evaluate.batch_size=9"]  # the last batch has one sample
+    return [*TINY, *data, "max_steps=2", "run_root=runs"]
+
+
+@pytest.mark.parametrize("recipe", ["least", "reused", "two"])
+def test_the_metrics_are_the_losses_of_the_split_by_default_and_where_a_recipe_measures_them_itself(samewise, lab, tmp_path, recipe) -> None:
+    monitor = "valid/second/loss" if recipe == "two" else "valid/loss"
+    done = samewise("train", *lab, f"recipe={recipe}", f"evaluate.monitor={monitor}", "--json")
+    assert done.returncode == 0, done.stderr
+    model, transforms, config = load(next(tmp_path.glob("runs/*/*/summary.json")).parent, checkpoint="last")
+    batch = transforms(*hydra.utils.instantiate(config.cfg.dataset.valid))
+    with torch.no_grad():
+        logits, labels = model.double()(batch["image"].double()), batch["label"]
+    entropy, margin = F.cross_entropy(logits, labels, reduction="none"), F.multi_margin_loss(logits, labels, reduction="none")
+    expected = {"first/": entropy, "second/": margin} if recipe == "two" else {"": entropy}
+    found = json.loads(done.stdout)["metrics"]["final"]
+    assert len(labels) == 64
+    for phase, each in expected.items():
+        assert found[f"valid/{phase}loss"] == pytest.approx(each.mean().item(), rel=1e-5)
+        assert found[f"valid/{phase}squares"] == pytest.approx(each.square().mean().item(), rel=1e-5)
+    assert len(found) == 2 * len(expected)
+
+
+def test_a_recipe_that_measures_needs_scores(samewise, lab) -> None:
+    done = samewise("check", *lab, "recipe=half")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: recipe: Half has a `measure`, but no `scores`")
