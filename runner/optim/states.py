@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import Any, Final
 
@@ -19,8 +19,11 @@ _NO_OPTIONS: Final = ("params", "param_names", "name", "fused", "foreach", *SCHE
 """Entries of a parameter group on which the names of the state do not depend."""
 
 
-def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+def load_state(optimizer: Optimizer, state: Mapping[str, Any], changed: Collection[str] | None = ()) -> None:
     """Load a state, except for options, which may differ here, as the choice of implementation does under another strategy; a schedule sets its own anyway.
+
+    A class that is neither torch's nor samewise's may change options in its steps: they are part of the state, except for those that are `changed` since (None:
+    it is not known which).
 
     ConfigError if it is of other parameters, of the same in other groups or another order, or if an option needs averages that it does not have.
     """
@@ -28,12 +31,14 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         raise ConfigError(problem)
     made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
     options = {*inspect.signature(made_by).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
+    is_known = made_by.__module__.partition(".")[0] in ("torch", "samewise")
+    decided = options if is_known or changed is None else options & {*changed, "fused", "foreach"}
     groups = list[dict[str, Any]](state["param_groups"])
     for place, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):  # torch refuses another number of groups
         for name in ("amsgrad", "centered"):
             if own.get(name) and not group.get(name):
                 raise ConfigError(Problem(f"optimizer.{name}", "needs averages that the checkpoint does not have", True, "as in that run"))
-        groups[place] = {**group, **{key: value for key, value in own.items() if key in options}}
+        groups[place] = {**group, **{key: value for key, value in own.items() if key in decided or (key in options and key not in group)}}
     optimizer.load_state_dict({**state, "param_groups": groups})
 
 

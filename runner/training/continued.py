@@ -121,6 +121,14 @@ def frozen_by(here: Any, path: Path) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
+def changed_options(here: Any, path: Path) -> set[str] | None:
+    """The names of the options of optimizers and parameter groups that the run that wrote the checkpoint had set otherwise; None if its config is gone."""
+    if not (there := _config_of(path)):
+        return None
+    now, then = (dict(flat({key: at(whole, key) for key in ("optimizer", "param_groups")}, lists=False)) for whole in (here, there))
+    return {path.rpartition(".")[2] for path in now.keys() | then.keys() if not same(now.get(path), then.get(path))}
+
+
 def measures_the_same(here: Any, path: Path) -> bool:
     """Whether the run that wrote the checkpoint measured, decided and stopped by the same metrics of the same data; not if its config is gone."""
     now, then = _measured(here), _measured(_config_of(path))

@@ -11,7 +11,7 @@ from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoi
 from samewise.runner.records import checkpoint, trace_reader
 from samewise.runner.records.files import read_json, set_aside
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.continued import frozen_by, measures_the_same, require_left, require_same_kind
+from samewise.runner.training.continued import changed_options, frozen_by, measures_the_same, require_left, require_same_kind
 from samewise.runner.training.evaluation import find_earlier_best
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
@@ -86,7 +86,8 @@ def continue_from(run: Run, given: str) -> dict[str, Any]:
     try:
         optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
         require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
-        restore(run, {**checkpoint.load_sharded(state, path, run.strategy.layout.empty), "best": {}, "also": {}})
+        changed = run.strategy.peers.first(partial(changed_options, run.composed.whole, path))
+        restore(run, {**checkpoint.load_sharded(state, path, run.strategy.layout.empty), "best": {}, "also": {}}, changed)
         if not run.strategy.peers.first(partial(measures_the_same, run.composed.whole, path)):
             for part in (run.schedule, *run.callbacks.values()):
                 part.forget_evaluations()

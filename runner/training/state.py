@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ def state_of(run: Run) -> dict[str, Any]:
     }
 
 
-def restore(run: Run, state: Mapping[str, Any]) -> None:
-    """Restore `state`."""
+def restore(run: Run, state: Mapping[str, Any], changed_options: Collection[str] | None = ()) -> None:
+    """Restore `state`, that of a run whose optimizers have other values of these options; None: it is not known which."""
     run.progress.load_state(state)
     run.recorder.saved = run.step
     load_weights(run.model, state["model"])
     for phase in run.phases:
-        load_state(phase.optimizer, state["optimizers"][phase.spec.name])
+        load_state(phase.optimizer, state["optimizers"][phase.spec.name], changed_options)
     run.schedule.load_state_dict(state["schedule"])
     run.precision.load_state_dict(state["precision"])
     for name, callback in run.callbacks.items():

@@ -140,6 +140,37 @@ def test_options_that_differ_from_the_checkpoints_hold_from_the_first_step_on(op
     assert (after.param_groups[0]["lr"] * step + model.weight.detach() - start).abs().max() < 1e-6
 
 
+class Annealed(torch.optim.SGD):
+    """Changes an option of its constructor in each step."""
+
+    def __init__(self, params: Any, lr: float, damp: float = 1.0, cut: float = 0.0) -> None:
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group.update(damp=damp, cut=cut)
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["damp"] *= 0.5
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(("changed", "damp", "cut"), [((), 0.5, 0.0), ({"cut"}, 0.5, 0.25), ({"damp", "other"}, 1.0, 0.0), (None, 1.0, 0.25)])
+def test_options_that_an_optimizer_of_ones_own_has_changed_are_kept_unless_the_config_has_others(changed: Any, damp: float, cut: float) -> None:
+    model = nn.Linear(3, 1)
+    before, after = Annealed(model.parameters(), lr=0.1), Annealed(model.parameters(), lr=0.1, cut=0.25)
+    model(torch.ones(1, 3)).sum().backward()
+    before.step()
+    load_state(after, before.state_dict(), changed)
+    assert (after.param_groups[0]["damp"], after.param_groups[0]["cut"]) == (damp, cut)
+
+
+def test_an_option_that_is_new_in_the_code_gets_its_own_value() -> None:
+    model = nn.Linear(3, 1)
+    after = Annealed(model.parameters(), lr=0.1)
+    load_state(after, torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+    assert after.param_groups[0]["damp"] == 1.0
+
+
 def test_an_option_that_needs_averages_which_the_checkpoint_lacks_is_refused() -> None:
     model = nn.Linear(3, 1)
     before, after = (build({"_target_": "torch.optim.Adam", "lr": 0.1, "amsgrad": on}, model)["train"] for on in (False, True))

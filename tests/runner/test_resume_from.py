@@ -56,6 +56,40 @@ def test_a_run_resumes_with_step_optimizer_schedule_and_averages(samewise, tmp_p
     assert again.name == rest.name, "what the checkpoint holds counts, not where it lies"
 
 
+ANNEALED = """
+import torch
+
+
+class Annealed(torch.optim.SGD):
+    def __init__(self, params, lr, damp=1.0):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group["damp"] = damp
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(group["damp"])
+            group["damp"] *= 0.5
+        return super().step(closure)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "is_same"), [([], True), (["optimizer.damp=0.75"], False)])
+def test_an_option_that_an_optimizer_changes_goes_on_from_its_value_unless_the_config_has_another(samewise, tmp_path, monkeypatch, more, is_same):
+    (tmp_path / "own.py").write_text(ANNEALED)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\nconfigs = "configs"\n')
+    (tmp_path / "configs" / "optimizer").mkdir(parents=True)
+    (tmp_path / "configs" / "optimizer" / "annealed.yaml").write_text("# An optimizer\n_target_: own.Annealed\n_partial_: true\nlr: 0.1\ndamp: 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ["optimizer=annealed", "scheduler=constant", "param_groups=none", "max_steps=4"]
+    whole = train(samewise, tmp_path / "whole", *given)
+    rest = train(samewise, tmp_path / "rest", *given, *more, f"resume_from={whole}/checkpoints/step-00000002")
+    assert (summary(rest)["weights_sha256"] == summary(whole)["weights_sha256"]) is is_same
+
+
 def test_what_continues_a_run_has_one_fingerprint_however_often_and_wherever_that_run_was_trained(tmp_path):
     """The checkpoint's file says how long training took, and its bytes depend on how it was written."""
     ways = [(), ("checkpoint.background=false",)]
