@@ -30,6 +30,7 @@ from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.components import LIBRARIES
 from samewise.runner.training.evaluation import evaluating, tell
 from samewise.runner.training.loss_checks import means_for_sums, untrained
+from samewise.runner.training.overruled_options import warn_of_overruled_options
 from samewise.runner.training.run import Run
 
 _WORDS = "and no checkpoint holds it: a resumed run would go on with other values"
@@ -44,6 +45,7 @@ def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Itera
         own = run.strategy.compiles and (_is_own(run.recipe) or _is_own(run.model))
         for problem in _means(run) if own else ():
             tell(run, problem)
+        warn_of_overruled_options(run)
         with untrained(run) if own else nullcontext(list[Problem]()) as idle:
             yield first  # the step
         for problem in idle:

@@ -242,8 +242,8 @@ class Counting(torch.optim.SGD):
 
     def step(self, closure=None):
         self.steps += 1
-        for group in self.param_groups:
-            group["lr"] /= self.steps
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad /= self.steps
         return super().step(closure)
 
 
@@ -268,6 +268,28 @@ class InState(torch.optim.SGD):
         for one in self.mine:
             self.state[one]["step"] = self.state[one].get("step", 0) + 1
         return self.inner.step(closure)
+
+
+class Adapting(torch.optim.SGD):
+    # its learning rate, from the second step on
+
+    name = "lr"
+
+    def __init__(self, params, *, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self.param_groups[0].setdefault(self.name, 1.0)
+
+    def step(self, closure=None):
+        found = super().step(closure)
+        parameter = self.param_groups[0]["params"][0]
+        if "last" in self.state[parameter]:
+            self.param_groups[0][self.name] *= 1 + float((parameter.grad * self.state[parameter]["last"]).sum().sign()) / 100
+        self.state[parameter]["last"] = parameter.grad.clone()
+        return found
+
+
+class Factored(Adapting):
+    name = "factor"
 
 
 class Shrinking(Schedule):
