@@ -30,12 +30,11 @@ from samewise.runner.training.hidden_state import (
     find_in_schedule,
     lost_attributes,
     lost_by_optimizers,
-    require_none_learned,
-    require_same_model,
 )
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.loss_checks import means_for_sums, metrics_by_batch, untrained, wholes_for_sums
 from samewise.runner.training.memory import out_of_memory
+from samewise.runner.training.model_checks import require_none_learned, require_same_model
 from samewise.runner.training.rehearsal import rehearse
 from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from itertools import islice
@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.fingerprint import targets
-from samewise.runner.config.instantiate import instantiate
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.errors import ConfigError, Problem, first_few
-from samewise.runner.interfaces import Recipe
+from samewise.runner.errors import Problem, first_few
 from samewise.runner.optim.schedules.base import Schedule
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import value_digest
@@ -42,7 +40,7 @@ def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Itera
     for first in islice(batches, 1):
         _warn(run, [*find(run, first), *find_in_schedule(run)])
         _warn_of_changed_parameters(run, first)
-        own = run.strategy.compiles and (_is_own(run.recipe) or _is_own(run.model))
+        own = run.strategy.compiles and (is_own(run.recipe) or is_own(run.model))
         for problem in _means(run) if own else ():
             tell(run, problem)
         warn_of_overruled_options(run)
@@ -75,74 +73,6 @@ def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:
             write_json(run.folder.environment, {**record, "level": level})
     for problem in problems:
         tell(run, problem)
-
-
-def require_none_learned(run: Run) -> None:
-    """Raise a ConfigError if the recipe or the model has tensors that require gradients and are not the model's parameters.
-
-    No optimizer trains them, no checkpoint holds them.
-    """
-    trained, packages = {id(one) for one in (*run.parameters, *run.model.parameters())}, {name.partition(".")[0] for name in run.composed.project.packages}
-    problems = list[Problem]()
-    hints = {
-        "recipe": "move it into the model, whose forward then computes with it",
-        "model": "make it an nn.Parameter, or keep modules in an nn.ModuleList or nn.ModuleDict",
-    }
-    parts = {"recipe": run.recipe} | ({"model": run.model} if run.strategy.compiles else {})  # not where layers hold pieces of their weights
-    for path, part in parts.items():
-        if found := [name for name, one in _learned(part, packages, set()) if id(one) not in trained]:
-            words = f"{first_few([f'{type(part).__name__}{name}' for name in found], 3)}: requires a gradient, but is not part of the model"
-            hint = f"{hints[path]}; or freeze it, if it is constant: requires_grad_(False)"
-            problems.append(Problem(path, f"{words}: no optimizer trains it, and no checkpoint holds it", expected="what is learned in the model", hint=hint))
-    if problems:
-        raise ConfigError(*problems)
-
-
-def require_same_model(run: Run) -> None:
-    """Raise a ConfigError if a model of the user's, before training, has other weights than when it is made again from the same seed.
-
-    Not for a training itself: the user's code may hold on to the model that was made last.
-    """
-    cfg, limit = run.config, 50_000_000
-    as_made = not any((cfg.initialise or {}).get(key) for key in ("rules", "weights", "parametrisations"))
-    if (
-        not run.strategy.compiles
-        or not as_made
-        or cfg.reproducibility.level == "fast"
-        or not _is_own(run.model)
-        or sum(one.numel() for one in run.parameters) > limit
-    ):
-        return
-    allowed = [name.partition(".")[0] for name in targets(cfg.model)]  # it was made before
-    with streams.scope(run.seed, "init"):
-        again = instantiate(cfg.model, "model", allowed=allowed).state_dict()
-    here = {name: one.cpu() for name, one in run.model.state_dict().items() if name in again}
-    if different := [name for name, one in here.items() if not torch.equal(one.nan_to_num(), again[name].nan_to_num())]:
-        words = f"has other initial weights each time it is made ({first_few(different, 3)})"
-        expected = "random numbers of torch, NumPy or random, as samewise seeds them, not of a generator of its own without a seed"
-        raise ConfigError(Problem("model", words, type(run.model).__name__, expected))
-
-
-def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that require gradients in an object of the user's, in modules, and in what contains them, by name: `.loss.centres`."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    inside: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Tensor):
-        if value.requires_grad and value.is_leaf:
-            yield "", value
-    elif isinstance(value, Mapping):
-        inside = value.items()
-    elif isinstance(value, list | tuple | set):
-        inside = enumerate(value)
-    elif isinstance(value, nn.Module):
-        others = [(name, one) for name, one in vars(value).items() if name not in vars(nn.Module())]
-        inside = [*value.named_parameters(recurse=False), *value.named_children(), *others]
-    elif isinstance(value, Recipe) or (type(value).__module__.partition(".")[0] in packages and hasattr(value, "__dict__")):
-        inside = vars(value).items()
-    for name, one in inside:
-        yield from ((f".{name}{further}", found) for further, found in _learned(one, packages, seen))
 
 
 def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
@@ -226,7 +156,7 @@ _LATER = (1_000_000, *range(1, 12))
 def _numbers(run: Run) -> dict[str, tuple[Any, int | float]]:
     """The numbers in attributes of the recipe and of the model's modules, each with its owner, by `Class.name` and where it is."""
     owners = [("recipe", run.recipe), *run.model.named_modules()]
-    own = [(path, one) for path, one in owners if _is_own(one)]
+    own = [(path, one) for path, one in owners if is_own(one)]
     return {f"{type(one).__name__}.{name} {path}": (one, value) for path, one in own for name, value in vars(one).items() if type(value) in (int, float)}
 
 
@@ -273,7 +203,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _is_own(part: object) -> bool:
+def is_own(part: object) -> bool:
     """Whether a part's class is not one of samewise's or of the other `LIBRARIES`."""
     return type(part).__module__.partition(".")[0] not in LIBRARIES
 
@@ -294,7 +224,7 @@ class _Pickler(pickle.Pickler):
 def attributes_of(part: object, without: Collection[int] = ()) -> dict[str, bytes]:
     """What a part of the user's keeps in its attributes, by `Class.name`, as far as it can be written down; without the objects of these ids."""
     found, prefix = dict[str, bytes](), type(part).__name__
-    for name, value in vars(part).items() if _is_own(part) else ():
+    for name, value in vars(part).items() if is_own(part) else ():
         with suppress(Exception):
             file = io.BytesIO()
             _Pickler(file, without).dump(value)
@@ -324,8 +254,8 @@ def _of_optimizers(run: Run) -> dict[str, bytes]:
     """The attributes of the user's optimizers that are not in their `state_dict`; none of those of an optimizer with a `state_dict` of its own."""
     found, known = dict[str, bytes](), {*vars(Optimizer([torch.zeros(())], {})), "step", "grad_scale", "found_inf", "_opt_called", "_step_count"}
     for phase in run.phases:
-        one: Any = getattr(phase.optimizer, "optim", phase.optimizer) if not _is_own(phase.optimizer) else phase.optimizer  # within ZeroRedundancyOptimizer
-        if not _is_own(one) or type(one).state_dict is not Optimizer.state_dict or run.config.reproducibility.level == "fast":
+        one: Any = getattr(phase.optimizer, "optim", phase.optimizer) if not is_own(phase.optimizer) else phase.optimizer  # within ZeroRedundancyOptimizer
+        if not is_own(one) or type(one).state_dict is not Optimizer.state_dict or run.config.reproducibility.level == "fast":
             continue
         groups = [[group, group["params"]] for group in one.param_groups]
         states = [[state, *state.values()] for state in one.state.values()]
@@ -356,7 +286,7 @@ def find_in_schedule(run: Run) -> list[Problem]:
     groups = run.schedule._groups  # pyright: ignore[reportPrivateUsage] (a schedule of the user's may have a `groups` of its own)
     for schedule in parts:  # which grows
         parts += [part for part, _ in schedule.parts().values()]
-        if _is_own(schedule) and type(schedule).state_dict is Schedule.state_dict and run.config.reproducibility.level != "fast":
+        if is_own(schedule) and type(schedule).state_dict is Schedule.state_dict and run.config.reproducibility.level != "fast":
             words = "keeps what evaluations gave" if type(schedule).after_evaluation is not Schedule.after_evaluation else ""
             with suppress(Exception):
                 copied = deepcopy(schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases})

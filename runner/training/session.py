@@ -29,8 +29,8 @@ from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, validate
-from samewise.runner.training.hidden_state import require_none_learned
 from samewise.runner.training.memory import out_of_memory
+from samewise.runner.training.model_checks import require_none_learned
 from samewise.runner.training.rehearsal import rehearse
 from samewise.runner.training.resuming import continue_from, resume
 from samewise.runner.training.run import Run
