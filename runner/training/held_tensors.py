@@ -1,24 +1,27 @@
-"""What a step may not do to the tensors that a model holds: replace a parameter, give a buffer another dtype, or add one to what is saved."""
+"""What a step may not do to the tensors that a model holds: replace a parameter, give a buffer another dtype, or what is saved another name or shape."""
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, first_few
 
 
 @final
 class HeldTensors:
-    """A model's parameters, the dtypes of its buffers that are saved, and the names of all that is saved.
+    """A model's parameters, the dtypes of its buffers that are saved, and the names, shapes and dtypes of all that is saved.
 
-    With `stay` false, the strategy holds parameters of its own during a step: then only the names are compared.
+    With `stay` false, the strategy holds parameters of its own during a step: then only what is saved is compared.
     """
 
     def __init__(self, model: nn.Module, *, stay: bool = True) -> None:
         self._model = model
-        self._names = list(model.state_dict())
+        state = model.state_dict()
+        self._names = list(state)
+        self._kinds = _kinds(state, apart=_with_own_loading(model))
         parts = [(f"{path}." if path else "", module) for path, module in model.named_modules()] if stay else []
         self._parameters = [(path + name, module._parameters, name, one) for path, module in parts for name, one in module._parameters.items()]  # pyright: ignore[reportPrivateUsage]
         self._buffers = [
@@ -40,8 +43,8 @@ class HeldTensors:
                 words = f"a forward pass turns the buffer {name} from {_named(dtype)} into {_named(now.dtype)}: a run resumed from a checkpoint would round it"
                 raise ConfigError(Problem("model", words, hint=f"register it with the dtype that it will have, or assign `.to(self.{key}.dtype)`"))
 
-    def require_same_names(self) -> None:
-        """Raise a ConfigError if the model's state_dict has other names than a new model's: no checkpoint of it could be loaded."""
+    def require_same_state(self) -> None:
+        """Raise a ConfigError if the model's state_dict has other names, shapes or dtypes than a new model's: no checkpoint of it could be loaded."""
         state = self._model.state_dict()
         if added := {name: list(one.shape) for name, one in state.items() if name not in self._names}:
             words = f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a checkpoint with it could not be loaded into a new model"
@@ -50,6 +53,29 @@ class HeldTensors:
         if gone := [name for name in self._names if name not in state]:
             words = f"a forward pass removes {first_few(gone, 3)} from the model's state_dict: a checkpoint without it could not be loaded into a new model"
             raise ConfigError(Problem("model", words, hint="keep a tensor there: None is not saved"))
+        kinds = _kinds(state, apart=())
+        if other := [name for name, first in self._kinds.items() if kinds[name] != first]:
+            change = f"{other[0]} in the model's state_dict from {self._kinds[other[0]]} into {kinds[other[0]]}"
+            words = f"a forward pass turns {change}: a checkpoint with it could not be loaded into a new model"
+            hint = "create it in the shape and dtype that it will have; a buffer that need not be saved can have persistent=False"
+            raise ConfigError(Problem("model", words, hint=hint))
+
+
+def _kinds(state: Mapping[str, Any], *, apart: tuple[str, ...]) -> dict[str, str]:
+    """The dtypes and shapes of the tensors in a state_dict that a new model loads only if it has the same: not of those below `apart`, nor extra states."""
+    tensors = {name: one for name, one in state.items() if isinstance(one, Tensor) and not name.endswith("_extra_state")}
+    return {name: f"{_named(one.dtype)} {list(one.shape)}" for name, one in tensors.items() if not name.startswith(apart)}
+
+
+def _with_own_loading(model: nn.Module) -> tuple[str, ...]:
+    """The paths of the modules that load a state by code that is not torch's, which may accept other shapes."""
+    found = list[str]()
+    for path, module in model.named_modules(remove_duplicate=False):
+        hooks = module._load_state_dict_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
+        loading = type(module).load_state_dict, type(module)._load_from_state_dict, *hooks  # pyright: ignore[reportPrivateUsage]
+        if any(not one.__module__.startswith("torch.") for one in loading):
+            found.append(f"{path}." if path else "")
+    return tuple(found)
 
 
 def _named(dtype: object) -> str:

@@ -67,7 +67,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
         run.recorder.trace.digest_gradients(run.step + 1)
     if run.step == 0:
-        run.held.require_same_names()
+        run.held.require_same_state()
     run.recorder.trace.digest_weights(run.step + 1)
     readings.finish()  # on a device, here
     run.precision.update()

@@ -62,7 +62,7 @@ def save(run: Run) -> None:
     load it.
     """
     require_finite_model(run)
-    run.held.require_same_names()
+    run.held.require_same_state()
     run.recorder.require_folder()
     layout = run.strategy.layout
     state = _write_shards(run) if run.checkpoint.sharded and layout.shards > 1 else layout.whole(state_of(run))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.stages import StageParts
 from samewise.runner.strategies.tree import ReplicaBuffers
 from samewise.runner.training.build import build
+from samewise.runner.training.held_tensors import HeldTensors
 
 MODELS = """
 import torch
@@ -69,6 +72,15 @@ class OtherParameter(Centred):
 class OtherDtype(Centred):
     def change(self, mean):
         self.seen = self.seen + 0.5
+
+
+class Queue(Centred):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(0, 8))
+
+    def change(self, mean):
+        self.queue = torch.cat([self.queue, mean[None].float()])
 
 
 class Late(Centred):
@@ -183,6 +195,7 @@ def test_two_processes_give_the_bits_of_one(samewise: Callable[..., Any], projec
     [
         ("OtherParameter", "a forward pass replaces the parameter head.weight by another tensor, which no optimizer trains"),
         ("OtherDtype", "a forward pass turns the buffer seen from int64 into float32"),
+        ("Queue", "a forward pass turns queue in the model's state_dict from float32 [0, 8] into float32 [2, 8]"),
         ("Late", "a forward pass adds mean to the model's state_dict: a checkpoint with it could not be loaded into a new model"),
         ("LateLayer", "a forward pass adds scale.weight, scale.bias to the model's state_dict"),
         ("Dropping", "a forward pass removes last from the model's state_dict"),
@@ -197,6 +210,40 @@ def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
     assert not [*Path("runs").glob("*/*/checkpoints/step-*")]
     checked = samewise("check", *GIVEN)
     assert (checked.returncode, message in checked.stderr) == ((0, False) if model == "LateLayer" else (2, True)), checked.stderr
+
+
+class WithQueue(nn.Module):
+    """Its queue grows, and so does a tensor that it saves itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(0))
+        self.extra = torch.zeros(0)
+
+    def get_extra_state(self) -> Tensor:
+        return self.extra
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.extra = state
+
+
+class Resizing(WithQueue):
+    """Takes a queue of any length from a checkpoint."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        self.queue = torch.empty_like(state_dict[f"{prefix}queue"])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_a_buffer_that_is_saved_keeps_its_shape_unless_its_module_loads_any() -> None:
+    for part, fits in ((WithQueue(), False), (Resizing(), True)):
+        model = nn.Sequential(part, nn.BatchNorm1d(2))
+        held = HeldTensors(model)
+        part.extra = torch.zeros(3)
+        held.require_same_state()
+        part.queue = torch.zeros(3)
+        with nullcontext() if fits else pytest.raises(ConfigError, match=r"turns 0.queue in the model's state_dict from float32 \[0\] into float32 \[3\]"):
+            held.require_same_state()
 
 
 def test_two_buffers_may_become_one_tensor(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
