@@ -27,7 +27,7 @@ from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
-from samewise.runner.strategies.tree import copy_all
+from samewise.runner.strategies.tree import copy_buffers, own_elements
 
 HOOKS = ("fp16", "bf16", "powersgd")
 
@@ -91,6 +91,9 @@ class DDP(OneReplicaEach):
             require_batch_norm(model, self._device)
             if not isinstance(self.peers, SimulatedPeers):
                 synchronise(model)
+        if expanded := next((name for name, buffer in model.named_buffers() if own_elements(buffer).shape != buffer.shape), None):
+            words = f"DistributedDataParallel sends buffers, and cannot write to {expanded}, an expanded tensor, whose elements share memory"
+            raise ConfigError(Problem("model", words, hint="add .clone(), or choose strategy=elastic"))
         self._trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._network = DistributedDataParallel(
             self.compiled(model),
@@ -141,7 +144,7 @@ class DDP(OneReplicaEach):
             tallies += super().carry(micro_batches[-1:], forward)
         Join([self._network], enable=False)
         if not micro_batches:  # Join has copied another process's buffers here: restore batch norm's statistics of this process's samples
-            copy_all(list(self._network.buffers()), kept)
+            copy_buffers(list(self._network.buffers()), kept)
         return tallies
 
     @contextmanager

@@ -28,7 +28,7 @@ from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole
-from samewise.runner.strategies.tree import copy_all
+from samewise.runner.strategies.tree import copy_buffers
 from samewise.runner.strategies.used import Used, require_all_called
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -191,7 +191,7 @@ class FSDP(OneReplicaEach):
         for _ in range(times):
             loss, first, _ = forward(lent.copied())
             loss.backward(first * 0.0)
-        copy_all(list(self._model.buffers()), buffers)
+        copy_buffers(list(self._model.buffers()), buffers)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, used = self.gather(tallies, None if self._used is None else self._used.take())

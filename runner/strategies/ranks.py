@@ -22,7 +22,7 @@ from samewise.runner.processes.simulated import SimulatedPeers, is_simulated
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout
-from samewise.runner.strategies.tree import copy_all
+from samewise.runner.strategies.tree import copy_buffers
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
 """By name: whether this torch is built with it."""
@@ -147,7 +147,7 @@ class OneReplicaEach(RankStrategy, abc.ABC):
         buffers = [buffer for buffer in model.buffers() if buffer.numel()]
         if isinstance(self.peers, Processes) and buffers:
             self.peers.doing = doing
-            copy_all(buffers, from_rank(0, buffers))
+            copy_buffers(buffers, from_rank(0, buffers))
 
 
 def _join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None) -> Peers:

@@ -27,6 +27,7 @@ from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Tally, add_tallies
 from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.recompute import is_recomputed
+from samewise.runner.strategies.tree import copy_buffers
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 DRAWING = ("stochastic_depth", "gumbel_softmax", *(f"fractional_max_pool{n}d{more}" for n in (2, 3) for more in ("", "_with_indices")))
@@ -243,8 +244,7 @@ class StageParts:
             if not mine:
                 for parameter, value in zip(trained, values, strict=False):
                     parameter.grad = value
-                for buffer, value in zip(buffers, values[len(trained) :], strict=True):
-                    buffer.copy_(value)
+                copy_buffers(buffers, values[len(trained) :])
 
 
 def reads_weights() -> ConfigError:

@@ -198,7 +198,7 @@ class ReplicaBuffers:
     @torch.no_grad()
     def set(self, values: Sequence[Tensor]) -> None:
         """Overwrite all buffers."""
-        copy_all(self.tensors, values)
+        copy_buffers(self.tensors, values)
 
     @torch.no_grad()
     def _snapshot(self) -> Snapshot:
@@ -213,7 +213,7 @@ class ReplicaBuffers:
         for (held, name, _), tensor in zip(self._slots, tensors, strict=True):
             if held[name] is not tensor:
                 held[name] = tensor
-        copy_all([tensor for tensor in tensors if tensor is not None], values)
+        copy_buffers([tensor for tensor in tensors if tensor is not None], values)
 
 
 @contextmanager
@@ -240,3 +240,17 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         pairs[1].append(source)
     for pairs in kinds.values():
         torch._foreach_copy_(*pairs)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+def copy_buffers(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy as `copy_all`, also to expanded tensors, to which torch does not copy: each element of their memory is written once."""
+    owned = [own_elements(target) for target in targets]
+    pairs = zip(owned, targets, sources, strict=True)
+    copy_all(owned, [source if own is target else source[tuple(map(slice, own.shape))] for own, target, source in pairs])
+
+
+def own_elements(tensor: Tensor) -> Tensor:
+    """The part of a tensor whose elements each have memory of their own: all of it, unless it was expanded."""
+    if tensor.layout is not torch.strided or 0 not in tensor.stride():
+        return tensor
+    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]

@@ -30,6 +30,7 @@ from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records.digest import tensor_kind
+from samewise.runner.strategies.tree import own_elements
 from samewise.runner.training import determinism
 from samewise.runner.training.run import Split
 from samewise.runner.training.workarounds import work_around
@@ -64,6 +65,7 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
         odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
         if odd:
             raise ConfigError(*[Problem("model", f"{name} is a {kind}", expected=_TENSORS) for name, kind in odd.items()])
+        _require_own_elements(model)
         model.train()  # before freezing, since a frozen layer stays in eval mode
         if cfg.initialise is not None:
             initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images)
@@ -86,6 +88,15 @@ def _require_shapes(model: nn.Module) -> None:
             problems.append(Problem("model", words, expected=expected))
     if problems:
         raise ConfigError(*problems)
+
+
+def _require_own_elements(model: nn.Module) -> None:
+    """Raise a ConfigError for each tensor in the model's state_dict that is expanded: `load_state_dict` cannot write to one."""
+    state = {name: one for name, one in model.state_dict().items() if not name.endswith("_extra_state")}
+    if expanded := [name for name, one in state.items() if own_elements(one).shape != one.shape]:
+        words = "is an expanded tensor, whose elements share memory: no checkpoint could be loaded into it"
+        hint = "add .clone(); or, for a buffer that need not be saved, persistent=False"
+        raise ConfigError(*[Problem("model", f"{name} {words}", hint=hint) for name in expanded])
 
 
 def make_splits(cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None = None) -> dict[str, Split]:
