@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import Optimizer
 
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.processes.peers import Peers
 from samewise.runner.records.digest import begin
@@ -54,4 +57,24 @@ class Layout:
             for module in model.modules():
                 if isinstance(module, nn.RNNBase):  # of parametrised weights, it holds tensors with a graph, which cannot be copied
                     module._init_flat_weights()  # pyright: ignore[reportPrivateUsage]
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, without_graphs(model))
+
+
+def without_graphs(model: nn.Module) -> dict[int, Any]:
+    """What stands for a model's tensors with a graph in a `deepcopy`, which cannot copy them: empty ones, since torch's hooks make them in each forward pass.
+
+    ConfigError for one that another part of the code has made: the copy might need it.
+    """
+    memo = dict[int, Any]()
+    for path, module in model.named_modules():
+        hooks = module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
+        made = {hook.name for hook in hooks if isinstance(hook, WeightNorm)}
+        made |= {hook._tensor_name for hook in hooks if isinstance(hook, BasePruningMethod)}  # pyright: ignore[reportPrivateUsage]
+        for name, one in {**vars(module), **module._buffers}.items():  # pyright: ignore[reportPrivateUsage]
+            if isinstance(one, Tensor) and not one.is_leaf:
+                if name not in made:
+                    words = f"{f'{path}.{name}'.lstrip('.')} has a graph, so that the model cannot be copied, for example for an average of its weights"
+                    hint = "compute it in forward; for a weight, torch.nn.utils.parametrize and parametrizations.weight_norm do so"
+                    raise ConfigError(Problem("model", words, hint=hint))
+                memo[id(one)] = torch.empty(0)
+    return memo

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.strategies.layout import without_graphs
 
 REFUSED = (torch.optim.Adafactor, torch.optim.Rprop)
 """Optimizers whose arithmetic torch cannot do on shards."""
@@ -81,7 +82,7 @@ def template(model: nn.Module) -> nn.Module:
     """A copy of an unsharded model without values: its parameters and buffers are on the `meta` device."""
     empty: dict[int, Any] = {id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad) for one in model.parameters()}
     empty |= {id(one): torch.empty_like(one, device="meta") for one in model.buffers()}
-    return copy.deepcopy(model, empty)
+    return copy.deepcopy(model, empty | without_graphs(model))
 
 
 @torch.no_grad()

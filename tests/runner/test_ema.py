@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -120,6 +122,38 @@ def test_a_parametrised_recurrent_layer_is_averaged(parametrise: Callable[..., A
     assert not torch.equal(copied(features)[0], expected)
     layer(features)[0].sum().backward()
     assert layer.get_parameter("bias_ih_l0").grad is not None
+
+
+@pytest.mark.parametrize("make", [nn.Linear, nn.LSTM])
+@pytest.mark.parametrize("prepare", [nn.utils.weight_norm, partial(prune.random_unstructured, amount=0.5), nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_a_layer_whose_weight_a_hook_makes_is_averaged(make: Callable[..., nn.Module], prepare: Callable[..., nn.Module]) -> None:
+    name = "weight" if make is nn.Linear else "weight_hh_l0"
+    layer, features, average = prepare(make(3, 3), name=name), torch.randn(5, 2, 3), ExponentialMovingAverage(decay=0.5)
+    layer.eval()
+    view: Any = SimpleNamespace(copy_model=lambda: Layout(Alone()).copy_model(layer), weights=lambda: layer.state_dict().items(), warn=print)
+    view.__dict__.update(step=0, total_steps=20, steps_per_epoch=20)
+    average.on_build(view)
+    average.on_start(view)
+    expected = {key: one.clone() for key, one in layer.state_dict().items()}
+    for step in range(1, 4):
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter += torch.randn_like(parameter)
+        average.on_step(view, Outcome(step, {}, 1.0, {}, 0, 0, 8))
+        expected = {key: 0.5 * one + 0.5 * layer.state_dict()[key] for key, one in expected.items()}
+    averaged = average.models()["ema"]
+    torch.testing.assert_close(dict(averaged.state_dict()), expected)
+    given = averaged(features)
+    layer.load_state_dict(expected)
+    torch.testing.assert_close(given, layer(features))
+
+
+def test_a_tensor_with_a_graph_that_no_hook_of_torchs_makes_is_an_error_with_its_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model[0].scaled = 2 * model[0].weight
+    with pytest.raises(ConfigError, match=r"0\.scaled has a graph, so that the model cannot be copied"):
+        Layout(Alone()).copy_model(model)
 
 
 def test_complex_weights_are_averaged_as_torch_does() -> None:
