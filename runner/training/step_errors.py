@@ -80,13 +80,14 @@ def require_loss(recipe: Recipe, given_loss: object) -> None:
             raise _wrong_part(recipe, name, type(value).__name__, "a tensor without dimensions", "torch.as_tensor(value)")
         if value.dim():
             raise _wrong_part(recipe, name, f"a tensor of shape {list(value.shape)}", "a tensor without dimensions", "a sum: .sum()")
-    if not loss.total.requires_grad and torch.is_grad_enabled():
-        raise _wrong_part(recipe, "total", "a tensor without a gradient", "what the model's outputs give", "no .detach() or .item() on the way to it")
     count: Any = loss.count
     if not isinstance(count, int | float):
         raise _wrong_part(recipe, "count", type(count).__name__, "a number", "count=mask.sum().item()")
     if not 0 <= count < math.inf:
         raise _wrong_part(recipe, "count", count, "0 or more")
+    if not loss.total.requires_grad and torch.is_grad_enabled():
+        hint = "no .detach() or .item() on the way to it" if count else "0.0 * output.sum() where nothing is counted"
+        raise _wrong_part(recipe, "total", "a tensor without a gradient", "what the model's outputs give", hint)
 
 
 def _wrong_part(recipe: Recipe, name: str, given: object, expected: str, hint: str = "") -> ConfigError:
@@ -101,6 +102,10 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
     if problem := _unknown_label(error, run):
         return problem
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
+    if "does not require grad" in str(error) and any(frame.f_code.co_name == "measure_batch" for frame, _ in traceback.walk_tb(error.__traceback__)):
+        words = f"the first evaluation fails: {type(error).__name__}: {first_line(error)}: it computes without gradients, also where it calls `loss`"
+        hint = "compute what needs them within `with torch.enable_grad():`; or give the recipe a `measure` of its own"
+        return Problem("recipe", words, hint="; ".join(filter(None, (hint, raised_at(error, anywhere=False)))))
     if any(isinstance(frame.f_locals.get("self"), Optimizer) for frame, _ in traceback.walk_tb(error.__traceback__)):
         why = f": {NO_CLOSURE}" if "closure" in str(error) else ""
         return Problem("optimizer", f"{reason}{why}", hint="choose other options, or another optimizer; `samewise list optimizer` shows them")

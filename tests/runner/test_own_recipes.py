@@ -56,6 +56,22 @@ class NoPhase(Classification):
     phases = Phase()
 
 
+class Penalty(Classification):
+    measure, scores = Recipe.measure, Recipe.scores  # the losses
+    always = False
+
+    def loss(self, model, batch, phase):
+        images = batch["image"].detach().requires_grad_()
+        with torch.set_grad_enabled(self.always or torch.is_grad_enabled()):
+            outputs = model(images)
+            (gradient,) = torch.autograd.grad(outputs.sum(), images, create_graph=True)
+        return Loss(torch.nn.functional.cross_entropy(outputs, batch["label"], reduction="sum") + gradient.square().sum(), len(images))
+
+
+class AlwaysPenalty(Penalty):
+    always = True
+
+
 class Sound(Classification):
     pass
 
@@ -246,6 +262,7 @@ def test_a_recipe_that_may_be_wrong_is_warned_about(recipe: Callable[[str], Any]
         ("Method", "Method.phases is not a tuple of phases, each with a name of its own; hint: `@property` above `def phases(self)`"),
         ("Twice", "Twice.phases is not a tuple of phases, each with a name of its own; "),
         ("NoPhase", "NoPhase.phases is not a tuple of phases, each with a name of its own; "),
+        ("Penalty", "the first evaluation fails: RuntimeError: element 0 of tensors does not require grad"),
         ("Silent", "Nothing.compute returns NoneType"),
     ],
 )
@@ -304,6 +321,11 @@ def test_generated_data_for_a_choice_of_ones_own_names_what_works_instead(samewi
     assert "hint: debug=one_batch and debug=overfit work with any recipe" in done.stderr
 
 
+def test_a_gradient_penalty_that_enables_gradients_is_trained_and_evaluated(recipe: Callable[..., Any]) -> None:
+    done = recipe("AlwaysPenalty", "train", "evaluate.monitor=valid/loss", "evaluate.mode=min")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_metrics_may_be_numbers_of_torch_and_numpy() -> None:
     class Given(MeanLosses):
         def compute(self) -> dict[str, Any]:
@@ -348,7 +370,8 @@ TOTAL = torch.ones((), requires_grad=True)
         (Loss(TOTAL, torch.tensor(16)), "whose count is Tensor; expected: a number; hint: count=mask.sum().item()"),
         (Loss(TOTAL, -16), "whose count is -16; expected: 0 or more"),
         (Loss(TOTAL, math.nan), "whose count is nan"),
-        (Loss(TOTAL.detach(), 1), "whose total is a tensor without a gradient"),
+        (Loss(TOTAL.detach(), 1), "whose total is a tensor without a gradient; expected: what the model's outputs give; hint: no .detach() or .item()"),
+        (Loss(torch.zeros(()), 0), "whose total is a tensor without a gradient; expected: what the model's outputs give; hint: 0.0 * output.sum()"),
         (Loss(TOTAL.expand(3), 3), "whose total is a tensor of shape [3]; expected: a tensor without dimensions; hint: a sum: .sum()"),
         (Loss(TOTAL, 1, parts={"loss": TOTAL.detach()}), "returns a part called 'loss', which samewise logs itself; expected: parts with other names"),
         (Loss(TOTAL, 1, parts={"acc": 3.0}), "whose acc is float; expected: a tensor without dimensions; hint: torch.as_tensor(value)"),
