@@ -74,7 +74,7 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
                 run.strategy.abandon(explained)
             if explained is not error or run is None:
                 raise explained from error
-            raise ConfigError(refused_operator(error) or memory.out_of_memory(run, error) or explain_step_error(error, composed)) from error
+            raise ConfigError(refused_operator(error) or memory.out_of_memory(run, error) or explain_step_error(error, composed, run)) from error
         finally:
             if run is not None:
                 run.recorder.trace.close()

@@ -21,6 +21,7 @@ from samewise.runner.data.dataset import failed_transform, sample_name
 from samewise.runner.data.keyed import Failure, Key, training_keys
 from samewise.runner.errors import ConfigError, Problem, describe_exit, first_few, first_line, is_below_one, raised_at, summarise_error
 from samewise.runner.interfaces import Recipe, is_loss
+from samewise.runner.optim.gradients import sparse_gradient
 from samewise.runner.records import trace_reader
 from samewise.runner.records.digest import entries, tensors_in
 from samewise.runner.records.folder import RunFolder
@@ -99,7 +100,7 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
     if isinstance(error, SystemExit):
         message, where = describe_exit("the first step", error)
         return Problem("recipe, model, dataset, transforms", message, hint=where)
-    if problem := _unknown_label(error, run):
+    if problem := _unknown_label(error, run) or (sparse_gradient(run.model) if run else None):
         return problem
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
     if "does not require grad" in str(error) and any(frame.f_code.co_name == "measure_batch" for frame, _ in traceback.walk_tb(error.__traceback__)):
@@ -123,7 +124,7 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
 def explain_later_error(error: Exception, run: Run) -> Problem:
     """The problem for an error of a step after the first, or of an evaluation or a callback between two steps."""
     in_step = any(frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__))
-    if in_step and (problem := _unknown_label(error, run)):
+    if in_step and (problem := _unknown_label(error, run) or sparse_gradient(run.model)):
         return replace(problem, message=f"step {run.step + 1}: {problem.message}")
     said = "" if (text := summarise_error(error)) == type(error).__name__ else f": {text}"
     at_step = f"step {run.step + 1}" if in_step else f"after step {run.step}"

@@ -119,6 +119,13 @@ def test_a_model_whose_state_is_not_of_dense_tensors_is_refused(train: Callable[
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("more", [(), ("replicas=2",), ("replicas=2", "strategy=elastic"), ("accumulate=2",)])
+def test_a_parameter_with_sparse_gradients_is_refused_by_name(train: Callable[..., Any], more: tuple[str, ...]) -> None:
+    done = train("SparseTable", *more)
+    assert done.returncode == 2
+    assert "error: model: its parameter table has sparse gradients, which are not supported; hint: compute with sparse=False" in done.stderr
+
+
 def _summary() -> dict[str, Any]:
     (file,) = Path("runs").glob("*/*/summary.json")
     found = json.loads(file.read_text())
