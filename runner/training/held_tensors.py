@@ -68,12 +68,12 @@ def _kinds(state: Mapping[str, Any], *, apart: tuple[str, ...]) -> dict[str, str
 
 
 def _with_own_loading(model: nn.Module) -> tuple[str, ...]:
-    """The paths of the modules that load a state by code that is not torch's, which may accept other shapes."""
+    """The paths of the modules that load a state by code that is neither torch's nor the runner's, which may accept other shapes."""
     found = list[str]()
     for path, module in model.named_modules(remove_duplicate=False):
         hooks = module._load_state_dict_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
         loading = type(module).load_state_dict, type(module)._load_from_state_dict, *hooks  # pyright: ignore[reportPrivateUsage]
-        if any(not one.__module__.startswith("torch.") for one in loading):
+        if any(not one.__module__.startswith(("torch.", "samewise.runner.")) for one in loading):
             found.append(f"{path}." if path else "")
     return tuple(found)
 

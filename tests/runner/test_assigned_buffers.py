@@ -251,6 +251,12 @@ def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
     assert (checked.returncode, message in checked.stderr) == ((0, False) if model == "LateLayer" else (2, True)), checked.stderr
 
 
+@pytest.mark.slow
+def test_a_buffer_that_grows_is_refused_if_weights_are_sharded_too(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
+    done = samewise("train", *project("Queue"), "strategy=fsdp")
+    assert (done.returncode, "a forward pass turns queue in the model's state_dict" in done.stderr) == (2, True), done.stderr
+
+
 def test_two_buffers_may_become_one_tensor(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
     folder = folder_of(samewise("train", *project("Shared"), "--json"))
     assert torch.equal(state_of(folder)["centre"], state_of(folder)["last"])
