@@ -24,7 +24,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records.digest import value_digest
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.summary import LEVELS
-from samewise.runner.strategies.tree import unchanged_buffers
+from samewise.runner.strategies.tree import copy_all, unchanged_buffers
 from samewise.runner.training.components import LIBRARIES
 from samewise.runner.training.evaluation import evaluating, tell
 from samewise.runner.training.loss_checks import means_for_sums, untrained
@@ -58,12 +58,12 @@ def _means(run: Run) -> list[Problem]:
     """Of losses that are means, where a user's code may exchange nothing with other processes, and this one may load samples."""
     if run.strategy.peers.size > 1 or run.config.reproducibility.level == "fast":
         return []
-    held = _copy_of_state(run)
+    held = [one.detach().clone() for one in run.model.parameters()]
     with unchanged_buffers(run.model):
         try:
             return means_for_sums(run)
         finally:
-            run.model.load_state_dict(held)
+            copy_all([one.detach() for one in run.model.parameters()], held)
 
 
 def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:
