@@ -152,7 +152,7 @@ def test_ddp_gives_the_same_bits_twice(lab: Path) -> None:
 def test_verify_names_what_differs_in_a_compiled_model(samewise: Callable[..., Any], lab: Path, once: Path) -> None:
     assert samewise("verify", once).returncode == 0
     found = json.loads(samewise("verify", once, "clip_norm=0.01", "--json").stdout.splitlines()[-1])
-    assert found["first"] == {"kind": "averaged", "name": "first.weight"}, found
+    assert found["first"] == {"kind": "averaged", "name": "offset"}, found
 
 
 def compose_config(*overrides: str) -> Any:
