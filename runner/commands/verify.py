@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(Problem("--audit-seed", "draws the parts of an audit, and there is no --audit", args.audit_seed, hint="add --audit"))
     if Path(args.run, "export.json").is_file():
         return _verify_export(args)
-    from samewise.runner.exports.folder import UNFINISHED, is_unfinished
+    from samewise.runner.exports.unfinished import UNFINISHED, is_unfinished
 
     if is_unfinished(Path(args.run)):
         raise ConfigError(Problem("RUN", f"is {UNFINISHED}", args.run, hint="delete it, and run `samewise export` again"))

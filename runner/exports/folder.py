@@ -18,6 +18,7 @@ from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
 from samewise.runner.exports.difference import difference
 from samewise.runner.exports.runtimes import Runtime, Truth, try_client, try_runtime
+from samewise.runner.exports.unfinished import DESCRIPTION, UNFINISHED, WEIGHTS, is_unfinished
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
@@ -29,12 +30,9 @@ from samewise.runner.secrets import redact_values
 if TYPE_CHECKING:
     from samewise.runner.exports.quantised import Accuracy
 
-DESCRIPTION: Final = "export.json"
-WEIGHTS: Final = "weights.safetensors"
 VECTORS: Final = "vectors.safetensors"
 CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
-UNFINISHED: Final = f"an export that did not end, without {DESCRIPTION}"
 STEP: Final = 1e-2
 """How far a quantised file may be from what it gave when it was written: another CPU may round a number to the next of the few steps."""
 LITTLE: Final = 0.5
@@ -141,11 +139,6 @@ def discard(folder: Path, *, is_made: bool = True) -> None:
         part.unlink()
     if is_made:
         folder.rmdir()
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Whether a folder has an export that was killed before its end."""
-    return (folder / WEIGHTS).is_file() and not (folder / DESCRIPTION).exists()
 
 
 def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:
