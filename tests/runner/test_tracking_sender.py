@@ -70,7 +70,7 @@ def test_a_forked_sender_notices_a_dead_trainer_and_outlives_the_shared_process(
     trainer = start(folder, store.uri, 400, 0.05)
     until(lambda: bool(psutil.Process(shared.pid).children()))
     assert psutil.Process(trainer.pid).children() == []
-    until(lambda: folder.metrics.read_bytes().count(b"loss") > 10)
+    until(lambda: folder.metrics.exists() and folder.metrics.read_bytes().count(b"loss") > 10)
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.communicate()
     until(lambda: read_json(folder.tracking) is not None and read_json(folder.tracking)["status"] == "KILLED")
