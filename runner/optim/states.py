@@ -31,8 +31,7 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any], changed: Collecti
         raise ConfigError(problem)
     made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
     options = {*inspect.signature(made_by).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
-    is_known = made_by.__module__.partition(".")[0] in ("torch", "samewise")
-    decided = options if is_known or changed is None else options & {*changed, "fused", "foreach"}
+    decided = options if is_known(optimizer) or changed is None else options & {*changed, "fused", "foreach"}
     groups = list[dict[str, Any]](state["param_groups"])
     for place, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):  # torch refuses another number of groups
         for name in ("amsgrad", "centered"):
@@ -40,6 +39,12 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any], changed: Collecti
                 raise ConfigError(Problem(f"optimizer.{name}", "needs averages that the checkpoint does not have", True, "as in that run"))
         groups[place] = {**group, **{key: value for key, value in own.items() if key in decided or (key in options and key not in group)}}
     optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def is_known(optimizer: Optimizer) -> bool:
+    """Whether a class is torch's or samewise's: another may keep gradients between its steps, and change options in them."""
+    made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
+    return made_by.__module__.partition(".")[0] in ("torch", "samewise")
 
 
 def needed(optimizer: Optimizer, state: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from samewise.runner.interfaces import Phase
 from samewise.runner.optim.frozen import temporarily_frozen
 from samewise.runner.optim.gradients import leave_buffers
 from samewise.runner.optim.norm import total_norm
+from samewise.runner.optim.states import is_known
 from samewise.runner.optim.unfreezing import Waiting
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import Tally
@@ -52,7 +53,7 @@ class TrainingPhase:
             which = f" of phase '{self.spec.name}'" if self.number or self.spec.name != Phase().name else ""
             raise ConfigError(Problem("recipe", f"the loss{which} counts nothing in this step: its count is 0 in every micro-batch", expected="more than 0"))
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if not type(getattr(self.optimizer, "optim", self.optimizer)).__module__.startswith(("torch.", "samewise.")):
+        if not is_known(self.optimizer):
             leave_buffers(parameters)  # it may keep gradients until the next step, as some published ones do
         gradients = [p.grad for p in parameters if p.grad is not None]
         if tally.weight != 1.0 and gradients:
