@@ -13,7 +13,8 @@ from samewise.runner.records.files import read_mapping
 from samewise.runner.records.summary import ui_command
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import PointResult, rank_settings
-from samewise.runner.tracking.best import PREFIX
+from samewise.runner.tracking.best import column
+from samewise.runner.tracking.describing import key
 from samewise.runner.tracking.views import FOR_TRAINING
 
 _MOST = 100
@@ -55,8 +56,8 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     names = ", ".join(f"'{run}'" for run in runs)
     wanted = quote(f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'")
     one = found[0]
-    column = f"{PREFIX}{one.objective}" if one.objective == one.point.monitor else one.objective.removeprefix("final/")
-    order = f"orderByKey={quote(f'metrics.`{column}`', safe='')}&orderByAsc={str(one.mode == 'min').lower()}"
+    name = column(one.objective) if one.objective == one.point.monitor else key(one.objective.removeprefix("final/"))
+    order = f"orderByKey={quote(f'metrics.`{name}`', safe='')}&orderByAsc={str(one.mode == 'min').lower()}"
     table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}&{FOR_TRAINING}"
     return Pages(compare, table, "" if remote else ui_command(uri, Path(folder.facts["run_root"])))
 

@@ -13,7 +13,8 @@ from samewise.runner.errors import Problem
 from samewise.runner.sweep.listing import ListedRun
 from samewise.runner.sweep.results import State
 from samewise.runner.tracking.address import check_uri, remove_password, require_there
-from samewise.runner.tracking.best import PREFIX
+from samewise.runner.tracking.best import PREFIX, column
+from samewise.runner.tracking.describing import key
 from samewise.runner.tracking.sender import quiet_mlflow
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
     tags, params, told = run.data.tags, run.data.params, run.info
     folder = Path(tags.get("samewise.folder") or told.run_id)
     name, fingerprint = folder.parent.name or str(told.run_name), tags["samewise.fingerprint"][:12]
-    monitor, label = params.get("evaluate.monitor", ""), str(told.run_name or "")
+    monitor, label = key(params["evaluate.monitor"]) if "evaluate.monitor" in params else "", str(told.run_name or "")
     metrics, best, step = _metrics(client, run, monitor, mode=params.get("evaluate.mode", "max"))
     return ListedRun(
         name=name,
@@ -71,7 +72,7 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
         steps=int(tags.get("env.total_steps") or 0),
         monitor=monitor,
         value=best,
-        also={name.removeprefix(PREFIX): value for name, value in run.data.metrics.items() if name.startswith(PREFIX) and name != f"{PREFIX}{monitor}"},
+        also={name.removeprefix(PREFIX): value for name, value in run.data.metrics.items() if name.startswith(PREFIX) and name != column(monitor)},
         metrics=metrics,
         seconds=(told.end_time - told.start_time) / 1000 if told.end_time is not None and told.status != "RUNNING" else math.nan,
         changed=(told.end_time or told.start_time) / 1000,

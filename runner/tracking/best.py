@@ -12,16 +12,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from samewise.runner.records.files import read_lines
+from samewise.runner.tracking.describing import key
 from samewise.runner.tracking.journal import parse_line
 
 PREFIX = "best/"
+
+
+def column(monitor: str) -> str:
+    """The name in MLflow of a monitored metric's best value."""
+    return key(f"{PREFIX}{monitor}")
 
 
 class Best:
     """The best value of a metric so far."""
 
     def __init__(self, monitor: str, *, mode: str) -> None:
-        self.name = f"{PREFIX}{monitor}"
+        self.name = column(monitor)
         self.value = math.nan
         self._monitor, self._mode = monitor, mode
 

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.errors import number_of
-from samewise.runner.tracking.best import PREFIX
+from samewise.runner.tracking.best import PREFIX, column
+from samewise.runner.tracking.describing import key
 
 KEY = "samewise"
 """The view of all of an MLflow experiment's runs; those of parts of it begin with this."""
@@ -61,18 +62,18 @@ class Part:
 
     @property
     def monitor(self) -> str:
-        """The metric that most of them monitor."""
-        return Counter(run.params.get("evaluate.monitor", "") for run in self.runs).most_common(1)[0][0]
+        """The metric that most of them monitor, by its name in MLflow."""
+        return Counter(_monitor(run) for run in self.runs).most_common(1)[0][0]
 
     @property
     def is_lower_better(self) -> bool:
         """Whether its lowest value is the best."""
-        return next((run.params.get("evaluate.mode") for run in self.runs if run.params.get("evaluate.monitor") == self.monitor), "") == "min"
+        return next((run.params.get("evaluate.mode") for run in self.runs if _monitor(run) == self.monitor), "") == "min"
 
     @property
     def sort_metric(self) -> str:
         """The metric to sort by: the best value of the monitored one, or its last if older versions of samewise logged no other."""
-        best = f"{PREFIX}{self.monitor}"
+        best = column(self.monitor)
         return best if any(best in run.metrics for run in self.runs) else self.monitor
 
     def best_first(self) -> list[StoredRun]:
@@ -83,6 +84,11 @@ class Part:
     def address(self, experiment: str) -> str:
         """The page's address, without the server's."""
         return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(self.key)}&{FOR_TRAINING}"
+
+
+def _monitor(run: StoredRun) -> str:
+    named = run.params.get("evaluate.monitor")
+    return key(named) if named else ""
 
 
 def parts(runs: Sequence[StoredRun]) -> list[Part]:

@@ -77,6 +77,11 @@ def test_older_runs_without_a_best_value_are_sorted_by_the_last_value() -> None:
     assert [one.id for one in part.best_first()] == ["id2", "id1"]
 
 
+def test_a_metric_is_found_by_its_name_in_mlflow() -> None:
+    (part,) = parts([run(number, 0.5 * number, monitor="valid/mAP_50", **{"evaluate.monitor": "valid/mAP@50"}) for number in (1, 2)])
+    assert (part.sort_metric, part.monitor, part.is_lower_better) == ("best/valid/mAP_50", "valid/mAP_50", False)
+
+
 def test_a_view_of_runs_that_logged_nothing_is_not_sorted() -> None:
     made = view(parts([run(1, None)])[0])
     assert "orderByKey" not in made
