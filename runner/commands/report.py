@@ -17,7 +17,8 @@ from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
 from samewise.runner.sweep.curves import Cost, cost
 from samewise.runner.sweep.effects import Effect, effects, left_out, pareto
-from samewise.runner.sweep.results import PointResult, current_results, rank_settings
+from samewise.runner.sweep.results import PointResult, current_results
+from samewise.runner.sweep.settings import rank_settings
 from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment

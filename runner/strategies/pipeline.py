@@ -15,7 +15,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
-from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy, cut_model, draws, name_of_draw
+from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
+from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy
 from samewise.runner.strategies.tree import unchanged_buffers
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -21,7 +21,9 @@ from torch.distributed.rpc import internal
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.strategies.base import Forward, Tally
-from samewise.runner.strategies.stages import Generators, StageStrategy, StandIn, Surroundings, cut_model, reads_weights
+from samewise.runner.strategies.cutting import cut_model
+from samewise.runner.strategies.stages import StageStrategy, StandIn, reads_weights
+from samewise.runner.strategies.surroundings import Generators, Surroundings
 
 _PURPOSE = "a remote call"
 

@@ -12,7 +12,8 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.summary import ui_command
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.sweep.results import PointResult, rank_settings
+from samewise.runner.sweep.results import PointResult
+from samewise.runner.sweep.settings import rank_settings
 from samewise.runner.tracking.best import column
 from samewise.runner.tracking.describing import key
 from samewise.runner.tracking.views import FOR_TRAINING

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samewise.runner.sweep.results import PointResult, Spread, goals, group_by_setting, lacks_seeds, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult
+from samewise.runner.sweep.settings import Spread, goals, group_by_setting, lacks_seeds, objective_means, rank_settings, spread
 
 _MOST_LEVELS = 8
 """A parameter with more different values is looked at in ranges."""

@@ -23,7 +23,8 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep import shared_runs
 from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
-from samewise.runner.sweep.results import ENDED, PointResult, State, distinct_runs, point_result, repeat_failure
+from samewise.runner.sweep.results import ENDED, PointResult, State, point_result, repeat_failure
+from samewise.runner.sweep.settings import distinct_runs
 from samewise.runner.sweep.soundness import cautions, require_sound
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space

@@ -17,8 +17,9 @@ from samewise.runner.sweep.comparison import Pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, left_out
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
-from samewise.runner.sweep.results import PointResult, State, goals
+from samewise.runner.sweep.results import PointResult, State
 from samewise.runner.sweep.rows import PARETO, Row, columns, cost_in_words, count_points, effect_rows, front_rows, not_best, point_rows, setting_rows
+from samewise.runner.sweep.settings import goals
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }

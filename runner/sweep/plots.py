@@ -11,7 +11,8 @@ from samewise.runner.errors import truncate
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, as_number, pareto, settled_means
-from samewise.runner.sweep.results import PointResult, Spread, State, group_by_setting, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, State
+from samewise.runner.sweep.settings import Spread, group_by_setting, objective_means, rank_settings, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

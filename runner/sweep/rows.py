@@ -12,7 +12,8 @@ from samewise.runner.records.sweep_folder import Point, short
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
 from samewise.runner.sweep.progress import clock
-from samewise.runner.sweep.results import PointResult, goals, lacks_seeds, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import PointResult
+from samewise.runner.sweep.settings import goals, lacks_seeds, objective_means, rank_settings, spread
 
 Row = Mapping[str, Any]
 

@@ -17,8 +17,9 @@ from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State, goals, lacks_seeds, objective_means, rank_settings, spread
+from samewise.runner.sweep.results import UNSUBMITTED, PointResult, State
 from samewise.runner.sweep.rows import PARETO, Row, columns, count_points, effect_facts, front_rows, level_names, not_best, number, setting_rows
+from samewise.runner.sweep.settings import goals, lacks_seeds, objective_means, rank_settings, spread
 
 _MOST = 30
 

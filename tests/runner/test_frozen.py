@@ -25,7 +25,7 @@ from samewise.runner.optim.initialise import initialise
 from samewise.runner.optim.unfreezing import cautions
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.strategies.stages import cut_model
+from samewise.runner.strategies.cutting import cut_model
 from samewise.runner.strategies.sync_batch_norm import synchronise
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import measure_split

@@ -26,9 +26,11 @@ from torchvision.ops import StochasticDepth
 from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.base import Tally
+from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
 from samewise.runner.strategies.pipeline import Mine, Pipeline
 from samewise.runner.strategies.rpc import Driver
-from samewise.runner.strategies.stages import CallCapture, ModelCall, StageParts, Surroundings, cut_model, draws, name_of_draw
+from samewise.runner.strategies.stages import CallCapture, ModelCall, StageParts
+from samewise.runner.strategies.surroundings import Surroundings
 
 TINY = [*DIGITS, "model.width=8", "batch_size=16", "accumulate=4", "max_steps=6", "checkpoint.every_steps=2"]
 STRATEGIES = {"gpipe": ["strategy=pipeline"], "1f1b": ["strategy=pipeline", "strategy.schedule=1f1b"], "rpc": ["strategy=rpc"]}

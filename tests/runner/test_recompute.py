@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import digests
+from samewise.runner.strategies.cutting import cut_model
 from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.recompute import recompute
-from samewise.runner.strategies.stages import cut_model
 
 PATH = "activation_checkpointing"
 

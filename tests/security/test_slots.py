@@ -12,7 +12,7 @@ from samewise_security_write_reachable import reachable
 from samewise.runner.config.instantiate import instantiate, locate
 from samewise.runner.config.slots import KINDS
 from samewise.runner.errors import ConfigError
-from samewise.runner.strategies.stages import cut_model
+from samewise.runner.strategies.cutting import cut_model
 
 REACHABLE = Path(__file__).with_name("reachable.txt")
 

@@ -19,7 +19,8 @@ from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep import engine
 from samewise.runner.sweep.effects import pareto
-from samewise.runner.sweep.results import PointResult, State, objective_means
+from samewise.runner.sweep.results import PointResult, State
+from samewise.runner.sweep.settings import objective_means
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna

@@ -19,8 +19,9 @@ from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import cost
 from samewise.runner.sweep.effects import effects, left_out, pareto
 from samewise.runner.sweep.engine import _together  # pyright: ignore[reportPrivateUsage]
-from samewise.runner.sweep.results import PointResult, Spread, State, point_results, rank_settings
+from samewise.runner.sweep.results import PointResult, State, point_results
 from samewise.runner.sweep.rows import cost_in_words, effect_rows, point_rows, setting_rows
+from samewise.runner.sweep.settings import Spread, rank_settings
 from samewise.runner.sweep.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
 from samewise.runner.tracking.journal import Journal
 

@@ -1,0 +1,151 @@
+"""Cuts a model into stages, and finds what in them draws random numbers.
+
+A stage is a graph over the model's own layers (torch.fx), so it computes what the model computes.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.split_module import split_module
+
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
+from samewise.runner.strategies.recompute import is_recomputed
+from samewise.runner.strategies.surroundings import Generators
+
+DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+DRAWING = ("stochastic_depth", "gumbel_softmax", *(f"fractional_max_pool{n}d{more}" for n in (2, 3) for more in ("", "_with_indices")))
+"""Functions that draw random numbers, beside torch's operators that are tagged so."""
+MAY_DRAW = ("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Operators that are tagged, but draw only with dropout."""
+
+
+class _Tracer(fx.Tracer):
+    """Does not trace into modules whose activations are recomputed."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_recomputed(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -> list[nn.Module]:
+    """Split the model into stages that share its layers; ConfigError if it cannot be traced, or not be cut there.
+
+    Args:
+        model: Takes tensors by position; its control flow does not depend on values.
+        split: The names of the submodules (`layer3`) at which a new stage begins, in order.
+        opened: Look into modules whose activations are computed twice, to see all that is called: the stages do not do that, then.
+    """
+    _require_names(model, split)
+    tracer = fx.Tracer() if opened else _Tracer()
+    before = Generators.now()
+    try:
+        nodes = tracer.trace(model)
+        graph = fx.GraphModule(tracer.root, nodes, type(model).__name__)
+    except Exception as error:
+        hint = f"choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic; {raised_at(error, anywhere=False)}".rstrip("; ")
+        raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
+    if not opened and before.differ():
+        message = "draws random numbers where torch.fx sees no operator, so that they would be the same in every step"
+        raise ConfigError(Problem("model", message, type(model).__name__, hint="strategy=elastic"))
+    number, numbers = 0, dict[fx.Node, int]()
+    for node in graph.graph.nodes:
+        if number < len(split) and any(f"{path}.".startswith(f"{split[number]}.") for path in _around(node)):
+            number += 1
+        numbers[node] = number
+    if number < len(split):
+        words = "the model does not call this part, or calls it in another order"
+        raise ConfigError(Problem("strategy.split", words, split[number], "parts in the order in which they are called"))
+    whole = split_module(graph, model, lambda node: numbers[node])
+    _require_a_chain(whole, len(split) + 1)
+    stages = [whole.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
+    _require_no_sharing(stages, split)
+    return stages
+
+
+def _around(node: fx.Node) -> list[str]:
+    """The names of the modules in which a node is called, and its own if it is one."""
+    return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+
+
+def _require_names(model: nn.Module, split: Sequence[str]) -> None:
+    known = [name for name, _ in model.named_modules() if name]
+    of_values = (name for named in (model.named_parameters, model.named_buffers) for name, _ in named())
+    if strange := next((name for name in (*known, *of_values) if not re.fullmatch(r"[\w.-]+", name)), None):
+        expected = "letters, digits, _ and -, because torch.fx generates code with these names"
+        raise ConfigError(Problem("model", "has a module or parameter whose name torch.fx cannot use to cut the model", strange, expected))
+    whole = [name for name, module in model.named_modules() if is_recomputed(module)]
+    for name in split:
+        if name not in known:
+            raise ConfigError(Problem("strategy.split", "the model has no such part", name, "names of its submodules", nearest(name, known)))
+        if around := next((one for one in whole if name.startswith(f"{one}.")), None):
+            raise ConfigError(Problem("strategy.split", f"lies within {around}, which activation_checkpointing recomputes as a whole", name))
+
+
+def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
+    """Require that each stage takes only what the previous one returns."""
+    calls = [node for node in whole.graph.nodes if node.op == "call_module"]
+    for number, node in enumerate(calls):
+        for taken in node.args:
+            source = taken.args[0] if taken.op == "call_function" and taken.target is operator.getitem else taken
+            if taken.op == "get_attr":
+                message = f"stage {number} uses {taken.target}, and torch.fx can put only what layers of torch.nn hold into a stage"
+                raise ConfigError(Problem("model", message, hint="choose a model in which only layers have parameters and buffers, or strategy=elastic"))
+            if source is not (calls[number - 1] if number else source) or (number == 0 and taken.op != "placeholder"):
+                message = f"stage {number} needs a value that stage {number - 1} does not pass on ({taken.name})"
+                raise ConfigError(Problem("strategy.split", message, expected="a place that a single value passes through, such as between a ResNet's stages"))
+    if len(calls) != stages:
+        raise ConfigError(Problem("strategy.split", "a stage would be empty", expected="parts that compute something, other than the model's first"))
+
+
+def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> None:
+    seen = dict[int, int]()
+    for number, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            if seen.setdefault(id(parameter), number) != number:
+                raise ConfigError(Problem("strategy.split", f"two stages share the parameter {name}", list(split), "stages with parameters of their own"))
+
+
+def draws(stage: nn.Module) -> str | None:
+    """The name of a layer or function that by its kind draws random numbers in training, or None. Others are noticed when they draw."""
+    if isinstance(stage, fx.GraphModule):
+        for node in stage.graph.nodes:
+            if node.op in ("call_function", "call_method") and _function_draws(node):
+                return node.name
+    return next((name for name, part in stage.named_modules() if _layer_draws(part)), None)
+
+
+def _layer_draws(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+        return layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
+    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d) or (isinstance(layer, DROPOUTS) and getattr(layer, "p", 1.0) > 0)
+
+
+def _function_draws(node: fx.Node) -> bool:
+    name: str = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in MAY_DRAW:
+        return bool(node.kwargs.get("dropout_p", node.args[4] if name == MAY_DRAW[0] and len(node.args) > 4 else 0.0))
+    operators = getattr(torch.ops.aten, name, None)
+    tagged = operators is not None and any(torch.Tag.nondeterministic_seeded in getattr(operators, one).tags for one in operators.overloads())
+    return tagged or "dropout" in name or name in DRAWING
+
+
+def name_of_draw(stage: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> str:
+    """Runs the stage; the name of the first layer or function in it that draws random numbers, or an empty text."""
+    found: list[str] = []
+
+    class Watched(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            before = Generators.now(device)
+            value = super().run_node(n)
+            if before.differ(device):
+                found.append(str(n.target) if n.op == "call_module" else n.name)
+            return value
+
+    assert isinstance(stage, fx.GraphModule)
+    Watched(stage).run(*inputs)
+    return found[0] if found else ""
