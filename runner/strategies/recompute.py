@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from samewise.runner.data.streams import preserve_generators
+from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.strategies.modules import match_modules
 
 Buffers = list[tuple[nn.Module, str, Tensor]]
@@ -44,24 +45,52 @@ def _forward(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **fur
 
 
 def _recompute_contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first and of the second computation."""
-    held = [(part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)]
-    before: Buffers = [(part, name, buffer.clone()) for part, name, buffer in held]
-    return nullcontext(), _restore_around(held, before, random.getstate(), np.random.get_state())
+    """The contexts of the first computation and of the others: a second derivative takes two."""
+    return _First(module), _Again(module)
 
 
-@contextmanager
-def _restore_around(held: Buffers, before: Buffers, python: Any, numpy: Any) -> Generator[None]:
+class _First:
+    """Requires that a computation leaves the parameters as they are: they would be changed each time."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __enter__(self) -> None:
+        self._before = [(name, one, _mark(one)) for name, one in self._module.named_parameters()]
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and (changed := [name for name, one, before in self._before if _mark(one) != before]):
+            words = (
+                f"recomputes a {type(self._module).__name__} that changes parameters in its forward pass ({first_few(changed, 3)}), which would be done twice"
+            )
+            raise ConfigError(Problem("activation_checkpointing", words, hint="choose modules within it, or make this change outside of it"))
+
+
+def _mark(parameter: Tensor) -> tuple[int, int]:
+    """Another one after a change in place, or of where the values are."""
+    return parameter._version, 0 if hasattr(parameter, "placements") else parameter.data_ptr()  # a parameter of FSDP's has no address
+
+
+class _Again:
     """Within it, buffers are copies of their former values, and Python's and NumPy's generators have their former state; all changes are undone."""
-    now = [(part, name, getattr(part, name)) for part, name, _ in held]
-    with preserve_generators():
-        random.setstate(python)
-        np.random.set_state(numpy)
-        try:
-            _restore(before)
-            yield
-        finally:
-            _restore(now)
+
+    def __init__(self, module: nn.Module) -> None:
+        held = [(part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)]
+        self._before: Buffers = [(part, name, buffer.clone()) for part, name, buffer in held]
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._undo = list[ExitStack]()
+
+    def __enter__(self) -> None:
+        with ExitStack() as undo:
+            undo.enter_context(preserve_generators())
+            undo.callback(_restore, [(part, name, getattr(part, name)) for part, name, _ in self._before])
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
+            _restore([(part, name, buffer.clone()) for part, name, buffer in self._before])
+            self._undo.append(undo.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.pop().__exit__(*error)
 
 
 def _restore(buffers: Buffers) -> None:

@@ -24,6 +24,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
+from samewise.runner.training.changed_parameters import find_changed_parameters
 from samewise.runner.training.hidden_state import (
     attributes_of,
     find,
@@ -137,7 +138,7 @@ def _take_step(run: Run) -> list[Problem]:
 
     hooks = [part.register_forward_pre_hook(partial(note, name)) for name, part in run.model.named_modules() if name in ranked]
     micro_batches = next(training_batches(run))
-    hidden = find(run, micro_batches)
+    hidden = [*find(run, micro_batches), *(problem for problem, _ in find_changed_parameters(run, micro_batches))]
     with untrained(run) as idle:
         train_step(run, micro_batches)
     if run.total_steps <= LONG:

@@ -6,9 +6,8 @@ import io
 import itertools
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from copy import deepcopy
-from itertools import islice
 from typing import Any
 
 import torch
@@ -20,59 +19,14 @@ from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import Problem, first_few
 from samewise.runner.optim.schedules.base import Schedule
-from samewise.runner.records import shapes
 from samewise.runner.records.digest import value_digest
-from samewise.runner.records.files import read_json, write_json
-from samewise.runner.records.summary import LEVELS
-from samewise.runner.strategies.tree import copy_all, unchanged_buffers
+from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.components import LIBRARIES
-from samewise.runner.training.evaluation import evaluating, tell
-from samewise.runner.training.loss_checks import means_for_sums, untrained
-from samewise.runner.training.overruled_options import warn_of_overruled_options
+from samewise.runner.training.evaluation import evaluating
 from samewise.runner.training.run import Run
 
 _WORDS = "and no checkpoint holds it: a resumed run would go on with other values"
 _HINT = "keep it in a persistent buffer of the model"
-
-
-def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
-    """The batches; with the first and the third, a warning if something is found, and a lower level for the run: it cannot be resumed to the same bits."""
-    for first in islice(batches, 1):
-        _warn(run, [*find(run, first), *find_in_schedule(run)])
-        _warn_of_changed_parameters(run, first)
-        own = run.strategy.compiles and (is_own(run.recipe) or is_own(run.model))
-        for problem in _means(run) if own else ():
-            tell(run, problem)
-        warn_of_overruled_options(run)
-        with untrained(run) if own else nullcontext(list[Problem]()) as idle:
-            yield first  # the step
-        for problem in idle:
-            tell(run, problem)
-    before = _of_optimizers(run)  # after a step, in which an optimizer may have created what it needs
-    yield from islice(batches, 1)
-    _warn(run, _changed_in_optimizers(run, before))
-    yield from batches
-
-
-def _means(run: Run) -> list[Problem]:
-    """Of losses that are means, where a user's code may exchange nothing with other processes, and this one may load samples."""
-    if run.strategy.peers.size > 1 or run.config.reproducibility.level == "fast":
-        return []
-    held = [one.detach().clone() for one in run.model.parameters()]
-    with unchanged_buffers(run.model):
-        try:
-            return means_for_sums(run)
-        finally:
-            copy_all([one.detach() for one in run.model.parameters()], held)
-
-
-def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:
-    if problems:
-        run.recorder.level = level = min(run.recorder.level, level, key=[*LEVELS].index)
-        if run.strategy.peers.is_main and (record := read_json(run.folder.environment, shapes.ENVIRONMENT)):
-            write_json(run.folder.environment, {**record, "level": level})
-    for problem in problems:
-        tell(run, problem)
 
 
 def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
@@ -81,15 +35,16 @@ def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
     So must they be where numbers that the user's code counts up in attributes are larger. Only for code of the user's, and where the whole model is in this
     process. The model is left as it was. None too if it fails: the step itself will.
     """
-    return _try(run, micro_batches[0], _find) or [] if micro_batches and _may_look(run) else []
+    return try_out(run, micro_batches[0], _find) or [] if micro_batches and may_look(run) else []
 
 
-def _may_look(run: Run) -> bool:
+def may_look(run: Run) -> bool:
+    """Whether there is code of the user's, with a promise to check, and the whole model is in this process."""
     own = [name for name in targets(run.composed.whole) if name.partition(".")[0] not in LIBRARIES]
     return bool(own) and run.strategy.compiles and run.config.reproducibility.level != "fast"
 
 
-def _try(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any]) -> Any:
+def try_out(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any]) -> Any:
     """What `look` finds; None if it fails. The model is left as it was."""
     modes = [(module, module.training) for module in run.model.modules()]
     try:
@@ -101,40 +56,20 @@ def _try(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any]) ->
     return None
 
 
-def _warn_of_changed_parameters(run: Run, micro_batches: Sequence[MicroBatch]) -> None:
-    """Warn if a forward pass in training changes parameters: once for each replica in one process, and for each process on its own in several."""
-    if run.config.replicas == 1 or not _may_look(run):
-        return
-    changed = (_try(run, micro_batches[0], _changed_parameters) or {}) if micro_batches else {}
-    everyone = [one for one in run.strategy.peers.gather(changed) if one]
-    if everyone:
-        apart = any(one != everyone[0] for one in everyone)
-        words = f"a forward pass changes parameters ({first_few([*everyone[0]], 3)}), once for each replica that a process has"
-        words += "; here each process would change them otherwise, so that they differ" if apart else ": with another number of processes, they become others"
-        hint = "replicas=1; or keep what no optimizer trains in buffers: all replicas of a step begin with the same ones, and replica 0's are kept"
-        _warn(run, [Problem("model", words, hint=hint)], level="none" if apart else "R1")
-
-
-def _changed_parameters(run: Run, micro: MicroBatch) -> dict[str, int]:
-    """The digests of the parameters that computing a micro-batch's losses in training changes, by name."""
-    held, changed = _copy_of_state(run), dict[str, int]()
-    _losses(run, micro, held, changed)
-    return changed
-
-
-def _copy_of_state(run: Run) -> dict[str, Any]:
+def copy_of_state(run: Run) -> dict[str, Any]:
+    """The model's `state_dict`, copied."""
     return {name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in run.model.state_dict().items()}
 
 
 def _find(run: Run, micro: MicroBatch) -> list[Problem]:
-    held = _copy_of_state(run)
+    held = copy_of_state(run)
     alone = run.strategy.peers.size == 1  # with several, a loss may exchange something, for which all must compute it
     mode, first, counted = run.model.training, _losses(run, micro, held), _numbers(run)
     if run.model.training is not mode:
         words = "leaves the model in evaluation mode: dropout and batch norm do nothing in what follows, except in the first step of a resumed run"
         return [Problem(f"recipe ({type(run.recipe).__name__}.loss)", words, hint="call model.train() again, or switch only a part of the model")]
     second = _losses(run, micro, held)
-    if all(map(_same, first, second)):
+    if all(map(same_values, first, second)):
         counters = [path for path, (_, value) in _numbers(run).items() if path in counted and counted[path][1] != value] if alone else []
         decide = first_few([path.partition(" ")[0] for path in counters if _decides(run, micro, held, path, second)], 3)
         words = f"counts how often the recipe or the model is used, and decides a loss, {_WORDS}"
@@ -144,7 +79,7 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
         before = _attributes(run)
         _losses(run, micro, held)
         changed = [name for name, value in _attributes(run).items() if before.get(name, value) != value]
-    one, other = next((float(one), float(other)) for one, other in zip(first, second, strict=False) if not _same(one, other))
+    one, other = next((float(one), float(other)) for one, other in zip(first, second, strict=False) if not same_values(one, other))
     words = f"the same batch, from the same state, gives a loss of {one:.6g} and then of {other:.6g}: something changes as the model is used, {_WORDS}"
     return [Problem(f"model, recipe, transforms ({first_few(changed, 3)})" if changed else "model, recipe, transforms", words, hint=_HINT)]
 
@@ -167,39 +102,35 @@ def _decides(run: Run, micro: MicroBatch, state: Mapping[str, Any], path: str, l
     try:
         for more in _LATER:
             setattr(owner, name, value + more)
-            if not all(map(_same, losses, _losses(run, micro, state))):
+            if not all(map(same_values, losses, _losses(run, micro, state))):
                 return True
     finally:
         setattr(owner, name, value)
     return False
 
 
-def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any], changed: dict[str, int] | None = None) -> list[Tensor]:
-    """Of each phase, in training mode and then in evaluation mode, in which some models compute no loss. The model's own state is restored.
+def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:
+    """A micro-batch's loss in each phase, as the step would compute it in the model's mode."""
+    for phase in run.phases:
+        streams.enter(run.seed, "step", run.step, micro.number, phase.number)
+        with phase.training(run.step), run.precision.autocast():
+            yield run.recipe.loss(run.model, run.transforms["train"](run.to_device(micro.copied().batch)), phase.spec).total.detach().clone()
 
-    `changed` gets the digests of the parameters that are others after training mode than in `state`.
-    """
 
-    def losses() -> Iterator[Tensor]:
-        for phase in run.phases:
-            streams.enter(run.seed, "step", run.step, micro.number, phase.number)
-            with phase.training(run.step), run.precision.autocast():
-                yield run.recipe.loss(run.model, run.transforms["train"](run.to_device(micro.copied().batch)), phase.spec).total.detach().clone()
-
+def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:
+    """Of each phase, in training mode and then in evaluation mode, in which some models compute no loss. The model's own state is restored."""
     try:
-        found = [*losses()]
-        if changed is not None:
-            now = {name: one.detach() for name, one in run.model.named_parameters() if name in state}
-            changed |= {name: value_digest(one) for name, one in now.items() if not _same(one, state[name])}
+        found = [*losses_of(run, micro)]
         run.model.load_state_dict(state)
         with evaluating(run.model), suppress(Exception):
-            found += losses()
+            found += losses_of(run, micro)
     finally:
         run.model.load_state_dict(state)
     return found
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN being equal to itself."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
@@ -250,7 +181,7 @@ def lost_attributes(part: object, before: Mapping[str, bytes]) -> list[Problem]:
     return [Problem(f"recipe ({name})", f"changes as the recipe is used, {_WORDS}", hint=_HINT) for name in changed]
 
 
-def _of_optimizers(run: Run) -> dict[str, bytes]:
+def state_of_optimizers(run: Run) -> dict[str, bytes]:
     """The attributes of the user's optimizers that are not in their `state_dict`; none of those of an optimizer with a `state_dict` of its own."""
     found, known = dict[str, bytes](), {*vars(Optimizer([torch.zeros(())], {})), "step", "grad_scale", "found_inf", "_opt_called", "_step_count"}
     for phase in run.phases:
@@ -265,19 +196,20 @@ def _of_optimizers(run: Run) -> dict[str, bytes]:
     return found
 
 
-def _changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem]:
-    changed = [name for name, value in (_of_optimizers(run) if before else {}).items() if before.get(name, value) != value]
+def changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem]:
+    """A caution if what `state_of_optimizers` gave before is not the same now."""
+    changed = [name for name, value in (state_of_optimizers(run) if before else {}).items() if before.get(name, value) != value]
     hint = "keep it in `self.state[parameter]` or in `self.param_groups`, which are saved; or in a local variable, if the next step does not need it"
     return [Problem(f"optimizer ({first_few(changed, 3)})", f"changes in a step, {_WORDS}", hint=hint)] if changed else []
 
 
 def lost_by_optimizers(run: Run) -> list[Problem]:
     """A caution if another step with the same gradients changes attributes of an optimizer that are in no checkpoint."""
-    if before := _of_optimizers(run):
+    if before := state_of_optimizers(run):
         with suppress(Exception):
             for phase in run.phases:
                 phase.optimizer.step()
-    return _changed_in_optimizers(run, before)
+    return changed_in_optimizers(run, before)
 
 
 def find_in_schedule(run: Run) -> list[Problem]:

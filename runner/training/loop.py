@@ -22,7 +22,7 @@ from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.evaluation import evaluate
-from samewise.runner.training.hidden_state import warn_of_hidden_state
+from samewise.runner.training.first_steps import warn_of_hidden_state
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.readings import Readings
 from samewise.runner.training.run import Run

@@ -1,5 +1,6 @@
 """Models, recipes, optimizers and schedules with mistakes, or what looks like one: the module `own` of the project in test_hidden_state.py."""
 
+import copy
 import random
 
 import numpy
@@ -40,6 +41,43 @@ class Shrinks(Base):
             with torch.no_grad():
                 self.head.weight.mul_(0.9)
         return x
+
+
+class Momentum(Base):
+    # a copy, which its first average with the original does not change
+
+    def __init__(self):
+        super().__init__()
+        self.slow = copy.deepcopy(self.head).requires_grad_(False)
+
+    def shift(self, x):
+        if self.training:
+            self.update(self.slow.weight, self.head.weight.detach())
+        return x + 0.1 * self.slow(x).mean()
+
+    def update(self, slow, fast):
+        with torch.no_grad():
+            slow.lerp_(fast, 0.1)
+
+
+class ByData(Momentum):
+    def update(self, slow, fast):
+        slow.data.mul_(0.9).add_(fast, alpha=0.1)
+
+
+class NewData(Momentum):
+    def update(self, slow, fast):
+        slow.data = slow.data * 0.9 + fast * 0.1
+
+
+class Limited(Base):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(17, 64)
+
+    def shift(self, x):
+        self.table.max_norm = 100.0 if self.training else None
+        return x + self.table(x.argmax(1) % 17)
 
 
 class Loose(Buffer):

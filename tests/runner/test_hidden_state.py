@@ -147,10 +147,19 @@ def test_weights_that_the_forward_pass_changes_are_as_they_were_when_the_first_s
     assert json.loads(summary.read_text())["weights_sha256"] == before["weights_sha256"]
 
 
-def test_parameters_that_a_forward_pass_changes_make_another_number_of_processes_another_training(train: Callable[..., Any]) -> None:
-    done = train("Shrinks", "replicas=2")
-    assert "warning: model: a forward pass changes parameters (head.weight), once for each replica that a process has" in done.stderr
+@pytest.mark.parametrize(
+    ("model", "parameter"),
+    [("Shrinks", "head.weight"), ("Momentum", "slow.weight"), ("NewData", "slow.weight"), ("ByData", "slow.weight"), ("Limited", "table.weight")],
+)
+def test_parameters_that_a_forward_pass_changes_become_others_in_another_number_of_processes(train: Callable[..., Any], model: str, parameter: str) -> None:
+    done = train(model, "replicas=2")
+    assert done.stderr.count(f"warning: model: a forward pass changes parameters ({parameter}), once for each replica that a process has") == 1
     assert _summary()["level"] == "R1"
+
+
+def test_check_says_which_parameters_a_forward_pass_changes(train: Callable[..., Any]) -> None:
+    done = train("Momentum", "replicas=2", command="check")
+    assert "a forward pass changes parameters (slow.weight)" in done.stdout + done.stderr
 
 
 def test_an_optimizer_may_keep_gradients_until_the_next_step(train: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from samewise_runner_jobs import run, weights
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.records.digest import digests
+from samewise.runner.records.digest import digests, value_digest
 from samewise.runner.strategies.cutting import cut_model
 from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.recompute import recompute
@@ -75,6 +76,58 @@ def test_recomputing_keeps_gradients_buffers_and_generators() -> None:
     assert int(twice.blocks[0][1].num_batches_tracked) == 2
     assert float(twice.blocks[0][3].calls) == 2
     assert [called.count(net.blocks[0][1]) for net in (once, twice)] == [2, 4], "it is computed twice for each micro-batch"
+
+
+class Penalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.5))
+        self.outer = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.outer(self.inner(x)).sum(), x, create_graph=True)
+        return slope.square().sum()
+
+
+def test_recomputing_keeps_second_derivatives_which_compute_a_module_more_often() -> None:
+    torch.manual_seed(0)
+    once = Penalised()
+    twice = copy.deepcopy(once)
+    recompute(twice, ["inner"], PATH)
+    for net in (once, twice):
+        torch.manual_seed(1)
+        net(torch.randn(16, 8)).backward()
+    assert [*map(value_digest, once.state_dict().values())] == [*map(value_digest, twice.state_dict().values())]
+    gradients = [[value_digest(one.grad) for one in net.parameters() if one.grad is not None] for net in (once, twice)]
+    assert gradients[0] == gradients[1]
+    assert len(gradients[0]) >= 4
+
+
+class Momentum(nn.Module):
+    def __init__(self, update: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.fast, self.slow, self.update = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False), update
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.update(self.slow.weight, self.fast.weight)
+        return self.fast(x) * self.slow(x)
+
+
+def _assign(slow: Tensor, fast: Tensor) -> None:
+    slow.data = slow.data * 0.9 + fast * 0.1
+
+
+@pytest.mark.parametrize("update", [lambda slow, fast: slow.lerp_(fast, 0.1), _assign])
+def test_a_module_that_changes_parameters_is_not_recomputed(update: Callable[[Tensor, Tensor], None]) -> None:
+    net = nn.Sequential(Momentum(update), nn.Linear(8, 1))
+    net(torch.ones(4, 8)).sum().backward()
+    recompute(net, ["0.fast"], PATH)
+    net(torch.ones(4, 8)).sum().backward()
+    recompute(net, ["Momentum"], PATH)
+    with pytest.raises(ConfigError, match=r"changes parameters in its forward pass \(slow.weight\), which would be done twice"):
+        net(torch.ones(4, 8))
 
 
 def test_a_module_matched_by_two_settings_is_wrapped_only_once() -> None:
