@@ -99,6 +99,9 @@ class ExponentialMovingAverage(Callback):
             return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average would keep the initial weights", self._every)]
         if first >= steps:
             return [Problem("callbacks.ema.warmup_epochs", f"covers all {steps:,} steps: the average is the weights themselves", self._warmup_epochs)]
+        if self._rescale and self._alpha >= 1.0:
+            words = "gives each update all of the weight, so the average is the weights themselves"
+            return [Problem("callbacks.ema.rescale", f"{words}: (1 - decay) * batch_size * every_steps / max_epochs is at least 1", hint="rescale=false")]
         horizon = self._every / self._alpha if self._alpha else math.inf
         if self._decay is None or horizon <= steps - first:
             return []

@@ -224,6 +224,7 @@ def test_the_default_average_is_nearly_as_good_as_the_model(tmp_path: Path, same
             "callbacks.ema.decay: the average spans about 17 steps, but the run has only 16 after warmup_epochs: it stays close to the weights then",
         ),
         (("decay=0.99", "warmup_epochs=5"), "callbacks.ema.warmup_epochs: covers all 20 steps: the average is the weights themselves"),
+        (("decay=0.3", "every_steps=2", "rescale=true"), "callbacks.ema.rescale: gives each update all of the weight, so the average is the"),
         (("decay=0.999", "every_steps=2", "rescale=true"), "callbacks.ema.decay: the average spans about 1,250 steps, but the run has only 20"),
     ],
 )
