@@ -96,16 +96,22 @@ def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Nam
 
 
 def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Named]:
-    """The parameters that match `pattern`, or any of several, in order; ConfigError, at `path`, if a pattern is malformed or means no parameter at all."""
+    """The parameters that match `pattern`, or any of several, in order.
+
+    ConfigError, at `path`, if a pattern is malformed or matches none. In a list, a kind or a regular expression, which suit several models, may match none.
+    """
     patterns = [pattern] if isinstance(pattern, str) else list(cast("Sequence[Any]", pattern)) if isinstance(pattern, Sequence) else []
     if not patterns or not all(isinstance(one, str) and one for one in patterns):
         raise ConfigError(Problem(path, "is not a pattern", pattern, "a kind, head, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them"))
     with _limit_time(path, pattern):
-        predicates = [_predicate(one, path, parameters) for one in patterns]
-        found = [one for one in parameters if any(holds(one) for holds in predicates)]
-    if not found:
-        raise ConfigError(Problem(path, "matches no parameter of the model", pattern, hint=_hint(patterns, parameters)))
-    return found
+        predicates = {one: _predicate(one, path, parameters) for one in patterns}
+        matched = {one: {named.name for named in parameters if holds(named)} for one, holds in predicates.items()}
+    found = set[str]().union(*matched.values())
+    amiss = [one for one in matched if not matched[one] and not (one in KINDS or one == "bias" or one.startswith("re:"))] if found else []
+    if amiss or not found:
+        wrong = [(one, one) for one in amiss] or [(pattern, patterns[0])]
+        raise ConfigError(*(Problem(path, "matches no parameter of the model", value, hint=_hint(one, parameters)) for value, one in wrong))
+    return [one for one in parameters if one.name in found]
 
 
 @contextmanager
@@ -159,8 +165,7 @@ def _is_called(kind: type, wanted: str) -> bool:
     return kind.__name__ == name and (not module or getattr(sys.modules.get(module), name, None) is kind)
 
 
-def _hint(patterns: Sequence[str], parameters: Sequence[Named]) -> str:
-    pattern = patterns[0]
+def _hint(pattern: str, parameters: Sequence[Named]) -> str:
     names = [name for one in parameters for name in one.names]
     if pattern.startswith("type:"):
         return nearest(pattern, {f"type:{type(module).__name__}" for one in parameters for module in one.modules})

@@ -247,6 +247,8 @@ WRONG = [
     (rules(a={"match": "*.bias", "weight": "zeros"}), "initialise.rules.a", "no weight among them"),
     (rules(a={"match": "norm", "weight": "orthogonal"}), "initialise.rules.a", r"cannot initialise 1.weight \[8\]"),
     ({"frozen": ["9.*"]}, "initialise.frozen", "matches no parameter"),
+    ({"frozen": ["0.*", "9.*"]}, "initialise.frozen", "matches no parameter"),
+    (rules(a={"match": ["linear", "embeding"], "weight": "zeros"}), "initialise.rules.a.match", "did you mean 'embedding'"),
     ({"parametrisations": {"a": {"match": "linear"}}}, "initialise.parametrisations.a", "is not a rule"),
     ({"parametrisations": {"a": {"kind": "weight_norm"}}}, "initialise.parametrisations.a", "is not a rule"),
     ({"parametrisations": {"a": {"match": "linear", "kind": "wieght_norm"}}}, "initialise.parametrisations.a.kind", "did you mean 'weight_norm'"),

@@ -252,6 +252,8 @@ WRONG = [
     ({"a": {"match": [""]}}, "param_groups.a.match", "not a pattern"),
     ({"a": {"match": ["norm", 3]}}, "param_groups.a.match", "not a pattern"),
     ({"a": {"match": ["layer5.*", "embedding"]}}, "param_groups.a.match", r"did you mean 'layer\d\.\*'"),
+    ({"a": {"match": ["norm", "biass"]}}, "param_groups.a.match", "did you mean 'bias'"),
+    ({"a": {"match": ["fc.*", "type:Conv3d"]}}, "param_groups.a.match", "did you mean 'type:Conv2d'"),
     ({"a": {"match": "type:torch.optim.Linear"}}, "param_groups.a.match", "did you mean 'type:Linear'"),
     ({"a": {"match": "norm", "lr_factor": True}}, "param_groups.a.lr_factor", "at least 0"),
     ({"a": {"match": "norm", "lr_factor": -0.5}}, "param_groups.a.lr_factor", "at least 0"),
@@ -264,6 +266,11 @@ WRONG = [
     ({"a": {"layer_decay": 0.5, "blocks": ["layer5"]}}, "param_groups.a.blocks", r"did you mean 'layer\d'"),
     ({"a": {"match": "norm", "frozen_statistics": "train"}}, "param_groups.a.frozen_statistics", "does not freeze anything"),
 ]
+
+
+def test_in_a_list_a_kind_or_an_expression_may_match_nothing(resnet: nn.Module) -> None:
+    groups = by_name(parameter_groups(resnet, {"a": {"match": ["embedding", "re:^heads", "fc.*"]}}))
+    assert names(groups["a"]) == ["fc.weight", "fc.bias"]
 
 
 @pytest.mark.parametrize(("rules", "path", "message"), WRONG)
