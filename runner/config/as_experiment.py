@@ -86,6 +86,8 @@ def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
                 node = node.setdefault(part, {})
             node[path[-1]] = value
             OmegaConf.update(cfg, ".".join(path), value, force_add=True, merge=isinstance(value, dict))
+    if "monitor" in found.get("evaluate", {}):  # the base's mode, even if it is the same, is found by the name of the base's monitor
+        found["evaluate"].setdefault("mode", wanted["evaluate"]["mode"])
     return found
 
 

@@ -68,6 +68,7 @@ def test_nothing_is_overwritten(trained: sw.Trained, samewise: Run) -> None:
         ("resnet18_digits", ["optimizer=adamw", "optimizer.lr=0.5", "recipe.num_classes=12", "device=cpu"], None),
         ("gan_digits", ["optimizer.generator.lr=0.5", "run_root=elsewhere", "device=cpu"], {"optimizer": {"generator": {"lr": 0.5}}}),
         ("resnet18_digits", ["callbacks=[default,ema]", "debug=tiny"], None),
+        ("first", ["evaluate.monitor=valid/score", "evaluate.mode=max", "seed=4"], {"evaluate": {"monitor": "valid/score", "mode": "max"}, "seed": 4}),
     ],
 )
 def test_an_experiment_from_another_with_overrides_has_the_same_fingerprint(
