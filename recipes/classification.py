@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -179,7 +180,8 @@ class Classification(Recipe):
             raise ConfigError(Problem("model", "does not return one row of logits for each image", form, "a tensor [batch, classes]", hint))
         if self.num_classes is not None and output.shape[1] != self.num_classes:
             reason = f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes"
-            hint = "set model.num_classes=${dataset.num_classes}"
+            has_setting = any("num_classes" in inspect.signature(type(part).__init__).parameters for part in model.modules())
+            hint = "set model.num_classes=${dataset.num_classes}" if has_setting else f"give the model {self.num_classes} outputs"
             raise ConfigError(Problem("model", reason, hint=hint))
         if batch["label"].dim() == 2 and batch["label"].shape[1] != output.shape[1]:
             words = f"a label has {batch['label'].shape[1]} numbers, but the model has {output.shape[1]} outputs"

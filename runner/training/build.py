@@ -130,7 +130,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *_max_steps_caution(composed, plan),
             *_every_epochs_caution(composed),
             *(mixing_cautions(transforms, order, plan) if train and "debug" not in composed.choices else ()),
-            *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
+            *([*schedule.cautions(), *never] if total_steps and "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],
     )
     kept = _plain(cfg.checkpoint)

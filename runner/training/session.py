@@ -21,7 +21,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.fingerprint import finds_data, fingerprint_of
 from samewise.runner.config.tree import differing_keys
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError, describe_exit
+from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, read_mapping, write_atomically, write_json
@@ -180,10 +180,7 @@ def _explain(run: Run, error: BaseException) -> BaseException:
         return DataError(*[name_override(problem, run.composed) for problem in error.problems])
     if run.step == 0 and isinstance(error, (*OF_STEPS, SystemExit)):
         return ConfigError(explain_step_error(error, run.composed, run))
-    if isinstance(error, SystemExit):
-        message, where = describe_exit("something", error)
-        return TrainingError(Problem(f"step {run.step + 1}", message, hint=where))
-    return TrainingError(explain_later_error(error, run)) if isinstance(error, OF_STEPS) else error
+    return TrainingError(explain_later_error(error, run)) if isinstance(error, (*OF_STEPS, SystemExit)) else error
 
 
 def _leave_reason(run: Run, error: BaseException, raised: BaseException) -> None:

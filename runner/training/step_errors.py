@@ -121,13 +121,16 @@ def explain_step_error(error: Exception | SystemExit, composed: Composed | None 
     return name_override(Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint), composed)
 
 
-def explain_later_error(error: Exception, run: Run) -> Problem:
+def explain_later_error(error: Exception | SystemExit, run: Run) -> Problem:
     """The problem for an error of a step after the first, or of an evaluation or a callback between two steps."""
     in_step = any(frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__))
     if in_step and (problem := _unknown_label(error, run) or sparse_gradient(run.model)):
         return replace(problem, message=f"step {run.step + 1}: {problem.message}")
-    said = "" if (text := summarise_error(error)) == type(error).__name__ else f": {text}"
     at_step = f"step {run.step + 1}" if in_step else f"after step {run.step}"
+    if isinstance(error, SystemExit):
+        message, where = describe_exit("something", error)
+        return Problem(at_step, message, hint=where)
+    said = "" if (text := summarise_error(error)) == type(error).__name__ else f": {text}"
     advice = "loader.drop_last=true, or another batch_size" if in_step and "more than 1 value per channel" in said and not run.plan.drop_last else ""
     return Problem(at_step, f"{type(error).__name__}{said}", hint=advice or raised_at(error, anywhere=False) or "run again with --debug for the traceback")
 
@@ -139,8 +142,11 @@ def _unknown_label(error: BaseException, run: Run | None) -> Problem | None:
         return None
     number, sample = int(label[1]), _labelled(run, int(label[1])) if run else None
     message = f"the data has the label {number}{f' ({sample})' if sample else ''}, but the model has no class for it"
-    expected = f"at least {number + 1}" if number >= 0 else "labels from 0 to num_classes - 1"
-    return Problem("dataset.num_classes", message, expected=expected, hint=raised_at(error, anywhere=False))
+    if run and "num_classes" not in run.config.dataset:
+        path, expected = "dataset", "labels from 0 to one less than the model's number of classes"
+    else:
+        path, expected = "dataset.num_classes", f"at least {number + 1}" if number >= 0 else "labels from 0 to num_classes - 1"
+    return Problem(path, message, expected=expected, hint=raised_at(error, anywhere=False))
 
 
 def _labelled(run: Run, label: int) -> str | None:

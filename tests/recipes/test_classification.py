@@ -248,7 +248,7 @@ def test_without_num_classes_labels_are_checked_against_the_models_outputs():
 
 def test_a_model_with_outputs_of_the_wrong_number_or_shape_is_an_error():
     batch = {"image": torch.zeros(2, 1, 2, 2), "label": torch.tensor([0, 1])}
-    with pytest.raises(ConfigError, match="7 outputs"):
+    with pytest.raises(ConfigError, match="7 outputs, but the recipe has 10 classes; hint: give the model 10 outputs"):
         Classification(num_classes=10).loss(Fixed(torch.zeros(2, 7)), batch, Phase())
     with pytest.raises(ConfigError, match=r"\[2, 7, 3, 3\]"):
         Classification().loss(Fixed(torch.zeros(2, 7, 3, 3)), batch, Phase())

@@ -180,6 +180,12 @@ def test_a_label_without_a_class_is_named_with_its_step_sample_and_line(steps: C
     assert "at least 13" in said
 
 
+def test_a_label_without_a_class_is_the_data_sets_if_no_setting_has_their_number(steps: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError, match="the data has the label 12") as caught:
+        train(*steps.given("loss", "3"), "~dataset.num_classes")
+    assert [(one.path, one.expected) for one in caught.value.problems] == [("dataset", "labels from 0 to one less than the model's number of classes")]
+
+
 @pytest.mark.parametrize(("kind", "fault"), [("fails", "hue"), ("measures", "not measured"), ("rehearses", "not measured")])
 def test_training_that_fails_leaves_no_workers(steps: Callable[..., str], kind: str, fault: str) -> None:
     others = set(multiprocessing.active_children())

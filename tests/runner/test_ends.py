@@ -73,6 +73,11 @@ class Deletes(Callback):
             shutil.rmtree(run.folder / ("checkpoints" if self.what == "checkpoints" else ""))
             if self.what == "taken by another":
                 RunFolder(run.folder).create()
+
+
+class Ends(Callback):
+    def on_step(self, run, outcome):
+        sys.exit(0)
 """
 
 
@@ -129,6 +134,12 @@ def test_a_model_that_ends_the_process_in_training_is_reported_with_its_location
     assert "in forward" in done.stderr
     assert not (folder / "summary.json").exists()
     assert command == "check" or json.loads((folder / "failure.json").read_text())["step"] == after - 1
+
+
+def test_a_callback_that_ends_the_process_is_reported_after_its_step(train):
+    done, _ = train("callbacks=none", "+callbacks.ends={_target_:lab_that_ends.Ends}")
+    assert done.returncode == 1, done.stdout
+    assert "error: after step 1: something ends the process: sys.exit(0)" in done.stderr
 
 
 @pytest.mark.parametrize(("command", "workers"), [("train", 0), ("train", 1), ("check", 0)])

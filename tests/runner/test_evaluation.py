@@ -47,6 +47,12 @@ def test_a_run_of_zero_steps_evaluates_and_saves_the_initial_model(samewise, tmp
     assert samewise("verify", folder).returncode in (0, 2)  # having no step to compare is reported and does not crash
 
 
+def test_a_schedule_of_a_run_of_zero_steps_gives_no_warning(samewise) -> None:
+    given = ["dataset=digits", "model=resnet18_small", "model.width=4", "tracking=none", "device=cpu"]
+    done = samewise("check", *given, "scheduler=warmup_cosine", "max_steps=0", "--strict")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_settings_of_what_a_run_writes_as_it_trains_give_a_warning_once_it_is_finished(samewise, tmp_path) -> None:
     given = ["train", *TINY, "max_steps=1", f"run_root={tmp_path}"]
     assert "has no effect" not in samewise(*given).stderr + samewise(*given).stderr
