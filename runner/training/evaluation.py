@@ -34,7 +34,7 @@ def evaluate(run: Run) -> None:
     run.log({**metrics, "epoch": run.epoch})
     _compare_with_best(run)
     run.schedule.after_evaluation(metrics)
-    for callback in run.callbacks.values():
+    for callback in run.recorder.called():
         callback.on_evaluation(run.recorder.view, dict(metrics))
 
 

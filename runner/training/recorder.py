@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from samewise.runner.errors import Problem
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Outcome, RunView, Scores
 from samewise.runner.records.trace import Trace
 from samewise.runner.tracking.tracker import Silent, Tracker
@@ -43,21 +43,48 @@ class Recorder:
     """Raises a TrainingError if the folder that the session has locked is gone."""
     _pending: dict[str, float] = field(default_factory=dict[str, float])
     _is_recording: bool = False
+    _calling: str = ""
+    """The name of the callback that is being called."""
+    _own: set[str] = field(default_factory=lambda: {"train/loss", "train/gradient_norm", "epoch"})
+    """The names of metrics that are the run's own, whether or not this step logs them."""
+    _by_callbacks: dict[str, str] = field(default_factory=dict[str, str])
+    """The callback that has logged a metric, by the metric's name."""
 
     def record(self, outcome: Outcome) -> None:
         """Record a step: its trace, its metrics, and its callbacks."""
         self._is_recording = True
         self.overflowed += sum(not math.isfinite(norm) for norm in outcome.gradient_norms.values())  # otherwise the step has raised an error
         self.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
+        own = {f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())}
+        self._own.update(own)
         if outcome.step % self.log_every_steps == 0:
-            self.log({f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())}, outcome.step)
-        for callback in self.callbacks.values():
+            self.log(own, outcome.step)
+        for callback in self.called():
             callback.on_step(self.view, outcome)
         self._is_recording = False
         self._send(outcome.step)
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics; those of a step's callbacks are sent together, at its end."""
+    def called(self) -> Iterator[Callback]:
+        """The callbacks, of which the last one given is being called."""
+        try:
+            for name, callback in self.callbacks.items():
+                self._calling = name
+                yield callback
+        finally:
+            self._calling = ""
+
+    def log(self, metrics: Mapping[str, float], step: int, *, by_callback: bool = False) -> None:
+        """Log metrics; those of a step's callbacks are sent together, at its end.
+
+        ConfigError if a callback logs one that the run itself logs, at whatever step.
+        """
+        if by_callback:
+            self._by_callbacks.update(dict.fromkeys(metrics, self._calling))
+        else:
+            self._own.update(metrics)
+        if taken := self._own & self._by_callbacks.keys():
+            path, words = f"callbacks.{self._by_callbacks[min(taken)]}".rstrip("."), f"logs '{min(taken)}', which samewise logs itself"
+            raise ConfigError(Problem(path, words, expected="a metric with another name"))
         self._pending.update(metrics)
         if not self._is_recording:
             self._send(step)

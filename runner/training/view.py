@@ -125,7 +125,7 @@ class View:
         return self.__run.strategy.layout.copy_model(self.__run.model)
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        self.__run.log(metrics)
+        self.__run.log(metrics, by_callback=True)
 
     def warn(self, caution: Problem) -> None:
         self.__run.recorder.cautions.append(caution)
