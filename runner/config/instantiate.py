@@ -16,7 +16,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from samewise.runner.config.slots import DATASET, MAP_STYLE, REFUSED, describe_k
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, describe_exit, is_below_one, nearest, raised_at, requested_memory, summarise_error
 from samewise.runner.processes.memory import refuse_too_much_memory
+from samewise.runner.processes.torch_settings import unchanged_torch_settings
 
 _INSTEAD = {
     "torch.hub.load": "it downloads a repository and runs its code: have a function in a package of yours call it, `def net(...) -> nn.Module:`, "
@@ -161,7 +162,8 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         hint = _in_submodule(parent, last) or (nearest(last, known) if known else "")
         raise ConfigError(Problem(where, words, target, hint=hint)) from None
     try:
-        return importlib.import_module(name)
+        with nullcontext() if name in sys.modules else unchanged_torch_settings():
+            return importlib.import_module(name)
     except SamewiseError:
         raise
     except SystemExit as error:

@@ -177,3 +177,23 @@ def test_an_error_of_a_component_gets_the_path_of_the_component(tmp_path: Path, 
         instantiate({"_target_": "lab_with_errors.Bad"}, "dataset.train", allowed=("lab_with_errors",))
     assert type(caught.value).__name__ == "DataError"
     assert [problem.path for problem in caught.value.problems] == ["dataset.train.root", "/data/x"]
+
+
+SETTINGS = {
+    "torch.set_default_dtype(torch.float64)": torch.get_default_dtype,
+    "torch.set_default_device('meta')": torch.get_default_device,
+    "torch.backends.mkldnn.enabled = False": lambda: torch.backends.mkldnn.enabled,
+    "torch.set_grad_enabled(False)": torch.is_grad_enabled,
+    "torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())": torch.are_deterministic_algorithms_enabled,
+}
+
+
+@pytest.mark.parametrize("line", SETTINGS)
+def test_a_module_that_changes_a_setting_of_torch_when_it_is_imported_changes_it_for_nothing_else(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab_of_settings.py").write_text(f"import torch\n{line}\n\nclass Net(torch.nn.Identity):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = SETTINGS[line]()
+    instantiate({"_target_": "lab_of_settings.Net"}, "model", allowed=["lab_of_settings"])
+    assert SETTINGS[line]() == before
