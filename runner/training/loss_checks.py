@@ -49,24 +49,47 @@ def means_for_sums(run: Run) -> list[Problem]:
     few, found = key.indices[: min(2, len(key.indices) // 2)], list[Problem]()
     with suppress(Exception), streams.preserve_generators():  # the step itself was sound: this model or loss needs more samples, or others
         for phase in run.phases:
-            with phase.training(run.step):
-                once, twice = _tallies(run, phase, "train", [few, few * 2])
-            if _is_mean("loss", once, twice):
+            if pair := _mean_total(run, phase, few):
+                once, twice = pair
                 words = f"the total for {once.count:g} is {once.sums['loss']:.4g}, and for the same twice {twice.sums['loss']:.4g}"
                 hint = 'reduction="sum" in torch\'s losses'
                 found.append(Problem(_loss_of(run.recipe), f"{words}: it is a mean, which is divided again", expected="a sum over count", hint=hint))
         for phase in run.phases if has_own_recipe(run) else ():
             with evaluating(run.model):  # where dropout does not disguise what stays
-                once, twice, thrice = _tallies(run, phase, "eval", [few, few * 2, few * 3])
-            for name in once.sums.keys() - {"loss"}:
-                if _is_mean(name, once, twice) and _is_mean(name, once, thrice):
-                    words = f"its part '{name}' for {once.count:g} is {once.sums[name]:.4g}, and for the same twice {twice.sums[name]:.4g}"
-                    found.append(Problem(_loss_of(run.recipe), f"{words}: it is a mean, which is divided again", expected="a sum over count"))
+                once, *more = _tallies(run, phase, "eval", [few, few * 2, few * 3])
+                means = [name for name in once.sums if name != "loss" and all(_is_mean(name, once, one) for one in more)]
+                for draw in (1, 2) if means else ():  # random numbers may have made a sum look so
+                    first, *others = _tallies(run, phase, "eval", [few, few * 2, few * 3], draw)
+                    means = [name for name in means if all(_is_mean(name, first, one) for one in others)]
+            for name in means:
+                words = f"its part '{name}' for {once.count:g} is {once.sums[name]:.4g}, and for the same twice {more[0].sums[name]:.4g}"
+                found.append(Problem(_loss_of(run.recipe), f"{words}: it is a mean, which is divided again", expected="a sum over count"))
     return found
 
 
-def _is_mean(name: str, once: Tally, more: Tally) -> bool:
-    return more.count > 1.5 * once.count and abs(more.sums.get(name, 0.0) - once.sums[name]) < 0.1 * abs(once.sums[name])
+def _is_mean(name: str, once: Tally, more: Tally, within: float = 0.1) -> bool:
+    return more.count > 1.5 * once.count and abs(more.sums.get(name, 0.0) - once.sums[name]) < within * abs(once.sums[name])
+
+
+def _mean_total(run: Run, phase: TrainingPhase, few: tuple[int, ...]) -> tuple[Tally, Tally] | None:
+    """The tallies of samples and of the same twice, with their mean totals over several draws of random numbers, if the total is a mean; else None."""
+    pairs = list[Sequence[Tally]]()
+    with phase.training(run.step):
+        for draw in range(8):
+            pairs.append(_tallies(run, phase, "train", [few, few * 2], draw))
+            if not _is_mean("loss", *pairs[-1], within=0.5):  # as of a sum
+                return None
+            if draw == 1 and pairs[0][0].sums["loss"] == pairs[1][0].sums["loss"]:  # no random numbers are drawn
+                break
+    once, twice = (replace(column[0], sums={"loss": fmean(one.sums["loss"] for one in column)}) for column in zip(*pairs, strict=True))
+    differences = [two.sums["loss"] - 2 * one.sums["loss"] for one, two in pairs]
+    noise = _noise(differences) if len(pairs) > 2 else 0.0
+    return (once, twice) if _is_mean("loss", once, twice) and abs(fmean(differences)) > 6 * noise else None
+
+
+def _noise(values: Sequence[float]) -> float:
+    """The standard error of the mean."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def wholes_for_sums(run: Run) -> list[Problem]:
@@ -84,8 +107,7 @@ def wholes_for_sums(run: Run) -> list[Problem]:
     if not splits:
         return []
     whole, split, differences = fmean(wholes), fmean(splits), [one - other for one, other in zip(wholes, splits, strict=True)]
-    noise = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-    if _near(whole, split) or abs(whole - split) <= 6 * noise:
+    if _near(whole, split) or abs(whole - split) <= 6 * _noise(differences):
         return []
     words = f"the total for four samples is {whole:.4g}, and for two and two {split:.4g}: replicas, accumulate and evaluate.batch_size change it"
     return [Problem(_loss_of(run.recipe), words, hint="meant, as in contrastive learning? Then keep replicas=1 accumulate=1")]
@@ -117,12 +139,12 @@ def _batch(split: Split, key: Key) -> Batch:
     return next(iter(Loader(split.keyed, lambda: iter((key,)))))
 
 
-def _tallies(run: Run, phase: TrainingPhase, stage: str, samples: Sequence[tuple[int, ...]]) -> list[Tally]:
-    """Of losses of these training samples, each in a batch of its own, as in a phase's first micro-batch."""
+def _tallies(run: Run, phase: TrainingPhase, stage: str, samples: Sequence[tuple[int, ...]], draw: int = 0) -> list[Tally]:
+    """Of losses of these training samples, each in a batch of its own, as in a phase's first micro-batch; with others' random numbers, by `draw`."""
     found, key = list[Tally](), _first_key(run)
     for indices in samples:
         batch = run.to_device(_batch(run.splits["train"], replace(key, indices=indices)))
-        streams.enter(run.seed, "step", run.step, 0, phase.number)
+        streams.enter(run.seed, "step", run.step, draw, phase.number)
         with run.precision.autocast():
             loss = is_loss(run.recipe, run.recipe.loss(run.model, run.transforms[stage](batch), phase.spec))
         found.append(Tally.of(loss, nominal=1.0))
