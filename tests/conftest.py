@@ -97,10 +97,9 @@ def what_a_project_brought_is_forgotten(tmp_path_factory: pytest.TempPathFactory
     yield
     sys.path[:] = path
     if len(sys.modules) != len(_KNOWN):  # there are thousands, and most tests import none
-        for name in set(sys.modules) - _KNOWN:
-            brought = vars(sys.modules[name])
-            if any(str(place).startswith(temporary) for place in [brought.get("__file__"), *brought.get("__path__", ())]):
-                del sys.modules[name]
+        places = {name: [vars(sys.modules[name]).get("__file__"), *vars(sys.modules[name]).get("__path__", ())] for name in set(sys.modules) - _KNOWN}
+        for name in [name for name, found in places.items() if any(str(place).startswith(temporary) for place in found)]:
+            del sys.modules[name]  # after all paths were read, since that of a package without a file is its parent's
         _KNOWN.clear()
         _KNOWN.update(sys.modules)
     importlib.invalidate_caches()
