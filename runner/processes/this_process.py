@@ -76,16 +76,17 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
 
 
 def reopen_files() -> None:
-    """In a forked process, give each file that is open for reading a position of its own: until then it has one with its parent and siblings.
+    """In a forked process, give each file that is open for reading, or for both, a position of its own: until then it has one with its parent and siblings.
 
     Otherwise a data set that keeps a file open would read wherever another worker has just been. Of regular files, and on Linux, where the same file can be
-    opened again by its descriptor.
+    opened again by its descriptor, even a temporary one without a name. The parent keeps its locks.
     """
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         with suppress(OSError):
             number = int(name)
-            if number > 2 and stat.S_ISREG(os.fstat(number).st_mode) and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                again = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            if number > 2 and stat.S_ISREG(os.fstat(number).st_mode) and flags & os.O_ACCMODE != os.O_WRONLY:
+                again = os.open(f"/proc/self/fd/{number}", flags & (os.O_ACCMODE | os.O_APPEND) | os.O_CLOEXEC)
                 os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
                 os.dup2(again, number, inheritable=os.get_inheritable(number))
                 os.close(again)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,30 +76,40 @@ def test_who_changes_a_batch_in_place_does_not_change_the_data(kind, collate, nu
 
 
 class OneFile:
-    """Numbers in a file that is kept open; each is read a byte at a time, with pauses in which another reader of the same position would move it."""
+    """Numbers in a file that is kept open, without a buffer; each with the position at which this process found the file."""
 
-    def __init__(self, path):
-        self.file = path.open("rb", buffering=0)
-
-    def __len__(self):
-        return 200
+    def __init__(self, file):
+        self.file, self.found_at = file, None
 
     def __getitem__(self, index):
+        self.found_at = self.file.tell() if self.found_at is None else self.found_at
         self.file.seek(8 * index)
-        read = b""
-        for _ in range(8):
-            read += self.file.read(1)
-            time.sleep(0)
-        return {"x": torch.tensor(int.from_bytes(read, "little"))}
+        return {"x": torch.tensor(int.from_bytes(self.file.read(8), "little")), "found at": self.found_at}
 
 
-def test_each_worker_has_its_own_position_in_a_file_that_the_data_set_keeps_open(tmp_path):
-    (tmp_path / "numbers").write_bytes(b"".join((index * 0x0101010101).to_bytes(8, "little") for index in range(200)))
-    keyed = KeyedDataset(OneFile(tmp_path / "numbers"), default_collate, seed=0, stream="sample")
-    for workers in (0, 3):
-        keys = [Key(0, start, tuple(range(start, start + 5))) for start in range(0, 200, 5)]
-        batches = Loader(keyed, lambda keys=keys: iter(keys), schema.Loader(num_workers=workers))
-        assert [number for batch in batches for number in batch["x"].tolist()] == [index * 0x0101010101 for index in range(200)]
+FILES = {
+    "both": lambda path: path.open("r+b", buffering=0),
+    "reading": lambda path: path.open("rb", buffering=0),
+    "appending": lambda path: path.open("a+b", buffering=0),
+    "temporary": lambda path: tempfile.TemporaryFile(buffering=0),  # noqa: SIM115
+    "in memory": lambda path: os.fdopen(os.memfd_create("numbers"), "w+b", buffering=0),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_each_worker_has_its_own_position_in_a_file_that_the_data_set_keeps_open(kind, tmp_path):
+    numbers = torch.arange(200).numpy().tobytes()
+    (tmp_path / "numbers").write_bytes(numbers)
+    with FILES[kind](tmp_path / "numbers") as file:
+        if not os.fstat(file.fileno()).st_size:
+            file.write(numbers)
+        file.seek(24)
+        keys = [Key(0, start, (start, start + 1)) for start in range(100, 120, 2)]
+        loader = Loader(KeyedDataset(OneFile(file), default_collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=2))
+        found = [*loader]
+        assert file.tell() == 24
+    assert torch.cat([batch["x"] for batch in found]).tolist() == [*range(100, 120)]
+    assert {*torch.cat([batch["found at"] for batch in found]).tolist()} == {24}
 
 
 def test_a_worker_finishes_its_batches_after_sigterm():
