@@ -1,7 +1,7 @@
 """Finds out which generators samples draw from. Seeding all generators takes longer than making a small sample, so only these are seeded.
 
 Any other stands at a known place while a batch is made. If it has left that place afterwards, it was drawn from; and whoever reads its seed or its state
-without drawing is noticed as they call the function that gives it. Either way the batch is made again, with the generator seeded.
+without drawing is noticed by a stand-in for what gives it. Either way the batch is made again, with the generator seeded.
 """
 
 from __future__ import annotations
@@ -77,47 +77,91 @@ def make_and_probe(make: Make, seeded: Collection[str], others: Collection[str])
         if name in _PROBES:
             SEEDERS[name](_FIRST)
     offsets = _offsets() if "cuda" in others else ()
-    with _notice_reads() if others else nullcontext(set[str]()) as read:
-        made = make(seeded)
+    try:
+        with _notice_reads(others) if others else nullcontext(set[str]()) as read:
+            made = make(seeded)
+    except TypeError:  # perhaps an operator of torch was given the stand-in
+        made, read = make(seeded), {"torch"}
     drawn = [name for name in others if name in read or (name in _PROBES and _PROBES[name]() != _first_draw(name))]
     return made, [*drawn, *(["cuda"] if "cuda" in others and "cuda" not in drawn and _offsets() != offsets else ())]
 
 
+_READ = set[str]()
+"""The names of the generators whose seed or state was read since `_notice_reads` was entered."""
+
+
 @contextmanager
-def _notice_reads() -> Generator[set[str]]:
-    """Yields the names of the generators whose seed or state is read meanwhile by the libraries' functions, such as `torch.initial_seed`."""
-    read, kept = set[str](), [(place, name, vars(place)[name], generator) for place, name, generator in _readers()]
-    for place, name, real, generator in kept:
-        setattr(place, name, _Noted(read, generator, real))
+def _notice_reads(generators: Collection[str]) -> Generator[set[str]]:
+    """Yields the names of those of the generators whose seed or state is read meanwhile, as by `torch.initial_seed`."""
+    _READ.clear()
+    kept = list[tuple[Any, str, Any, Any]]()
+    for place, name, generator, stand_in in _readers():
+        if generator in generators:
+            real = getattr(place, name)
+            kept.append((place, name, real, noted := stand_in(generator, real)))
+            setattr(place, name, noted)
     try:
-        yield read
+        yield _READ
     finally:
-        for place, name, real, _ in kept:
-            setattr(place, name, real)
+        for place, name, real, noted in kept:
+            if getattr(place, name) is noted:
+                setattr(place, name, real)
 
 
 class _Noted:
-    """A function, or torch's default generator as the functions of torch.random use it, that notes its use."""
+    """A function, or torch's default generator, that notes when it gives a seed or a state. torch's operators refuse it as an argument."""
 
-    def __init__(self, read: set[str], generator: str, real: Any) -> None:
-        self._read, self._generator, self._real = read, generator, real
+    def __init__(self, generator: str, real: Any) -> None:
+        vars(self).update(_generator=generator, _real=real)
 
     def __call__(self, *args: Any, **given: Any) -> Any:
-        self._read.add(self._generator)
+        _READ.add(self._generator)
         return self._real(*args, **given)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("initial_seed", "get_state"):
-            self._read.add(self._generator)
+        if name in ("initial_seed", "get_state", "clone_state", "graphsafe_get_state", "state"):
+            _READ.add(self._generator)
         return getattr(self._real, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _READ.add(self._generator)
+        return self._real.__reduce_ex__(protocol)
 
-_READERS: list[tuple[Any, str, str]] = [(random, "getstate", "random"), (np.random, "get_state", "numpy"), (torch.random, "default_generator", "torch")]
-_CUDA_READERS: list[tuple[Any, str, str]] = [(place, name, "cuda") for place in (torch.cuda, torch.cuda.random) for name in ("initial_seed", "get_rng_state")]
+
+class _NotedBits(_Noted):
+    """The bits of NumPy's global generator, which asks them for its state whatever name it is called by."""
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] (np.random.seed asks for it)
+        return type(self._real)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real, name, value)
 
 
-def _readers() -> list[tuple[Any, str, str]]:
-    """What gives a generator's seed or state: module, name, generator."""
+class _NotedRandom(random.Random):
+    """The class of Python's global generator meanwhile: who gives its state, whatever name it is called by, looks up VERSION."""
+
+    @property
+    def VERSION(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        _READ.add("random")
+        return random.Random.VERSION
+
+    def __reduce__(self) -> Any:
+        return random.Random, (), self.getstate()
+
+
+_READERS: list[tuple[Any, str, str, Callable[[str, Any], Any]]] = [
+    (random._inst, "__class__", "random", lambda generator, real: _NotedRandom),  # pyright: ignore
+    (np.random.mtrand._rand, "_bit_generator", "numpy", _NotedBits),  # pyright: ignore
+    (torch, "default_generator", "torch", _Noted),
+    (torch.random, "default_generator", "torch", _Noted),
+]
+_CUDA_READERS = [(place, name, "cuda", _Noted) for place in (torch.cuda, torch.cuda.random) for name in ("initial_seed", "get_rng_state")]
+
+
+def _readers() -> list[tuple[Any, str, str, Callable[[str, Any], Any]]]:
+    """What gives a generator's seed or state: where it is, its name there, the generator, and what makes a stand-in for it."""
     return [*_READERS, *_CUDA_READERS] if torch.cuda.is_initialized() else _READERS
 
 

@@ -83,7 +83,7 @@ class KeyedDataset(Dataset[Any]):
             if unlike := self.find_unlike(replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S):
                 return unlike if isinstance(unlike, Failure) else Failure((_does_not_repeat(self._name, unlike),))
         batch = self._drawn(partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1]))) if self._draws else self._make(key, ())
-        if isinstance(batch, Failure) and self._draws:  # perhaps of the stand-in for torch.random.default_generator, which is no argument of torch's operators
+        if isinstance(batch, Failure) and self._draws:  # perhaps of the stand-in for torch.default_generator, which is no argument of torch's operators
             self._drawn.seed_all()
             batch = self._make(key, tuple(streams.SEEDERS))
         if not self.says_places or isinstance(batch, Failure):

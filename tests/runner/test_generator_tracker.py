@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
+from random import getstate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import get_state
 from torch import initial_seed
 
 from samewise.runner.data import streams
+from samewise.runner.data.generator_tracker import draws
 from samewise.runner.data.keyed import Failure, Key, KeyedDataset
 from samewise.runner.records.digest import value_digest
 
@@ -28,6 +32,19 @@ def draw_and_restore() -> float:
         return random.random() + float(np.random.rand())
 
 
+def drawn_by(generator: torch.Generator) -> float:
+    return torch.rand((), generator=generator).item()
+
+
+def bits_of_numpy() -> int:
+    return np.random.get_bit_generator().state["state"]["key"][0]
+
+
+def seeded_numpy() -> float:
+    np.random.seed(3)
+    return float(np.random.rand())
+
+
 SAMPLES: dict[str, tuple[Callable[[int], float], int]] = {
     "nothing": (lambda index: 0.0, 0),
     "random": (lambda index: random.random(), 1),
@@ -41,7 +58,7 @@ SAMPLES: dict[str, tuple[Callable[[int], float], int]] = {
     "at last numpy": (lambda index: float(np.random.rand()) if index == 22 else 0.0, 1),
     "at last each": (lambda index: (random.random, np.random.rand, lambda: torch.rand(()).item())[index % 3]() if index > 18 else 0.0, 3),
     "the seed alone is read": (lambda index: float(torch.initial_seed()), 1),
-    "the seed is read of the generator itself": (lambda index: float(torch.default_generator.initial_seed()), 4),
+    "the seed is read of the generator itself": (lambda index: float(torch.default_generator.initial_seed()), 1),
     "a state alone is read": (lambda index: float(np.random.get_state()[1][0]), 1),  # pyright: ignore
     "a draw in a fork": (lambda index: draw_in_fork(), 1),
     "draws that are undone": (lambda index: draw_and_restore(), 3),
@@ -51,6 +68,15 @@ SAMPLES: dict[str, tuple[Callable[[int], float], int]] = {
     "at last a state of torch is read": (lambda index: float(torch.get_rng_state()[:8].view(torch.int64)) if index == 22 else 0.0, 1),
     "at last a state of random is read": (lambda index: float(random.getstate()[1][3]) if index == 22 else 0.0, 1),
     "at last a state of numpy is read": (lambda index: float(np.random.get_state()[1][0]) if index == 22 else 0.0, 1),  # pyright: ignore
+    "at last torch's generator gives its state": (lambda index: float(torch.default_generator.get_state()[8:9]) if index == 22 else 0.0, 1),
+    "at last torch's generator is copied": (lambda index: drawn_by(torch.default_generator.clone_state()) if index == 22 else 0.0, 1),
+    "at last torch's generator is drawn from": (lambda index: drawn_by(torch.default_generator) if index == 22 else 0.0, 4),
+    "at last a state of random is read by its own name": (lambda index: float(getstate()[1][3]) if index == 22 else 0.0, 1),
+    "at last a generator of random is copied": (lambda index: copy.deepcopy(random._inst).random() if index == 22 else 0.0, 1),  # pyright: ignore
+    "at last a state of numpy is read by its own name": (lambda index: float(get_state()[1][0]) if index == 22 else 0.0, 1),  # pyright: ignore
+    "at last a generator of numpy is copied": (lambda index: float(copy.deepcopy(np.random.mtrand._rand).random()) if index == 22 else 0.0, 1),  # pyright: ignore
+    "at last the bits of numpy give their state": (lambda index: float(bits_of_numpy()) if index == 22 else 0.0, 1),
+    "at last numpy is seeded": (lambda index: seeded_numpy() if index == 22 else 0.0, 1),
     "at last a draw in a fork": (lambda index: draw_in_fork() if index == 22 else 0.0, 1),
     "at last draws that are undone": (lambda index: draw_and_restore() if index == 22 else 0.0, 3),
 }
@@ -118,8 +144,15 @@ def test_a_collate_function_may_draw_random_numbers():
     assert batch_digests(keyed) == found
 
 
+def test_a_transform_may_give_the_generator_to_an_operator():
+    assert draws(lambda: drawn_by(torch.default_generator))
+
+
 def test_what_gives_a_seed_is_as_it_was_once_a_batch_is_made():
-    before = random.getstate, np.random.get_state, torch.random.default_generator
+    def now() -> list[Any]:
+        return [type(random._inst), np.random.get_bit_generator(), torch.default_generator, torch.random.default_generator]
+
+    before = now()
     keyed = KeyedDataset(Drawing(lambda index: 1 / (index - 12)), torch.stack, seed=7, stream="sample")
     assert [type(keyed[key]) for key in KEYS[1:4]] == [torch.Tensor, Failure, torch.Tensor]
-    assert (random.getstate, np.random.get_state, torch.random.default_generator) == before
+    assert all(one is other for one, other in zip(now(), before, strict=True))
