@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from multiprocessing.queues import Queue
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from samewise.runner.config import schema
+from samewise.runner.data.copies import deep_copy, unfit_entry
 from samewise.runner.data.keyed import Failure, Key, KeyedDataset
 from samewise.runner.errors import DataError
 from samewise.runner.interfaces import Batch
@@ -42,7 +45,7 @@ class MicroBatch:
 
     def copied(self) -> MicroBatch:
         """The same values in objects of their own, for a loss besides the step's: a recipe may change its batch in place, or take entries out of it."""
-        return MicroBatch(self.number, deepcopy(self.sent() if self.sent else self.batch))
+        return MicroBatch(self.number, deep_copy(self.sent() if self.sent else self.batch))
 
 
 class _Keys:
@@ -160,6 +163,14 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
+def _send_failure(queue: Any, error: Exception, sent: Any) -> None:
+    """Send the problem of a batch that cannot be pickled, for which the main process would wait. Called in the thread that sends what is put into a queue."""
+    if isinstance(sent, tuple) and len(sent) == 2 and isinstance(sent[0], int):  # pyright: ignore[reportUnknownArgumentType]
+        queue.put((sent[0], Failure((unfit_entry(sent[1], ForkingPickler.dumps, "sent by a loader's worker", error),))))
+    else:
+        traceback.print_exception(error)
+
+
 def _start_worker(worker: int) -> None:
     """Ignore signals that a scheduler sends to all processes of a run: the main process finishes its step, saves, and ends the workers.
 
@@ -168,6 +179,7 @@ def _start_worker(worker: int) -> None:
     main, is_forked = multiprocessing.parent_process(), multiprocessing.get_start_method() == "fork"  # else another process is its parent
     end_with_parent(signal.SIGKILL, main.pid if main and is_forked else None)
     reopen_files()
+    Queue._on_queue_feeder_error = _send_failure  # pyright: ignore
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_NOTICE_S))  # it may be the main process's, which waits for a worker that hangs

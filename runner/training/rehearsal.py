@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from samewise.runner.data.copies import deep_copy
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.generator_tracker import draws
 from samewise.runner.errors import Problem, first_few
@@ -48,7 +48,7 @@ def rehearse(run: Run) -> None:
         for number, batch in enumerate(islice(loader_of(run, part), 2 if run.evaluate.batch_size == 1 else 1)):
             sent = run.to_device(batch)
             if number == 0:
-                _tell_of_randomness(run, part.keyed.dataset, copy.deepcopy(sent))  # some transforms write into a batch
+                _tell_of_randomness(run, part.keyed.dataset, deep_copy(sent))  # some transforms write into a batch
             scores.add(measure_batch(run, run.model, number, sent))
             if run.model.training:
                 raise unfit(run.recipe, "measure leaves the model in training mode", "an evaluation that leaves the model as it is")

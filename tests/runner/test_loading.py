@@ -188,6 +188,17 @@ def test_an_error_in_a_sample_arrives_as_it_was_raised(num_workers):
     assert str(caught.value) == "sample 63: is broken"
 
 
+@pytest.mark.parametrize("first", [0, 8])
+def test_a_batch_that_a_worker_cannot_send_is_an_error_that_names_its_entry(first):
+    def collate(samples):
+        return {"x": torch.stack([sample["value"] for sample in samples]), "odd": [{}.keys()] if samples[0]["value"][0] >= first else 0}
+
+    keys = [Key(0, start, tuple(range(start, start + 4))) for start in range(0, 16, 4)]
+    loader = Loader(KeyedDataset(Noisy(), collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=2))
+    with pytest.raises(DataError, match="'odd' in a batch is of type dict_keys, which cannot be sent by a loader's worker: TypeError: cannot pickle"):
+        list(loader)
+
+
 def test_creating_a_loader_draws_nothing_from_the_global_generator():
     torch.manual_seed(0)
     expected = torch.rand(())
