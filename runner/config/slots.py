@@ -12,6 +12,7 @@ import inspect
 import pkgutil
 import re
 import types
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Kind:
     def includes(self, found: type) -> bool:
         """Whether a class is of this kind."""
         if not self.base:
-            own = [one for one in found.__mro__ if (one.__module__, one.__name__) != ("torch.utils.data.dataset", "Dataset")]
+            own = [one for one in found.__mro__ if not _is_torch_dataset(one)]
             return all(any(name in vars(one) for one in own) for name in self.methods)
         module, _, name = self.base.rpartition(".")
         return issubclass(found, getattr(importlib.import_module(module), name))
@@ -135,7 +136,13 @@ def _is(kind: Kind, found: Any, own: Sequence[str] = ()) -> bool:
     if within(home, tuple(REFUSED)) or not (mine or within(home, kind.packages)):
         return False
     made = found if isinstance(found, type) else return_class(found) if mine or kind.functions else None
+    if kind is DATASET and made is not found and made is not None and _is_torch_dataset(made):
+        return True  # says too little of a class, but enough of what a user's function returns, which is looked at when the split is made
     return made is not None and kind.includes(made)
+
+
+def _is_torch_dataset(found: type) -> bool:
+    return (found.__module__, found.__name__) == ("torch.utils.data.dataset", "Dataset")
 
 
 def return_class(function: Callable[..., Any]) -> type | None:
@@ -143,6 +150,8 @@ def return_class(function: Callable[..., Any]) -> type | None:
     if "." in getattr(function, "__qualname__", "."):
         return None
     returned = evaluate(inspect.signature(function).return_annotation, function)
+    if isinstance(origin := typing.get_origin(returned), type) and _is_torch_dataset(origin):  # of Dataset[Sample]
+        return origin
     return returned if isinstance(returned, type) and returned is not Any else None
 
 

@@ -84,10 +84,13 @@ def stream() -> Stream:
 
 def otherwise() -> Listed:
     return Stream()
+
+def somehow() -> Dataset:
+    return Stream()
 """
 
 
-@pytest.mark.parametrize("name", ["Stream", "Counted", "Sized", "stream", "otherwise"])
+@pytest.mark.parametrize("name", ["Stream", "Counted", "Sized", "stream", "otherwise", "somehow"])
 def test_a_data_set_that_is_not_map_style_is_refused_with_the_reason(
     name: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

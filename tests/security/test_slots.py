@@ -45,12 +45,22 @@ def test_a_component_of_another_kind_is_refused_before_it_is_called(path: str, t
 LAB = """
 import pathlib
 from torch import nn
+from torch.utils.data import Dataset
 
 def leaves_a_mark(path):
     pathlib.Path(path).write_text("called")
 
 def net(width: int = 1) -> nn.Linear:
     return nn.Linear(width, width)
+
+def data() -> Dataset:
+    return [1, 2]
+
+def data_of_pairs() -> "Dataset[tuple[int, int]]":
+    return [1, 2]
+
+class Stream(Dataset):
+    pass
 
 def perhaps() -> "nn.Module | None":
     return None
@@ -92,6 +102,18 @@ def test_a_users_function_is_called_only_if_annotated_to_return_the_kind(lab: st
     assert "is not a torch.nn.Module" in caught.value.problems[0].message
     with pytest.raises(ConfigError, match=r"`-> nn.Module \| None` does not say that it always returns one"):
         locate(f"{lab}.perhaps", "model", (lab,))
+
+
+@pytest.mark.parametrize("name", ["data", "data_of_pairs"])
+def test_torchs_dataset_is_enough_as_the_annotation_of_a_users_function(name: str, lab: str) -> None:
+    assert instantiate({"_target_": f"{lab}.{name}"}, "dataset.train", allowed=(lab,)) == [1, 2]
+    with pytest.raises(ConfigError, match=r"is not a torch\.nn\.Module"):
+        locate(f"{lab}.{name}", "model", (lab,))
+
+
+def test_a_class_is_no_data_set_just_because_it_inherits_from_torchs(lab: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not a data set.*must be map-style"):
+        locate(f"{lab}.Stream", "dataset.train", (lab,))
 
 
 def test_a_users_class_of_any_kind_can_be_an_argument_of_another(lab: str) -> None:
