@@ -41,7 +41,7 @@ from samewise.runner.training import continued, determinism
 from samewise.runner.training.compiled import compiler, facts, require_possible
 from samewise.runner.training.components import (
     Make,
-    class_cautions,
+    data_cautions,
     decoding_cautions,
     make_batch_transforms,
     make_model,
@@ -125,7 +125,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *continued.cautions(cfg, schedule),
             *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
             *(continued.input_cautions(cfg) if train and hasattr(model, "checkpoint_problems") else ()),
-            *(class_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
+            *(data_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
             *idle_options(rules),
             *_max_steps_caution(composed, plan),
             *_every_epochs_caution(composed),

@@ -245,12 +245,16 @@ def require_decoded(splits: Mapping[str, Split], transforms: Mapping[str, Callab
             raise ConfigError(Problem(f"transforms.{stage}.batch", words, expected="a transform that decodes, as the first", hint=_ENCODED))
 
 
-def class_cautions(train: Split) -> list[Problem]:
-    """A warning if the training split of a samewise data set has no sample of some classes."""
-    unused = getattr(train.dataset, "unused_classes", None)
-    if not isinstance(unused, list) or not unused:
-        return []
-    return [Problem("dataset.train", f"has no images of {first_few(unused, 5)}", hint="add images, or remove the folders of classes that are not wanted")]
+def data_cautions(train: Split) -> list[Problem]:
+    """Warnings if the training split of a samewise data set has no sample of some classes, and if a user's expects to be told the epoch."""
+    found, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
+    if isinstance(unused, list) and unused:
+        words, hint = f"has no images of {first_few(unused, 5)}", "add images, or remove the folders of classes that are not wanted"
+        found.append(Problem("dataset.train", words, hint=hint))
+    if callable(getattr(train.dataset, "set_epoch", None)):
+        hint = "draw in __getitem__ from random, numpy.random or torch, which are seeded for each epoch and sample; loader.order chooses an epoch's samples"
+        found.append(Problem("dataset.train", f"{type(train.dataset).__name__}.set_epoch is never called", hint=hint))
+    return found
 
 
 def decoding_cautions(cfg: DictConfig, train: Split, transforms: Mapping[str, Callable[[Batch], Batch]]) -> list[Problem]:

@@ -88,6 +88,7 @@ def page() -> str:
     table += f"| `resume_from`, or `initialise.weights` of a run, with as many classes of other names | {why} |\n"
     table += "| `resume_from` with epochs of another length | the position in training is a number of steps, so training continues in a different epoch |\n"
     table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"
+    table += "| A data set with a method `set_epoch` | it is never called; what a sample draws differs from epoch to epoch anyway |\n"
     table += "| `train callbacks=a,b` | this is a sweep, with a run for each; `callbacks=[a,b]` is one run with both |\n"
     table += "| A metric that torchmetrics warns of | a class without evaluated samples makes it meaningless; reported once, when it is first computed |\n"
     table += "| `debug=...` with `initialise.weights` | the reduced run starts with random weights, since its model has other sizes |\n"

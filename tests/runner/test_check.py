@@ -6,6 +6,7 @@ import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -17,7 +18,7 @@ from samewise.runner.config.check import problems, settings_are_sound
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.training.components import _require_same_numbering
+from samewise.runner.training.components import _require_same_numbering, data_cautions
 from samewise.runner.training.dry_run import dry_run, explain_step_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,6 +278,15 @@ def test_classes_are_compared_label_by_label(train: list[str], valid: list[str],
     with pytest.raises(ConfigError, match=f"^dataset.test: .*label {label} is '{valid[label]}' here, and '{train[label]}' there") as caught:
         _require_same_numbering(splits)
     assert len(train) < 10 or "and 90 more" in str(caught.value)
+
+
+def test_a_data_set_that_expects_to_be_told_the_epoch_is_warned_about() -> None:
+    class Shuffled(list[int]):
+        def set_epoch(self, epoch: int) -> None: ...
+
+    (told,) = data_cautions(SimpleNamespace(dataset=Shuffled([1])))
+    assert (told.path, told.message) == ("dataset.train", "Shuffled.set_epoch is never called")
+    assert not data_cautions(SimpleNamespace(dataset=[1]))
 
 
 def test_sequences_in_place_of_images_point_to_the_dimensions_setting() -> None:
