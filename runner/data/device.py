@@ -33,7 +33,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         return change(value)
     if isinstance(value, list | tuple):
         items = (map_tensors(change, item) for item in value)
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        kind: Any = type(value)
+        return kind._make(items) if hasattr(value, "_fields") else kind(items)  # `_make` does not call a named tuple's own __new__
     if isinstance(value, dict):
         changed = copy(value)  # of its type, as torch's default_collate
         for name, item in value.items():  # not `update`, which adds up in a Counter

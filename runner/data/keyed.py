@@ -10,6 +10,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -78,7 +79,7 @@ class KeyedDataset(Dataset[Any]):
             return Failure(error.problems)
 
     def _checked(self, key: Key) -> Batch | Failure:
-        if self.must_repeat:
+        if is_first := self.must_repeat:
             self.must_repeat = False
             if unlike := self.find_unlike(replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S):
                 return unlike if isinstance(unlike, Failure) else Failure((_does_not_repeat(self._name, unlike),))
@@ -86,6 +87,8 @@ class KeyedDataset(Dataset[Any]):
         if isinstance(batch, Failure) and self._draws:  # perhaps of the stand-in for torch.default_generator, which is no argument of torch's operators
             self._drawn.seed_all()
             batch = self._make(key, tuple(streams.SEEDERS))
+        if is_first and self._may_share and (problem := _copy_differs(batch)):
+            return Failure((problem,))
         if not self.says_places or isinstance(batch, Failure):
             return batch
         return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
@@ -197,6 +200,15 @@ def _does_not_repeat(path: str, what: str) -> Problem:
     expected = "the same sample for the same index and random numbers"
     hint = "draw random numbers from random, numpy.random or torch, which samewise seeds, and keep no state; reproducibility=fast trains without the same bits"
     return Problem(path, f"{what} differs when the sample is made again from the same seeds", expected=expected, hint=hint)
+
+
+def _copy_differs(batch: Any) -> Problem | None:
+    """The problem for a batch that becomes another as it is copied, or sent by a worker; None if it does not, or cannot be copied or compared."""
+    with contextlib.suppress(Exception):
+        if (named := differing_entry(batch, deepcopy(batch))) is not None:
+            expected, hint = "a batch that a worker can send as it is", "a copy calls the `__new__` of a namedtuple again, which must not change its arguments"
+            return Problem("dataset, recipe", f"a copy of a batch{named} differs from it", expected=expected, hint=hint)
+    return None
 
 
 def training_keys(order: Order, plan: Plan, *, first_step: int, steps: int, micro_batches: Sequence[int]) -> Iterator[Key]:

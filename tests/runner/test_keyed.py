@@ -6,6 +6,7 @@ import importlib
 import random
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import default_collate
 from samewise.recipes.classification import Classification
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
+from samewise.runner.data.device import copied
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import value_digest
@@ -149,6 +151,32 @@ def test_a_long_library_error_is_cut_to_one_line_with_the_users_line():
     said = str(dataset[Key(0, 0, (1,))].problems[0])
     assert f"raised at {__file__}:" in said
     assert 'in __getitem__: return importlib.import_module("json").loads("{")' in said
+
+
+class Shifted(NamedTuple):
+    """A named tuple; a subclass's `__new__` may change the arguments."""
+
+    x: torch.Tensor
+
+
+class ShiftedAgain(Shifted):
+    def __new__(cls, x: torch.Tensor) -> ShiftedAgain:
+        return super().__new__(cls, x + 1)
+
+
+@pytest.mark.parametrize(("kind", "refused"), [(Shifted, False), (ShiftedAgain, True)])
+def test_a_batch_that_differs_when_it_is_copied_is_refused(kind: type, refused: bool) -> None:
+    keyed = KeyedDataset(Noisy(), lambda samples: {"pair": kind(torch.ones(2))}, seed=0, stream="sample")
+    keyed.must_repeat = True
+    found = keyed[Key(0, 0, (0, 1))]
+    if refused:
+        assert found.problems[0].message == "a copy of a batch, pair differs from it"
+    else:
+        assert torch.equal(found["pair"].x, torch.ones(2))
+
+
+def test_copying_the_tensors_of_a_named_tuple_does_not_make_it_anew() -> None:
+    assert torch.equal(copied(ShiftedAgain(torch.zeros(2))).x, torch.ones(2))
 
 
 class OwnGenerator:
