@@ -26,10 +26,37 @@ MAY_DRAW = ("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu
 
 
 class _Tracer(fx.Tracer):
-    """Does not trace into modules whose activations are recomputed."""
+    """Does not trace into modules with hooks, nor, unless it is to open them, into those whose activations are recomputed."""
+
+    def __init__(self, *, opened: bool) -> None:
+        super().__init__()
+        self._opened, self._begun = opened, _modes()
+        self.lost = ""
+        """The first operation in a mode that a graph does not record, such as `torch.no_grad`, with the mode; or an empty text."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_recomputed(m) or super().is_leaf_module(m, module_qualified_name)
+        return _has_hooks(m) or (is_recomputed(m) and not self._opened) or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, kind: str, *given: Any, **further: Any) -> fx.Node:
+        node = super().create_node(kind, *given, **further)
+        modes = _modes()
+        if modes != self._begun and kind.startswith("call") and not self.lost:
+            name = node.target if kind == "call_module" else node.name
+            self.lost = f"{name} {'under torch.autocast' if modes[2] != self._begun[2] else 'without gradients'}"
+        return node
+
+
+def _modes() -> tuple[bool, bool, int]:
+    """Whether gradients are enabled, whether inference mode is, and how many autocasts have been entered, of which some may disable it."""
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), depth
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether something is called around its forward or backward pass."""
+    held = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)  # pyright: ignore[reportPrivateUsage]
+    return any(held)
 
 
 def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -> list[nn.Module]:
@@ -41,7 +68,7 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
         opened: Look into modules whose activations are computed twice, to see all that is called: the stages do not do that, then.
     """
     _require_names(model, split)
-    tracer = fx.Tracer() if opened else _Tracer()
+    tracer = _Tracer(opened=opened)
     before = Generators.now()
     try:
         nodes = tracer.trace(model)
@@ -49,6 +76,9 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
     except Exception as error:
         hint = f"choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic; {raised_at(error, anywhere=False)}".rstrip("; ")
         raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
+    if not opened and tracer.lost:
+        hint = "strategy=elastic; or activation_checkpointing=[CLASS] with the class of the module that does so, which is then called as a whole"
+        raise ConfigError(Problem("model", f"computes {tracer.lost}, which torch.fx does not record", type(model).__name__, hint=hint))
     if not opened and before.differ():
         message = "draws random numbers where torch.fx sees no operator, so that they would be the same in every step"
         raise ConfigError(Problem("model", message, type(model).__name__, hint="strategy=elastic"))
@@ -78,12 +108,16 @@ def _require_names(model: nn.Module, split: Sequence[str]) -> None:
     if strange := next((name for name in (*known, *of_values) if not re.fullmatch(r"[\w.-]+", name)), None):
         expected = "letters, digits, _ and -, because torch.fx generates code with these names"
         raise ConfigError(Problem("model", "has a module or parameter whose name torch.fx cannot use to cut the model", strange, expected))
-    whole = [name for name, module in model.named_modules() if is_recomputed(module)]
+    if _has_hooks(model):
+        words = "has hooks on the model itself, which stages would not call"
+        raise ConfigError(Problem("model", words, type(model).__name__, "hooks on its submodules", "strategy=elastic"))
+    whole = {name: "activation_checkpointing recomputes as a whole" for name, module in model.named_modules() if is_recomputed(module)}
+    whole |= {name: "has hooks and so is called as a whole" for name, module in model.named_modules() if _has_hooks(module)}
     for name in split:
         if name not in known:
             raise ConfigError(Problem("strategy.split", "the model has no such part", name, "names of its submodules", nearest(name, known)))
         if around := next((one for one in whole if name.startswith(f"{one}.")), None):
-            raise ConfigError(Problem("strategy.split", f"lies within {around}, which activation_checkpointing recomputes as a whole", name))
+            raise ConfigError(Problem("strategy.split", f"lies within {around}, which {whole[around]}", name))
 
 
 def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:

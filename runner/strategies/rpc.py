@@ -19,6 +19,7 @@ from torch.distributed.optim import DistributedOptimizer
 from torch.distributed.rpc import internal
 
 from samewise.runner.data.loading import MicroBatch
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.strategies.base import Forward, Tally
 from samewise.runner.strategies.cutting import cut_model
@@ -47,10 +48,17 @@ class RPC(StageStrategy):
         self._serving = False
 
     def require_fit(self, model: nn.Module) -> None:
-        cut_model(model, self.split)
+        self._cut(model)
+
+    def _cut(self, model: nn.Module) -> list[nn.Module]:
+        for name, parameter in model.named_parameters():
+            if parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
+                words = f"has a hook that distributed autograd does not call ({name}: register_post_accumulate_grad_hook)"
+                raise ConfigError(Problem("model", words, type(model).__name__, hint="strategy=pipeline, or strategy=elastic"))
+        return cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._keep_stages(cut_model(model, self.split))
+        self._keep_stages(self._cut(model))
         _here.stage, _here.gradients = Served(self._stages[self.peers.rank], self._device), Gradients([])
         devices = self.peers.gather(str(self._device))
         self._begin_serving(devices)

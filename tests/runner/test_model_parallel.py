@@ -10,6 +10,8 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +30,8 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.base import Tally
 from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
 from samewise.runner.strategies.pipeline import Mine, Pipeline
-from samewise.runner.strategies.rpc import Driver
+from samewise.runner.strategies.recompute import recompute
+from samewise.runner.strategies.rpc import RPC, Driver
 from samewise.runner.strategies.stages import CallCapture, ModelCall, StageParts
 from samewise.runner.strategies.surroundings import Surroundings
 
@@ -112,6 +115,26 @@ class Scales(nn.Module):
         return value * random.random()
 
 
+class Switches(nn.Module):
+    """Computes its second layer in another mode."""
+
+    def __init__(self, mode: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self.first, self.second, self.mode = nn.Linear(3, 3), nn.Linear(3, 3), mode
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.first(value)
+        with self.mode():
+            return value + self.second(value)
+
+
+def hooked(model: nn.Module) -> nn.Module:
+    """With hooks that scale the output and the gradient of the input."""
+    model.register_forward_hook(lambda module, inputs, output: output * 3)
+    model.register_full_backward_hook(lambda module, given, taken: tuple(None if one is None else one * 5 for one in given))
+    return model
+
+
 class Shares(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -133,13 +156,48 @@ class Shares(nn.Module):
         (Adds(), ["second"], "stage 0 uses more, and torch.fx can put only what layers of torch.nn hold into a stage"),
         (Shares(), ["second"], "share the parameter"),
         (nn.Sequential(nn.Linear(3, 3), Scales()), ["1"], "draws random numbers where torch.fx sees no operator"),
+        (Switches(torch.no_grad), ["second"], "computes second without gradients, which torch.fx does not record"),
+        (Switches(torch.inference_mode), ["second"], "computes second without gradients, which torch.fx does not record"),
+        (Switches(partial(torch.autocast, "cpu", torch.bfloat16)), ["second"], "computes second under torch.autocast, which torch.fx does not record"),
+        (Switches(partial(torch.autocast, "cpu", enabled=False)), ["second"], "computes second under torch.autocast, which torch.fx does not record"),
+        (hooked(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))), ["1"], "has hooks on the model itself"),
+        (nn.Sequential(hooked(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))), ["0.1"], "lies within 0, which has hooks and so is called as a whole"),
     ],
-    ids=["no such part", "order", "empty", "skips", "chooses", "adds", "shares", "draws"],
+    ids=[
+        *("no such part", "order", "empty", "skips", "chooses", "adds", "shares", "draws", "no gradients", "inference mode", "autocast", "autocast disabled"),
+        *("hooks", "within hooks"),
+    ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         cut_model(model, split)
     assert message in str(caught.value)
+
+
+def test_hooks_of_a_part_of_the_users_own_are_called_in_its_stage() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), hooked(Folds(nn.Linear(3, 3))), nn.Linear(3, 3))
+    first, second = cut_model(model, ["2"])
+    value = torch.randn(2, 3)
+    outputs = [second(first(value)), model(value)]
+    assert torch.equal(*outputs)
+    gradients = [torch.autograd.grad(output.sum(), list(model.parameters())) for output in outputs]
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_part_that_is_recomputed_may_switch_gradients_off() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Switches(torch.no_grad))
+    recompute(model, ["1"], "activation_checkpointing")
+    value = torch.randn(2, 3)
+    first, second = cut_model(model, ["1"])
+    assert torch.equal(second(first(value)), model(value))
+
+
+def test_a_hook_on_an_accumulated_gradient_is_refused_by_rpc() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.register_post_accumulate_grad_hook(lambda weight: None)
+    with pytest.raises(ConfigError, match=r"model: has a hook that distributed autograd does not call \(1.weight: register_post_accumulate_grad_hook\)"):
+        RPC(split=["1"]).require_fit(model)
 
 
 def test_where_tracing_stops_is_told() -> None:
