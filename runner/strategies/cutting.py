@@ -94,6 +94,7 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
     _require_a_chain(whole, len(split) + 1)
     stages = [whole.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
     _require_no_sharing(stages, split)
+    _return_what_the_model_returns(whole, len(split))
     return stages
 
 
@@ -134,6 +135,23 @@ def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
                 raise ConfigError(Problem("strategy.split", message, expected="a place that a single value passes through, such as between a ResNet's stages"))
     if len(calls) != stages:
         raise ConfigError(Problem("strategy.split", "a stage would be empty", expected="parts that compute something, other than the model's first"))
+
+
+def _return_what_the_model_returns(whole: fx.GraphModule, last: int) -> None:
+    """Make the last stage's values the model's own output, such as a dict: `split_module` leaves it to what calls the stages."""
+    stage = whole.get_submodule(f"submod_{last}")
+    assert isinstance(stage, fx.GraphModule)
+    values: Any = stage.graph.output_node().args[0]
+
+    def of_last(node: fx.Node) -> Any:
+        source, place = node.args if node.target is operator.getitem else (node, None)
+        if not isinstance(source, fx.Node) or source.target != f"submod_{last}":
+            message = f"the model returns a value that the last stage does not compute ({node.name})"
+            raise ConfigError(Problem("strategy.split", message, expected="a place before all that the model returns"))
+        return values if place is None else values[place]
+
+    stage.graph.output_node().args = (fx.map_arg(whole.graph.output_node().args[0], of_last),)
+    stage.recompile()
 
 
 def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> None:

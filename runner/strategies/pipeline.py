@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
 from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy
@@ -93,7 +94,8 @@ class Pipeline(StageStrategy):
     def _pass_through(self, group: Sequence[tuple[MicroBatch, ModelCall]], forward: Forward) -> list[Tally]:
         tallies: list[Callable[[], Tally]] = []
 
-        def loss(output: Any, place: Tensor) -> Tensor:
+        def loss(tensors: Any, place: Tensor) -> Tensor:
+            output, self._mine.output = self._mine.output, None
             (total, first, tally), drew = self._network.run_with_output(output, partial(forward, group[int(place)][0]))
             self._recipe_drew |= drew
             tallies.append(tally)
@@ -152,7 +154,7 @@ class Pipeline(StageStrategy):
                     name = name_of_draw(stage, given, self._device)
             taken, given = given, output if isinstance(output, tuple) else (output,)
         first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
-        return taken if first else _require_gradients(taken), given if last else _require_gradients(given), name
+        return taken if first else _require_gradients(taken), tuple(tensors_in(given)) if last else _require_gradients(given), name
 
 
 def _other_draws(what: str) -> ConfigError:
@@ -178,6 +180,8 @@ class Mine(nn.Module):
         self.asked: Iterator[ModelCall] = iter(())
         self.strides: list[tuple[int, ...]] = []
         """Of its inputs, as the stage before it gives them."""
+        self.output: Any = None
+        """The last stage's, such as a dict, for the loss that follows. Torch gets its tensors."""
         self._first, self._last = first, last
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -191,7 +195,8 @@ class Mine(nn.Module):
             output = self.stage(*inputs)
         self.drew = self.drew or asked.surroundings.generators.differ(self._device)
         if self._last:
-            return output
+            self.output = output
+            return tuple(tensors_in(output))
         tensors, carriers = zip(*(Depart.apply(one) for one in (output if isinstance(output, tuple) else (output,))), strict=True)  # pyright: ignore[reportArgumentType]
         return (*tensors, *carriers)
 

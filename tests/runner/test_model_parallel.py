@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,18 @@ class Switches(nn.Module):
             return value + self.second(value)
 
 
+class Returns(nn.Module):
+    """A dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, value: Tensor) -> dict[str, Any]:
+        hidden = self.second(self.first(value))
+        return {"logits": (self.third(hidden),), "hidden": hidden}
+
+
 def hooked(model: nn.Module) -> nn.Module:
     """With hooks that scale the output and the gradient of the input."""
     model.register_forward_hook(lambda module, inputs, output: output * 3)
@@ -162,10 +175,11 @@ class Shares(nn.Module):
         (Switches(partial(torch.autocast, "cpu", enabled=False)), ["second"], "computes second under torch.autocast, which torch.fx does not record"),
         (hooked(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))), ["1"], "has hooks on the model itself"),
         (nn.Sequential(hooked(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))), ["0.1"], "lies within 0, which has hooks and so is called as a whole"),
+        (Returns(), ["third"], "the model returns a value that the last stage does not compute"),
     ],
     ids=[
         *("no such part", "order", "empty", "skips", "chooses", "adds", "shares", "draws", "no gradients", "inference mode", "autocast", "autocast disabled"),
-        *("hooks", "within hooks"),
+        *("hooks", "within hooks", "returns"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str], message: str) -> None:
@@ -191,6 +205,16 @@ def test_a_part_that_is_recomputed_may_switch_gradients_off() -> None:
     value = torch.randn(2, 3)
     first, second = cut_model(model, ["1"])
     assert torch.equal(second(first(value)), model(value))
+
+
+def test_the_last_stage_returns_what_the_model_returns() -> None:
+    model = Returns()
+    first, second = cut_model(model, ["second"])
+    value = torch.randn(2, 3)
+    output, expected = second(first(value)), model(value)
+    assert list(output) == list(expected)
+    assert torch.equal(output["logits"][0], expected["logits"][0])
+    assert torch.equal(output["hidden"], expected["hidden"])
 
 
 def test_a_hook_on_an_accumulated_gradient_is_refused_by_rpc() -> None:
@@ -442,6 +466,38 @@ def test_a_recipe_that_looks_at_the_models_layers_gives_the_weights_of_one_proce
     assert done.returncode == 0, done.stderr
     two = run(tmp_path / "two", 2, *strategy, "strategy.split=['2']", experiment=speech)
     assert result(two) == result(Path(json.loads(done.stdout)["folder"]))
+
+
+NAMED = """
+from torch import nn
+from samewise.recipes.classification import Classification
+from samewise.recipes.models.resnet import resnet18_small
+
+class Named(nn.Module):
+    def __init__(self, **given):
+        super().__init__()
+        self.inner = resnet18_small(**given)
+        self.inner.layer1.register_full_backward_hook(lambda module, given, taken: (given[0] * 2,))
+
+    def forward(self, images):
+        logits = self.inner(images)
+        return {"logits": logits, "halved": logits * 0.5}
+
+class Reads(Classification):
+    def _logits(self, model, batch):
+        return super()._logits(lambda images: model(images)["halved"], batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name != "gpipe" else ()) for name, one in STRATEGIES.items()])
+def test_a_model_that_returns_a_dict_and_has_hooks_gives_the_weights_of_one_process(samewise, tmp_path, monkeypatch, strategy) -> None:
+    (tmp_path / "lab_of_names.py").write_text(NAMED)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_names"]\n')
+    monkeypatch.chdir(tmp_path)
+    named = ["model._target_=lab_of_names.Named", "recipe._target_=lab_of_names.Reads"]
+    two = train(samewise, tmp_path / "two", *named, *strategy, "strategy.split=[inner.layer3]")
+    assert two == train(samewise, tmp_path / "one", *named)
 
 
 PENALISED = """
