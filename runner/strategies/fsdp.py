@@ -27,7 +27,7 @@ from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
-from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole
+from samewise.runner.strategies.sharding import fill, parts, require_no_parameter_hooks, shard, take_whole_states, template, whole
 from samewise.runner.strategies.tree import copy_buffers
 from samewise.runner.strategies.used import Used, require_all_called
 
@@ -124,6 +124,7 @@ class FSDP(OneReplicaEach):
         if not hasattr(FSDPModule, "reset_iter_state"):
             raise ConfigError(Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14"))
         require_all_called(model, self._units)
+        require_no_parameter_hooks(model)
         mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
         cut = partial(self._shard, mesh=mesh)
         self.layout = Shards(self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut)

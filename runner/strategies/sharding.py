@@ -48,6 +48,14 @@ def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: M
         _set_root(model)
 
 
+def require_no_parameter_hooks(model: nn.Module) -> None:
+    """Raise a ConfigError if a parameter has hooks: `shard` replaces it, and torch does not call them."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
+            message = "has a parameter with hooks (register_hook, or register_post_accumulate_grad_hook), which torch's FSDP does not call"
+            raise ConfigError(Problem("model", message, name, hint="strategy=elastic, or strategy=ddp"))
+
+
 def _set_root(model: nn.Module) -> None:
     """Tell torch which module is the root: by default it is the first one called, and a recipe may call a part."""
     fully_shard.state(model)._lazy_init()  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]

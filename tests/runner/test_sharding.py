@@ -14,6 +14,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.records import shards
 from samewise.runner.records.digest import combine, digests, tensor_digests
 from samewise.runner.strategies.modules import large_children, match_modules
+from samewise.runner.strategies.sharding import require_no_parameter_hooks
 
 
 class Net(nn.Module):
@@ -49,6 +50,19 @@ def test_large_children_include_items_of_lists_but_not_shared_weights():
     assert [name for name, _ in large_children(Net(), 60)] == ["stem", "blocks.0", "blocks.1", "head"]
     assert [name for name, _ in large_children(Net(), 70)] == ["blocks.0", "blocks.1"]
     assert [name for name, _ in large_children(Net(tied=True), 60)] == ["blocks.0", "blocks.1"]
+
+
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_parameters_are_refused(method: str):
+    net = Net()
+    getattr(net.stem.weight, method)(lambda gradient: None)
+    with pytest.raises(ConfigError, match="has a parameter with hooks") as caught:
+        require_no_parameter_hooks(net)
+    assert "stem.weight" in str(caught.value)
+
+
+def test_parametrised_weights_are_not_taken_for_parameters_with_hooks():
+    require_no_parameter_hooks(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.utils.spectral_norm(nn.Linear(3, 3))))
 
 
 def test_the_digest_of_shards_is_that_of_chunks_as_torch_cuts_them():
