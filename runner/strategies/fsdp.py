@@ -27,6 +27,7 @@ from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
+from samewise.runner.strategies.second_passes import SecondPasses
 from samewise.runner.strategies.sharding import fill, parts, require_no_parameter_hooks, shard, take_whole_states, template, whole
 from samewise.runner.strategies.tree import copy_buffers
 from samewise.runner.strategies.used import Used, require_all_called
@@ -130,6 +131,7 @@ class FSDP(OneReplicaEach):
         self.layout = Shards(self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut)
         cut(model)
         self._used = Used(model, reshards=self.reshard_after_forward)
+        SecondPasses(model)  # kept by its hooks
         return model
 
     def _require_nothing_of_many(self) -> None:
