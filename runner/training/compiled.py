@@ -65,12 +65,15 @@ def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Cal
     """A function that compiles a model for the training step as configured; with mode=off it returns the model."""
     if settings.mode == "off":
         return lambda model: model
+    from samewise.runner.training.partitioner import KeepsChanged  # imports the compiler
+
     keep_headers_apart()
     _draw_in_order()
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # Inductor warns about CUDA_HOME without a CUDA device
     options: dict[str, Any] = {
         "fallback_random": True,  # dropout draws the same numbers as without compiling
         "deterministic": deterministic,
+        "custom_partitioner_fn": KeepsChanged(),
         "triton.cudagraphs": settings.cuda_graphs,
         "triton.cudagraph_or_error": settings.cuda_graphs,  # otherwise Inductor drops them with only a log message
         **({"max_autotune": True, "coordinate_descent_tuning": not deterministic} if settings.mode == "max" else {}),

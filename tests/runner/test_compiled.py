@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from samewise_runner_jobs import Job, assert_same, run
 from samewise_tiny import QUIET
+from torch import Tensor, nn
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -24,7 +26,7 @@ from samewise.runner.strategies.elastic import Elastic
 from samewise.runner.strategies.fsdp import FSDP
 from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.single import Single
-from samewise.runner.training.compiled import facts, require_possible
+from samewise.runner.training.compiled import compiler, facts, require_possible
 
 PACKAGE = "lab_of_compiling"
 LAB = """
@@ -99,6 +101,59 @@ def test_a_compiled_model_computes_and_draws_what_the_model_does(lab: Path, once
     assert losses(once) == pytest.approx(losses(plain), rel=1e-4), "a dropout that drew other numbers would be far away"
     decides, without = (json.loads((folder / "environment.json").read_text())["decides"] for folder in (once, plain))
     assert decides.keys() - without.keys() == {"compile.cxx", "compile.vectors"}
+
+
+class Counts(nn.Module):
+    """Counts its forward passes in a buffer, and computes with the number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.passes: Tensor
+        self.register_buffer("passes", torch.tensor(0.0))
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.passes += 1
+        return self.last(self.first(values).tanh() * (self.passes / 5).clamp(max=1))
+
+
+class Views(nn.Module):
+    """Computes with a view of a buffer that it changes afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.scales: Tensor
+        self.register_buffer("scales", torch.arange(1.0, 9).view(2, 4))
+
+    def forward(self, values: Tensor) -> Tensor:
+        outputs = self.first(values) * self.scales.t().reshape(8)
+        self.scales.mul_(2)
+        return outputs
+
+
+def spectral() -> nn.Module:
+    layers = [nn.utils.spectral_norm(nn.Linear(8, 16)), nn.Tanh(), nn.utils.spectral_norm(nn.Linear(16, 4))]  # pyright: ignore[reportDeprecated]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.slow
+@pytest.mark.oldest
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("make", [Counts, Views, spectral])
+def test_gradients_are_right_where_the_forward_pass_changes_a_buffer(lab: Path, make: Callable[[], nn.Module]) -> None:
+    def gradients(prepare: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = make()
+        called = prepare(model)
+        values = torch.randn(6, 8)
+        for _ in range(2):
+            called(values).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    settings = OmegaConf.create({"mode": "default", "cuda_graphs": False, "max_graphs": 8})
+    compiled, plain = gradients(compiler(settings, torch.device("cpu"), deterministic=True)), gradients(lambda model: model)
+    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

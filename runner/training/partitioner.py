@@ -1,0 +1,49 @@
+"""Divides a compiled model's graph into a forward and a backward pass, as torch does, except for tensors that the forward pass changes in place."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+
+class KeepsChanged(CustomPartitionerFn):
+    """torch's partitioner. It may save an input, such as a buffer, that the forward pass changes in place: the backward pass would read the new values.
+
+    Here it saves a copy, made before the change. Other graphs stay as they are.
+    """
+
+    def __call__(self, gm: GraphModule, joint_inputs: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
+        changes: dict[Any, Node] = {node.args[0]: node for node in reversed(forward.graph.nodes) if node.target is torch.ops.aten.copy_.default}
+        output = forward.graph.output_node()
+        values = list(cast("tuple[Any, ...]", output.args[0]))
+        for place in range(options["num_fwd_outputs"], len(values)):  # those that are saved for the backward pass
+            if isinstance(values[place], Node) and _storage_of(values[place]) in changes:
+                values[place] = _copied(values[place], before=list(changes.values())[-1])
+        output.args = (tuple(values),)
+        forward.recompile()
+        return forward, backward
+
+    def uuid(self) -> bytes:
+        return get_hash_for_files((__file__,))
+
+
+def _storage_of(node: Any) -> Any:
+    """The node that a view is of, through other views."""
+    while isinstance(node.target, OpOverload) and node.target.is_view:
+        node = node.args[0]
+    return node
+
+
+def _copied(node: Node, *, before: Node) -> Node:
+    with before.graph.inserting_before(before):
+        copy = before.graph.call_function(torch.ops.aten.clone.default, (node,))
+    value = node.meta["val"]
+    with value.fake_mode:
+        copy.meta["val"] = value.clone()
+    return copy
