@@ -135,7 +135,7 @@ def _step_of_copy(optimizer: Optimizer, options: Mapping[str, Any], parameter: n
     small.grad = torch.ones_like(small)
     try:
         copied = own.__class__.__new__(own.__class__)
-        others = {key: value for key, value in vars(own).items() if key not in ("state", "param_groups")}
+        others = {key: value for key, value in vars(own).items() if key not in ("state", "param_groups", "step")}
         vars(copied).update(deepcopy(others, {id(one): small for group in optimizer.param_groups for one in group["params"]}))
         group = {key: deepcopy(value) for key, value in options.items() if key not in ("params", "param_names")}
         copied.param_groups = [{**group, "params": [small], "param_names": ["small"]}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -13,8 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.states import is_known
 from samewise.runner.strategies.layout import without_graphs
 
 REFUSED = (torch.optim.Adafactor, torch.optim.Rprop)
@@ -117,12 +120,28 @@ def whole(value: Any, *, is_main: bool) -> Any:
 
 
 def take_whole_states(optimizer: Optimizer) -> Optimizer:
-    """Make the optimizer of a sharded model load unsharded states; ConfigError if torch cannot step it on shards."""
+    """Make the optimizer of a sharded model load unsharded states and read whole numbers; ConfigError if torch cannot step it on shards."""
     if isinstance(optimizer, REFUSED):
         name = type(optimizer).__name__
         raise ConfigError(Problem("optimizer", f"torch cannot step {name} on sharded parameters", name, hint="another optimizer, or strategy=elastic"))
     optimizer.register_load_state_dict_pre_hook(_shard_states)
+    if not is_known(optimizer):
+        optimizer.step = MethodType(_step_with_whole_numbers, optimizer)
     return optimizer
+
+
+class _WholeNumbers(TorchDispatchMode):
+    """Within it, a number that is read from a sharded tensor, as by `float`, is the whole tensor's; torch gives each process its shard's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], DTensor):
+            return func(args[0].full_tensor())
+        return func(*args, **(kwargs or {}))
+
+
+def _step_with_whole_numbers(optimizer: Optimizer, *arguments: Any) -> Any:
+    with _WholeNumbers():
+        return type(optimizer).step(optimizer, *arguments)
 
 
 def _like(value: Any, other: Any) -> Any:
