@@ -45,23 +45,20 @@ class Recorder:
     _is_recording: bool = False
     _calling: str = ""
     """The name of the callback that is being called."""
-    _own: set[str] = field(default_factory=lambda: {"train/loss", "train/gradient_norm", "epoch"})
-    """The names of metrics that are the run's own, whether or not this step logs them."""
-    _by_callbacks: dict[str, str] = field(default_factory=dict[str, str])
-    """The callback that has logged a metric, by the metric's name."""
+    _of_step: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The metrics of the step that is being recorded, whether or not they are logged."""
 
     def record(self, outcome: Outcome) -> None:
         """Record a step: its trace, its metrics, and its callbacks."""
         self._is_recording = True
         self.overflowed += sum(not math.isfinite(norm) for norm in outcome.gradient_norms.values())  # otherwise the step has raised an error
         self.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
-        own = {f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())}
-        self._own.update(own)
+        self._of_step = {f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())}
         if outcome.step % self.log_every_steps == 0:
-            self.log(own, outcome.step)
+            self.log(self._of_step, outcome.step)
         for callback in self.called():
             callback.on_step(self.view, outcome)
-        self._is_recording = False
+        self._is_recording, self._of_step = False, {}
         self._send(outcome.step)
 
     def called(self) -> Iterator[Callback]:
@@ -73,21 +70,17 @@ class Recorder:
         finally:
             self._calling = ""
 
-    def log(self, metrics: Mapping[str, float], step: int, *, by_callback: bool = False) -> None:
-        """Log metrics; those of a step's callbacks are sent together, at its end.
-
-        ConfigError if a callback logs one that the run itself logs, at whatever step.
-        """
-        if by_callback:
-            self._by_callbacks.update(dict.fromkeys(metrics, self._calling))
-        else:
-            self._own.update(metrics)
-        if taken := self._own & self._by_callbacks.keys():
-            path, words = f"callbacks.{self._by_callbacks[min(taken)]}".rstrip("."), f"logs '{min(taken)}', which samewise logs itself"
-            raise ConfigError(Problem(path, words, expected="a metric with another name"))
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log metrics; those of a step's callbacks are sent together, at its end."""
         self._pending.update(metrics)
         if not self._is_recording:
             self._send(step)
+
+    def require_others(self, metrics: Mapping[str, float], evaluated: Mapping[str, float]) -> None:
+        """Raise a ConfigError if a callback logs what the run logs itself: of a step, logged or not, or of its evaluations."""
+        if taken := metrics.keys() & {"train/loss", "train/gradient_norm", "epoch", *self._of_step, *evaluated}:
+            words = f"logs '{min(taken)}', which samewise logs itself"
+            raise ConfigError(Problem(f"callbacks.{self._calling}".rstrip("."), words, expected="a metric with another name"))
 
     def _send(self, step: int) -> None:
         if self._pending:

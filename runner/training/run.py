@@ -149,8 +149,8 @@ class Run(Parts):
         """The distinct learning rates of all phases' parameter groups, in order."""
         return list(dict.fromkeys(rate for phase in self.phases for rate in phase.learning_rates()))
 
-    def log(self, metrics: Mapping[str, float], *, by_callback: bool = False) -> None:
-        """Log metrics at the current step; a ConfigError if one is not a number, or a callback logs one of the run's own."""
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log metrics at the current step; a ConfigError if one is not a number."""
         if wrong := [Problem(name, "this metric is not a number", value, "a number") for name, value in metrics.items() if not hasattr(value, "__float__")]:
             raise ConfigError(*wrong)
-        self.recorder.log(metrics, self.step, by_callback=by_callback)
+        self.recorder.log(metrics, self.step)

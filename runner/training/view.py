@@ -125,7 +125,8 @@ class View:
         return self.__run.strategy.layout.copy_model(self.__run.model)
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        self.__run.log(metrics, by_callback=True)
+        self.__run.recorder.require_others(metrics, self.__run.progress.metrics)
+        self.__run.log(metrics)
 
     def warn(self, caution: Problem) -> None:
         self.__run.recorder.cautions.append(caution)
