@@ -11,12 +11,13 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import types
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +27,18 @@ from omegaconf import DictConfig, ListConfig
 from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_within_root
 from samewise.runner.config.slots import DATASET, MAP_STYLE, REFUSED, describe_kinds, kinds_at, packages_at, place_of, return_class, takes, within
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, describe_exit, is_below_one, nearest, raised_at, requested_memory, summarise_error
+from samewise.runner.errors import (
+    ConfigError,
+    Problem,
+    SamewiseError,
+    describe_exit,
+    first_few,
+    is_below_one,
+    nearest,
+    raised_at,
+    requested_memory,
+    summarise_error,
+)
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.torch_settings import unchanged_torch_settings
 
@@ -162,8 +174,14 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         hint = _in_submodule(parent, last) or (nearest(last, known) if known else "")
         raise ConfigError(Problem(where, words, target, hint=hint)) from None
     try:
-        with nullcontext() if name in sys.modules else unchanged_torch_settings():
+        if name in sys.modules:
             return importlib.import_module(name)
+        with unchanged_torch_settings() as changed:
+            module = importlib.import_module(name)
+        if changed and os.environ.get("RANK", "0") == "0":
+            words = f"importing {name} changes settings of torch ({first_few(changed, 3)}), which is undone: they belong to the config"
+            print(f"warning: {Problem(where, words, hint='choose a dtype or device where tensors and layers are made')}", file=sys.stderr)
+        return module
     except SamewiseError:
         raise
     except SystemExit as error:

@@ -16,28 +16,34 @@ class Switch:
     read: Callable[[], Any]
     write: Callable[[Any], Any]
     default: Any
+    name: str
+    """In words, or as torch calls it."""
 
 
 @contextmanager
-def unchanged_torch_settings() -> Generator[None]:
+def unchanged_torch_settings() -> Generator[list[str]]:
     """Within it, other code is imported; afterwards torch's settings are as before, or those of a fresh process if torch was not imported.
 
-    Otherwise they would depend on which process imports the code, and when: before samewise sets them, or after.
+    Otherwise they would depend on which process imports the code, and when: before samewise sets them, or after. Yields the names of those that were changed.
     """
     was_imported = "torch" in sys.modules
-    before = [switch.read() for switch in _all_switches()] if was_imported else []
+    before, changed = [switch.read() for switch in _all_switches()] if was_imported else [], list[str]()
     try:
-        yield
+        yield changed
     finally:
         if "torch" in sys.modules:
             found = _all_switches()
-            set_switches(found, before or [switch.default for switch in found])
+            changed += set_switches(found, before or [switch.default for switch in found])
 
 
 def _all_switches() -> list[Switch]:
     import torch
 
-    return [*switches(), Switch(torch.is_grad_enabled, torch.set_grad_enabled, True), Switch(flushes_denormals, torch.set_flush_denormal, False)]
+    return [
+        *switches(),
+        Switch(torch.is_grad_enabled, torch.set_grad_enabled, True, "gradients"),
+        Switch(flushes_denormals, torch.set_flush_denormal, False, "denormals"),
+    ]
 
 
 def flushes_denormals() -> bool:
@@ -47,11 +53,14 @@ def flushes_denormals() -> bool:
     return (torch.full((), 1e-310, dtype=torch.float64, device="cpu") * 1).item() == 0
 
 
-def set_switches(found: list[Switch], values: list[Any]) -> None:
-    """Set those that have other values."""
+def set_switches(found: list[Switch], values: list[Any]) -> list[str]:
+    """Set those that have other values, and return their names."""
+    changed = list[str]()
     for switch, value in zip(found, values, strict=True):
         if switch.read() != value:
             switch.write(value)
+            changed.append(switch.name)
+    return changed
 
 
 def switches() -> list[Switch]:
@@ -63,21 +72,29 @@ def switches() -> list[Switch]:
     cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
     threads = torch.get_num_threads()
     return [
-        Switch(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-        Switch(torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device), torch.device("cpu")),
-        Switch(torch.get_num_threads, torch.set_num_threads, threads),
-        Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+        Switch(torch.get_default_dtype, torch.set_default_dtype, torch.float32, "the default dtype"),
+        Switch(
+            torch.get_default_device,
+            lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+            torch.device("cpu"),
+            "the default device",
+        ),
+        Switch(torch.get_num_threads, torch.set_num_threads, threads, "threads"),
+        Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0, "deterministic algorithms"),
         _switch_of(deterministic, "fill_uninitialized_memory", True),
-        Switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        Switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest", "float32_matmul_precision"),
         *(_switch_of(cudnn, name, default) for name, default in (("enabled", True), ("benchmark", False), ("deterministic", False), ("allow_tf32", True))),
         *(_switch_of(operator, "fp32_precision", "none") for operator in (cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)),
         *(_switch_of(operator, "fp32_precision", "tf32") for operator in (cudnn.conv, cudnn.rnn)),
-        Switch(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        Switch(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        *(Switch(getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"), True) for kind in ("flash", "mem_efficient", "math", "cudnn")),
+        Switch(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True, "oneDNN"),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        Switch(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True, "NNPACK"),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        *(
+            Switch(getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"), True, f"{kind}_sdp")
+            for kind in ("flash", "mem_efficient", "math", "cudnn")
+        ),
         *(_switch_of(cuda.matmul, f"allow_{kind}_reduced_precision_reduction", True) for kind in ("fp16", "bf16")),
     ]
 
 
 def _switch_of(holder: Any, name: str, default: Any) -> Switch:
-    return Switch(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), default)
+    return Switch(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), default, name)

@@ -180,20 +180,22 @@ def test_an_error_of_a_component_gets_the_path_of_the_component(tmp_path: Path, 
 
 
 SETTINGS = {
-    "torch.set_default_dtype(torch.float64)": torch.get_default_dtype,
-    "torch.set_default_device('meta')": torch.get_default_device,
-    "torch.backends.mkldnn.enabled = False": lambda: torch.backends.mkldnn.enabled,
-    "torch.set_grad_enabled(False)": torch.is_grad_enabled,
-    "torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())": torch.are_deterministic_algorithms_enabled,
+    "torch.set_default_dtype(torch.float64)": (torch.get_default_dtype, "the default dtype"),
+    "torch.set_default_device('meta')": (torch.get_default_device, "the default device"),
+    "torch.backends.mkldnn.enabled = False": (lambda: torch.backends.mkldnn.enabled, "oneDNN"),
+    "torch.set_grad_enabled(False)": (torch.is_grad_enabled, "gradients"),
+    "torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())": (torch.are_deterministic_algorithms_enabled, "deterministic algo"),
 }
 
 
 @pytest.mark.parametrize("line", SETTINGS)
 def test_a_module_that_changes_a_setting_of_torch_when_it_is_imported_changes_it_for_nothing_else(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    read, name = SETTINGS[line]
     (tmp_path / "lab_of_settings.py").write_text(f"import torch\n{line}\n\nclass Net(torch.nn.Identity):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    before = SETTINGS[line]()
+    before = read()
     instantiate({"_target_": "lab_of_settings.Net"}, "model", allowed=["lab_of_settings"])
-    assert SETTINGS[line]() == before
+    assert read() == before
+    assert f"warning: model._target_: importing lab_of_settings changes settings of torch ({name}" in capsys.readouterr().err
