@@ -113,6 +113,7 @@ class FSDP(OneReplicaEach):
         self._units: list[str] = []
         self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
         self._used: Used | None = None
+        self._second_passes: SecondPasses | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         chosen = large_children(model, self.shard_min_parameters) if self.shard is None else match_modules(model, self.shard, "strategy.shard")
@@ -131,7 +132,7 @@ class FSDP(OneReplicaEach):
         self.layout = Shards(self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut)
         cut(model)
         self._used = Used(model, reshards=self.reshard_after_forward)
-        SecondPasses(model)  # kept by its hooks
+        self._second_passes = SecondPasses(model)
         return model
 
     def _require_nothing_of_many(self) -> None:
@@ -198,8 +199,9 @@ class FSDP(OneReplicaEach):
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, used = self.gather(tallies, None if self._used is None else self._used.take())
-        if self._used is not None:
+        if self._used is not None and self._second_passes is not None:
             self._used.settle(used)
+            self._second_passes.forget()
         self._follow_first(self._model, "sharing batch norm's statistics")
         return add_tallies(everyone)
 

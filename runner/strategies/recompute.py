@@ -56,19 +56,19 @@ class _First:
         self._module = module
 
     def __enter__(self) -> None:
-        self._before = [(name, one, _mark(one)) for name, one in self._module.named_parameters()]
+        self._before = [(name, one, mark(one)) for name, one in self._module.named_parameters()]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and (changed := [name for name, one, before in self._before if _mark(one) != before]):
+        if kind is None and (changed := [name for name, one, before in self._before if mark(one) != before]):
             words = (
                 f"recomputes a {type(self._module).__name__} that changes parameters in its forward pass ({first_few(changed, 3)}), which would be done twice"
             )
             raise ConfigError(Problem("activation_checkpointing", words, hint="choose modules within it, or make this change outside of it"))
 
 
-def _mark(parameter: Tensor) -> tuple[int, int]:
-    """Another one after a change in place, or of where the values are."""
-    return parameter._version, 0 if hasattr(parameter, "placements") else parameter.data_ptr()  # a parameter of FSDP's has no address
+def mark(parameter: Tensor) -> tuple[int, int]:
+    """Another one after a change in place, which torch counts, or of where the values are."""
+    return parameter._version, 0 if hasattr(parameter, "placements") else parameter.untyped_storage().data_ptr()  # a parameter of FSDP's has no address
 
 
 class _Again:

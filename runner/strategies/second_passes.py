@@ -24,18 +24,22 @@ class SecondPasses:
 
     def __init__(self, model: nn.Module) -> None:
         names = {id(module): name for name, module in model.named_modules()}
-        self._calls, self._repeated = dict[int, int](), set[int]()  # by unit, since the last backward pass: of its forward pass; within a reentrant checkpoint
-        self._went_back = False
+        self.forget()
         for number, part in enumerate(parts(model)):
             assert isinstance(part, nn.Module)
             part.register_forward_hook(partial(self._leave, names[id(part)]), prepend=True)
             if number:  # the model's own weights, which are part 0, are gathered for the whole step
                 part.register_forward_pre_hook(partial(self._enter, number, names[id(part)]))
 
+    def forget(self) -> None:
+        """A step has ended."""
+        self._calls, self._repeated = dict[int, int](), set[int]()  # by unit, since the last backward pass: of its forward pass; within a reentrant checkpoint
+        self._went_back = False
+
     def _enter(self, number: int, name: str, part: nn.Module, inputs: Any) -> None:
         goes_back = _current_graph_task_id() != -1
         if self._went_back and not goes_back:
-            self._calls, self._repeated = {}, set()
+            self.forget()
         self._went_back = goes_back
         if not torch.is_grad_enabled():  # as in a reentrant checkpoint's forward pass
             return

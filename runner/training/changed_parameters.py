@@ -10,6 +10,7 @@ import torch
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import Problem, first_few
 from samewise.runner.records.digest import value_digest
+from samewise.runner.strategies.recompute import mark
 from samewise.runner.training.hidden_state import copy_of_state, losses_of, may_look, same_values, try_out
 from samewise.runner.training.run import Run
 
@@ -40,14 +41,10 @@ def _changed_parameters(run: Run, micro: MicroBatch) -> dict[str, int]:
     held = copy_of_state(run)
     parameters = {name: one for name, one in run.model.named_parameters() if name in held}
 
-    def marks() -> dict[str, tuple[int, int]]:
-        return {name: (one._version, one.data_ptr()) for name, one in parameters.items()}
-
     try:
-        before = marks()
+        before = {name: mark(one) for name, one in parameters.items()}
         _ = [*losses_of(run, micro)]
-        now = marks()
-        changed = [name for name, one in parameters.items() if before[name] != now[name] or not same_values(one.detach(), held[name])]
+        changed = [name for name, one in parameters.items() if before[name] != mark(one) or not same_values(one.detach(), held[name])]
         if changed:
             run.model.load_state_dict(held)
             with torch.no_grad():

@@ -61,7 +61,12 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "a layer that waits for a step too long": (LATER, "training.phase", "if step < one.until", "if step <= one.until"),
     "a waiting layer whose statistics move": (LATER, "training.phase", "now.layers if now else ()", "()"),
     "one optimizer for both phases": (LATER, "optim.build", "nodes[phase.name]", "nodes[phases[0].name]"),
-    "statistics updated again in the backward pass": (LATER, "strategies.recompute", "_restore(before)", "pass"),
+    "statistics updated again in the backward pass": (
+        LATER,
+        "strategies.recompute",
+        "_restore([(part, name, buffer.clone()) for part, name, buffer in self._before])",
+        "pass",
+    ),
     "gradients clipped while they are scaled": (HALF, "precision", "self._scaler.unscale_(optimizer)", "self._scaler.get_scale()"),
     "another process's samples": (TWO, "strategies.elastic", "range(mine.start * self._accumulate,", "range(mine.start,"),
     "shares added in no place": (TWO, "strategies.replicas", "rows[left].add_(rows[right])", "rows[right].add_(rows[left])"),
