@@ -395,8 +395,9 @@ class RunView(Protocol):
         ...
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics at the current step; those of a step's callbacks are sent together, at its end. What samewise logs itself is refused, a metric of its evaluations from the first one on.
+        """Log metrics at the current step; those of a step's callbacks are sent together, at its end.
 
+        What samewise logs itself is refused: the metrics of its evaluations from the first one on.
         `samewise verify` compares them, except those whose names begin with `speed/`, `time/`, `memory/` or `system/`: these may depend on the machine.
         """
         ...
