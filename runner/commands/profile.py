@@ -39,7 +39,6 @@ It trains in a temporary folder: it creates no run, and leaves existing runs as 
 
 Files that it writes:
   rank-0.trace.json.gz    one for each process: operators, Python calls, shapes, memory, and the parts above as named ranges; drop it on https://ui.perfetto.dev
-  rank-0.flame.svg        which function called which, each as wide as its time: open it in a browser
   rank-0.memory.pickle    on CUDA: every allocation, for https://pytorch.org/memory_viz
   profile.json            the figures
 With tracking, all of it is also logged to MLflow, in an experiment of its own. On CUDA the ranges are NVTX ranges too, for Nsight Systems:

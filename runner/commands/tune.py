@@ -1,4 +1,4 @@
-"""Find a batch size, a learning rate, or the settings of the loader by short trials."""
+"""Find a batch size or a learning rate by short trials."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.training.run import Run
 
-WHAT = ("batch_size", "lr", "loader")
-STEPS = {"batch_size": 3, "lr": 100, "loader": 20}
-ONLY = {"low": "lr", "high": "lr", "largest": "batch_size", "memory": "batch_size", "workers": "loader"}
+WHAT = ("batch_size", "lr")
+STEPS = {"batch_size": 3, "lr": 100}
+ONLY = {"low": "lr", "high": "lr", "largest": "batch_size", "memory": "batch_size"}
 """Options of one finder."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tune`."""
-    parser.add_argument("what", metavar="WHAT", help="batch_size, lr or loader")
+    parser.add_argument("what", metavar="WHAT", help="batch_size or lr")
     add_overrides(parser)
-    parser.add_argument("--steps", type=int, metavar="N", help="how many steps: batch_size: 3 by default, loader: 20, per setting; lr: 100 in all")
+    parser.add_argument("--steps", type=int, metavar="N", help="how many steps: batch_size: 3 for each size by default; lr: 100 in all")
     parser.add_argument("--low", type=float, metavar="LR", help="lr: the lowest rate (default: 1e-6)")
     parser.add_argument("--high", type=float, metavar="LR", help="lr: the highest rate, unless the loss diverges earlier (default: 10)")
     parser.add_argument(
@@ -39,7 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=float, metavar="GB", help="batch_size: use at most this much memory (default: all on CUDA, 0.8 of the free memory on the CPU)"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="loader: try at most this many workers (default: the number of cores)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the result as an experiment, to a new file FOLDER/experiment/NAME.yaml")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write the curve and the figures (default: profiles/NAME/FINGERPRINT; -2, -3, ...)")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
@@ -51,17 +50,12 @@ batch_size   doubles the batch until the time per sample stops falling or memory
 lr           the range test (Smith 2017): the learning rate rises at every step from --low to --high, and training stops when the loss diverges. Suggests
              the rate at which the smoothed loss falls fastest, but at most a third of the rate with the lowest loss, and draws the curve (lr.png).
              If the loss falls by less than it scatters from step to step, it suggests nothing.
-loader       measures steps with 0, 1, 2, 4, ... workers, then with more prefetching, and on CUDA with and without pinned memory; all in turns, in four
-             rounds. Suggests the fewest workers within 3 % of the fastest. If the rounds of the fastest differ by more than a change would save, it
-             suggests the present settings.
-             The loader's settings never change a result.
 
 Each trial takes its steps in a temporary folder, from the experiment's initial weights. No run is created, and existing runs stay as they are.
 
 examples:
   samewise tune lr experiment=resnet18_digits
   samewise tune batch_size experiment=resnet18_digits --largest --memory 4
-  samewise tune loader experiment=resnet_cifar10 --workers 8 --json
   samewise tune lr experiment=resnet18_digits --write configs/experiment/tuned.yaml"""
 
 
@@ -91,8 +85,7 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(found, indent=2))
         return 0
     print(f"suggested: {' '.join(as_overrides(settings))}\n  {found['reason']}")
-    if args.what != "loader":
-        print("  this makes another experiment, with different bits" + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size")))
+    print("  this makes another experiment, with different bits" + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size")))
     print(f"written to {out}" + (f"\nexperiment written to {args.write}: {_train_command(args.write)}" if args.write else ""))
     return 0
 
@@ -113,12 +106,6 @@ def _require_sound(args: argparse.Namespace) -> None:
         raise ConfigError(Problem("--low, --high", "are not a range of learning rates", [args.low, args.high], "0 < low < high"))
     if args.memory is not None and not args.memory > 0:
         raise ConfigError(Problem("--memory", "must be greater than 0", args.memory, "gigabytes"))
-    if args.workers is not None:
-        from samewise.runner.processes.memory import require_few
-
-        require_few("--workers", args.workers)
-        if args.workers < 0:
-            raise ConfigError(Problem("--workers", "must be at least 0", args.workers))
     if args.write and (args.write.suffix != ".yaml" or args.write.absolute().parent.name != "experiment"):
         raise ConfigError(Problem("--write", "is not the file of an experiment", str(args.write), "FOLDER/experiment/NAME.yaml"))
     if args.write and os.path.lexists(args.write):
@@ -151,27 +138,7 @@ def _lr(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], 
     return {**found, "curve": [[rate, loss if loss < float("inf") else None] for rate, loss in curve]}, {key: found["lr"]}
 
 
-def _loader(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    from samewise.runner.measuring import loader
-    from samewise.runner.measuring.advice import decode_on_device
-
-    cuda = run.strategy.device.type == "cuda"
-
-    def tell(number: int, rounds: int) -> None:
-        print(f"  round {number} of {rounds}", file=sys.stderr)
-
-    tried = loader.find(run, steps=args.steps, most=args.workers, tell=tell)
-    for one in tried:
-        pin = f" pin_memory={str(one.pin_memory).lower()}" if cuda else ""
-        print(f"  num_workers={one.num_workers} prefetch_factor={one.prefetch_factor}{pin} {one.range:>24} a step", file=sys.stderr)
-    found = loader.suggest(tried, cuda=cuda, own=loader.settings_of(run))
-    if (instead := decode_on_device(run)) and found["num_workers"] >= len(os.sched_getaffinity(0)):
-        found["reason"] += f"; then every core is busy making batches: {instead[0]} decodes JPEG files on the device, which gives different bits"
-    settings = {f"loader.{name}": found[name] for name in ("num_workers", "prefetch_factor", "pin_memory") if cuda or name != "pin_memory"}
-    return found, settings
-
-
-_FINDERS = {"batch_size": _batch_size, "lr": _lr, "loader": _loader}
+_FINDERS = {"batch_size": _batch_size, "lr": _lr}
 
 
 def _write(args: argparse.Namespace, found: list[str]) -> None:

@@ -19,7 +19,6 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.data import streams
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
-from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import Clock, sum_by_part, time_batches, time_samples, with_clock
 from samewise.runner.measuring.report import print_report
@@ -177,7 +176,7 @@ def _batch(run: Run, clock: Clock) -> dict[str, float]:
 
 
 def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
-    """Run some steps under torch's profiler, for a Perfetto trace and a flame graph."""
+    """Run some steps under torch's profiler, for a Perfetto trace."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if run.strategy.device.type == "cuda" else [])]
     clock.marks, clock.waits = True, False
     snapshot = _snapshot(run.strategy.device, out / f"rank-{run.strategy.peers.rank}.memory.pickle")
@@ -186,9 +185,7 @@ def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
             with torch.profiler.record_function(f"step {run.step + 1}"):
                 step()
     clock.marks = False
-    file = out / f"rank-{run.strategy.peers.rank}.trace.json.gz"
-    watched.export_chrome_trace(str(file))
-    flame.write(file, out / f"rank-{run.strategy.peers.rank}.flame.svg")
+    watched.export_chrome_trace(str(out / f"rank-{run.strategy.peers.rank}.trace.json.gz"))
 
 
 @contextmanager

@@ -59,7 +59,6 @@ def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
 def _meaning(file: str) -> str:
     kinds = {
         ".trace.json.gz": "for https://ui.perfetto.dev or chrome://tracing",
-        ".flame.svg": "a flame graph, for a browser",
         ".memory.pickle": "for https://pytorch.org/memory_viz",
     }
     return next((meaning for end, meaning in kinds.items() if file.endswith(end)), "")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from samewise_tiny import QUIET
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import RANGES, Clock, sum_by_part
 from samewise.runner.optim.build import implementation
@@ -142,15 +140,12 @@ def test_a_profile_has_the_bits_of_training_and_touches_no_run(here: Path, samew
     assert [path.name for path in sorted((here / "profiles" / "measured").iterdir())] == [first["fingerprint"][:12], f"{first['fingerprint'][:12]}-2"]
 
     folder = here / "profiles" / "measured" / first["fingerprint"][:12]
-    assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "rank-0.flame.svg", "rank-0.trace.json.gz"]
+    assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "rank-0.trace.json.gz"]
     events = json.loads(gzip.decompress((folder / "rank-0.trace.json.gz").read_bytes()))["traceEvents"]
     named = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert {"data", "forward", "backward", "optimizer", "trace", "step 5", "step 6"} <= named
     assert any(event.get("cat") == "python_function" and "train_step" in event["name"] for event in events)
     assert any(event.get("name") == "[memory]" for event in events)
-    drawn = ElementTree.parse(folder / "rank-0.flame.svg").getroot()
-    assert "script" not in {part.tag.rpartition("}")[2] for part in drawn.iter()}
-    assert any((part.text or "").startswith("backward: ") for part in drawn.iter() if part.tag.endswith("title"))
 
 
 @pytest.mark.parametrize(
@@ -180,27 +175,6 @@ def test_the_times_of_nested_ranges_add_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert spent == {"other": 1.0 + 16.0, "backward": 2.0 + 8.0, "transforms/Crop": 4.0, "trace": 32.0}
     assert {name: seconds for name, seconds in sum_by_part(spent).items() if seconds} == {"transforms": 4.0, "backward": 10.0, "trace": 32.0, "other": 17.0}
     assert set(sum_by_part(spent)) == set(RANGES)
-
-
-def test_a_flame_graph_nests_calls_by_time_and_shows_names_as_text() -> None:
-    event = {"ph": "X", "tid": 1, "cat": "python_function"}
-    calls = [
-        {**event, "name": "main", "ts": 0, "dur": 100},
-        {**event, "name": "enters", "ts": 9, "dur": 2},
-        {**event, "name": "step 3", "cat": "user_annotation", "ts": 10, "dur": 40},  # begins within the call that enters it, and outlasts it
-        {**event, "name": "f<script>", "ts": 12, "dur": 20},
-        {**event, "name": "aten::mm", "cat": "cpu_op", "ts": 13, "dur": 5},
-        {**event, "name": "step 4", "cat": "user_annotation", "ts": 51, "dur": 40},
-        {**event, "name": "f<script>", "ts": 52, "dur": 10},
-    ]
-    (thread,) = flame.frames(calls)
-    (step,) = thread.inner.values()
-    (called,) = step.inner.values()
-    assert (step.name, step.us, step.calls) == ("step", 80, 2)
-    assert (called.name, called.us, called.calls, [one.name for one in called.inner.values()]) == ("f<script>", 30, 2, ["aten::mm"])
-    drawn = flame.draw([thread])
-    ElementTree.fromstring(drawn)
-    assert "<script" not in drawn
 
 
 @pytest.mark.parametrize(("given", "advised"), [("null", False), ("true", False), ("false", True)])
@@ -303,6 +277,6 @@ def test_a_profile_is_logged_to_mlflow_and_is_not_listed_as_a_run(here: Path, sa
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["profile/step_ms"] > 0
     assert {"profile/forward_ms", "profile/memory_mb/weights"} <= set(run.data.metrics)
-    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"profile.json", "rank-0.flame.svg", "rank-0.trace.json.gz"}
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"profile.json", "rank-0.trace.json.gz"}
     listed = samewise("runs", "--uri", f"sqlite:///{here}/store.db")
     assert "measured" not in listed.stdout

@@ -19,23 +19,18 @@ from samewise.runner.commands import tune
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, TrainingError
-from samewise.runner.measuring import batch_size, learning_rate, loader
+from samewise.runner.measuring import batch_size, learning_rate
 
 LAB = """
-import time
 import torch
 from torch import nn
 from samewise.runner.interfaces import Loss, Recipe, Scores
 
 class Points(torch.utils.data.Dataset):
-    def __init__(self, *, slow=0.0):
-        self.slow = slow
-
     def __len__(self):
         return 96
 
     def __getitem__(self, index):
-        time.sleep(self.slow)
         return {"at": torch.tensor(float(index))}
 
 class Bowl(nn.Module):
@@ -267,35 +262,17 @@ def test_the_smallest_of_equally_fast_batch_sizes_is_suggested() -> None:
         batch_size.suggest([batch_size.Size(8, why="no")], samples=100)
 
 
-def test_the_fewest_workers_of_equally_fast_loaders_are_suggested() -> None:
-    measured = [(0, 2, 9.0), (1, 2, 5.05), (2, 2, 5.0), (4, 2, 7.0), (2, 4, 4.95)]
-    tried = [loader.Loading(workers, prefetch, False, ms, 1.02 * ms) for workers, prefetch, ms in measured]
-    found = loader.suggest(tried, cuda=False, own=(2, 2, False))
-    assert (found["num_workers"], found["prefetch_factor"], found["ms"]) == (1, 2, 5.05)
-    assert found["reason"] == "a step takes 5.05 to 5.151 ms with 1 worker, and 9 to 9.18 ms without; loader.pin_memory has no effect on the CPU"
-
-
-@pytest.mark.parametrize(("own", "chosen"), [(0, 0), (1, 1), (2, 2), (4, 0)])
-def test_a_loader_is_kept_if_the_rounds_of_a_faster_one_differ_by_more(own: int, chosen: int) -> None:
-    measured = {0: (200.0, 283.0), 1: (190.0, 260.0), 2: (184.0, 240.0), 4: (250.0, 300.0)}
-    tried = [loader.Loading(workers, 2, False, ms, slowest) for workers, (ms, slowest) in measured.items()]
-    found = loader.suggest(tried, cuda=False, own=(own, 2, False))
-    assert found["num_workers"] == chosen
-    words = "with num_workers=2 prefetch_factor=2, the fastest, whose rounds differ by more than this would save"
-    assert (f"a step takes {tried[chosen].range}; 184 to 240 ms {words}" in found["reason"]) == (chosen != 2)
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["rl"], "WHAT: cannot be tuned; hint: one of: batch_size, loader, lr"),
+        (["rl"], "WHAT: cannot be tuned; hint: one of: batch_size, lr"),
         (["lr", "--largest"], "--largest: is for `tune batch_size`"),
         (["lr", "--low", "1", "--high", "0.1"], "--low, --high: are not a range of learning rates"),
         (["lr", "--steps", "3"], "--steps: must be at least 20"),
         (["batch_size", "--memory", "0"], "--memory: must be greater than 0"),
-        (["loader", "--write", "found.yaml"], "--write: is not the file of an experiment"),
+        (["lr", "--write", "found.yaml"], "--write: is not the file of an experiment"),
         (["lr", "optimizer.lrr=1"], "did you mean 'optimizer.lr'"),
-        (["loader", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune loader` measures a single process"),
+        (["batch_size", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune batch_size` measures a single process"),
     ],
 )
 def test_mistakes_are_reported_before_anything_is_measured(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
@@ -303,17 +280,6 @@ def test_mistakes_are_reported_before_anything_is_measured(given: list[str], tol
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert not (here / "profiles").exists()
-
-
-@pytest.mark.slow
-def test_workers_are_suggested_for_a_slow_data_set(here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("tune", "loader", *HUNGRY, "+dataset.train.slow=0.02", "--steps", 8, "--workers", 2, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["settings"]["loader.num_workers"] == 2, "each sleeps for itself"
-    assert "loader.pin_memory" not in found["settings"]
-    assert [(one["num_workers"], one["prefetch_factor"]) for one in found["tried"]] == [(0, 2), (1, 2), (2, 2), (2, 4)]
-    assert all(one["ms"] < one["slowest"] for one in found["tried"]), "of several rounds"
 
 
 LIMITED = """
