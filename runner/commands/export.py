@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +23,12 @@ from samewise.runner.tracking.address import describe_failure, remove_password
 from samewise.runner.tracking.sender import prepare_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from samewise.runner.config.compose import Composed
     from samewise.runner.exports.call import Call
-    from samewise.runner.exports.quantised import Accuracy
     from samewise.runner.exports.runtimes import Runtime
     from samewise.runner.records.folder import RunFolder
 
-KINDS = ("safetensors", "pt2", "aoti", "onnx", "onnx-int8", "executorch")
+KINDS = ("safetensors", "pt2", "aoti", "onnx", "executorch")
 
 EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
@@ -45,7 +41,6 @@ formats: safetensors  weights alone, by the model's names; written with every ot
          pt2          torch.export's program, for Python, and the starting point for ExecuTorch
          aoti         AOTInductor's package, compiled for this kind of CPU, for C++ and Python; needs a C++ compiler
          onnx         for onnxruntime in Python, C++, Java, C#, Node and browsers
-         onnx-int8    weights and their inputs as int8, a quarter of the size; the cost in the metric on the validation split is measured
          executorch   for phones and small devices; needs the package executorch
 """
 
@@ -61,9 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bare", action="store_true", help="leave out the batch transforms before the model, such as normalisation (default: include them)")
     help_ = "refuse a format whose results differ from the model's by more than this share of the largest number (default: 1e-4)"
     parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
-    help_ = "refuse int8 if the metric that chose the checkpoint gets worse by more than this share of its value (default: 0.02)"
-    parser.add_argument("--most-lost", type=float, default=0.02, metavar="SHARE", help=help_)
-    help_ = "also log the export as an MLflow model, for `mlflow models serve`; needs --to onnx or onnx-int8"
+    help_ = "also log the export as an MLflow model, for `mlflow models serve`; needs --to onnx"
     parser.add_argument("--log-model", action="store_true", help=help_)
     parser.add_argument("--register", metavar="NAME", help="also register that model under this name, as its next version")
     parser.add_argument("--uri", help="the MLflow store with the run (default: the run's own)")
@@ -77,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
     to = [name for name in _kinds(args.to) if name != "safetensors"]
-    for option in ("tolerance", "most_lost"):
-        if not 0 <= getattr(args, option) < 1:
-            raise ConfigError(Problem(f"--{option.replace('_', '-')}", "is not a valid share", getattr(args, option), "at least 0 and less than 1"))
+    if not 0 <= args.tolerance < 1:
+        raise ConfigError(Problem("--tolerance", "is not a valid share", args.tolerance, "at least 0 and less than 1"))
     if args.uri and not (args.log_model or args.register):
         raise ConfigError(Problem("--uri", "is where --log-model and --register log the model, and neither is given", args.uri, hint="add --log-model"))
     require_writable("--out", args.out)
@@ -87,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
     store = _store(args, folder, composed, to) if args.log_model or args.register else None
     prepare(composed.cfg.reproducibility)
-    calls, about, accuracy = _model(args, folder, composed, quantised="onnx-int8" in to)
+    calls, about = _model(args, folder, composed)
     from samewise.runner.exports import folder as exports
 
     places = {call.part if len(calls) > 1 else "": call for call in calls}
@@ -95,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, list[Runtime]] = {}
     try:
         for place, call in places.items():
-            found[place] = exports.write(args.out / place, call, accuracy=partial(accuracy, call), **options)
+            found[place] = exports.write(args.out / place, call, **options)
     except BaseException:  # a part alone is of no use, and would be in the way of the next attempt
         for place in found:
             exports.discard(args.out / place)
@@ -122,11 +114,10 @@ def run(args: argparse.Namespace) -> int:
 def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: list[str]) -> tuple[str, str]:
     """The MLflow store that contains the run, and the run's id there."""
     from samewise.runner.config.tree import plain
-    from samewise.runner.exports.mlflow_model import SERVED
 
     option = "--register" if args.register else "--log-model"
-    if not set(SERVED).intersection(to):
-        raise ConfigError(Problem(option, "MLflow cannot serve any of these formats", args.to, " or ".join(SERVED), "--to onnx"))
+    if "onnx" not in to:
+        raise ConfigError(Problem(option, "MLflow cannot serve any of these formats", args.to, "onnx", "--to onnx"))
     uri = address(folder, plain(composed.cfg.tracking), args.uri)
     run_id = progress.load(folder).at(remove_password(uri)).run_id
     if not run_id:
@@ -158,15 +149,14 @@ def _kinds(given: str) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, quantised: bool) -> tuple[list[Call], dict[str, Any], Callable[..., Accuracy]]:
-    """The model, or its forms, called on the first samples of the validation split; facts about it; and a function that measures what int8 loses."""
+def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> tuple[list[Call], dict[str, Any]]:
+    """The model, or its forms, called on the first samples of the validation split; and facts about it."""
     import torch
     from omegaconf import OmegaConf
     from torch.utils import _pytree as pytree
 
     from samewise.runner.data import streams
     from samewise.runner.data.dataset import without_transforms
-    from samewise.runner.exports import quantised as quantising
     from samewise.runner.exports.call import call_in_form, observe
     from samewise.runner.optim.parametrise import merge
     from samewise.runner.records import kept_checkpoints
@@ -184,18 +174,14 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         forms = run.recipe.forms(model, transform(loaded))
     streams.enter(run.seed, "eval", 0)
     wanted = {name: form for name, form in forms.items() if args.module is None or name == args.module}
-    if quantised and wanted:
-        words = "cannot be quantised: its loss of accuracy could not be measured, because its recipe evaluates it by calls other than the exported one"
-        raise ConfigError(Problem("--to", words, "onnx-int8", hint="choose another format"))
     calls = [call_in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
     if not calls:
         call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
-        if not (call.whole or args.bare or quantised or args.module):  # perhaps because the recipe calls the model for one sample after the other
+        if not (call.whole or args.bare or args.module):  # perhaps because the recipe calls the model for one sample after the other
             one = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", 1))
             alone = observe(run.recipe, model, one, transform)
             call = alone if alone.whole else call
-        more = quantising.examples(run, model, call, module=args.module) if quantised else ()
-        calls = [replace(call, examples=more)]
+        calls = [call]
     # of the trained weights (valid/loss) and of averages (ema/valid/loss)
     measured = kept_checkpoints.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}
     metrics = {name: value for name, value in measured.items() if name.startswith(f"{args.weights}/valid/" if args.weights else "valid/")}
@@ -222,4 +208,4 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         "recipe": cfg["recipe"],
         "precision": cfg["precision"],
     }
-    return calls, about, partial(quantising.accuracy, run, model, most=args.most_lost)
+    return calls, about

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -107,9 +107,7 @@ class Call:
         inputs: By name, as `forward` names its arguments: `x`, `images.0`.
         outputs: By name: `output`, or by their place in what the model returns: `output.0.boxes`.
         whole: Whether the batch transforms of evaluation are in it.
-        returned: From these outputs to what the model itself returns.
         checks: As in `Form`.
-        examples: More inputs, from which a quantiser takes ranges of numbers.
     """
 
     part: str
@@ -117,9 +115,7 @@ class Call:
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     whole: bool = False
-    returned: Callable[[Sequence[Tensor]], Any] = list
     checks: Mapping[str, Tensor] = field(default_factory=dict)
-    examples: tuple[Mapping[str, Tensor], ...] = ()
 
 
 def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transform, *, module: str | None = None, whole: bool = True) -> Call:
@@ -157,7 +153,7 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
         returned = called(*pytree.tree_map_only(Tensor, torch.clone, args), **pytree.tree_map_only(Tensor, torch.clone, kwargs))
     outputs = {_dotted_name("output", path): leaf for path, leaf in pytree.tree_leaves_with_path(returned) if isinstance(leaf, Tensor)}
     before = _before(loaded, transform, entries) if whole and not part else None
-    made = Call(part, Function(called, args, kwargs).eval(), inputs, outputs, returned=partial(_fill_outputs, *pytree.tree_flatten(returned)))
+    made = Call(part, Function(called, args, kwargs).eval(), inputs, outputs)
     return _include_transforms(made, Function(called, args, kwargs, before).eval(), loaded, before)
 
 
@@ -193,12 +189,6 @@ def _include_transforms(bare: Call, together: Function, loaded: Batch, before: B
     with torch.no_grad():
         same = difference(bare.outputs, dict(zip(bare.outputs, together(*raw.values()), strict=True))) is None
     return replace(bare, function=together, inputs=raw, whole=True) if same else bare
-
-
-def _fill_outputs(leaves: list[Any], form: pytree.TreeSpec, outputs: Sequence[Tensor]) -> Any:
-    """A model's return value with its tensors replaced."""
-    given = iter(outputs)
-    return pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
 def _before(loaded: Batch, transform: Transform, entries: tuple[ModelInput | None, ...]) -> Before | None:

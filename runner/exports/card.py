@@ -88,11 +88,9 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     version = (environment.get("versions") or {}).get("torch", "")
     for name, form in said["formats"].items():
         also = ", torchvision  # some of the operators are that library's" if any(kind.startswith("torchvision.") for kind in form["operators"]) else ""
-        where, code = (words.format(file=form["file"], inputs=inputs, feeds=feeds, torch=version, also=also) for words in _RUN[name.removesuffix("-int8")])
+        where, code = (words.format(file=form["file"], inputs=inputs, feeds=feeds, torch=version, also=also) for words in _RUN[name])
         yield from (f"### `{form['file']}`", "", f"{where}:", "", "```python", code, "```", "")
         yield from (f"On the test vectors, compared with the model itself: {form['compared']}.", "")
-        if "accuracy" in form:
-            yield from ("The test vectors are samples of the validation split; quantisation was calibrated on samples of the training split.", "")
         if form["operators"]:
             yield from (f"Operators: {', '.join(form['operators'])}", "")
     yield "`vectors.safetensors` contains an input and the model's output for it; `samewise verify FOLDER` runs it in every runtime that is installed."

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from samewise.runner.errors import ConfigError, Problem, first_few, first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
-from samewise.runner.exports.difference import difference
 from samewise.runner.exports.runtimes import Runtime, Truth, try_client, try_runtime
 from samewise.runner.exports.unfinished import DESCRIPTION, UNFINISHED, WEIGHTS, is_unfinished
 from samewise.runner.processes.memory import free_memory
@@ -27,22 +25,13 @@ from samewise.runner.records.shapes import SHA256
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 from samewise.runner.secrets import redact_values
 
-if TYPE_CHECKING:
-    from samewise.runner.exports.quantised import Accuracy
-
 VECTORS: Final = "vectors.safetensors"
 CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
-STEP: Final = 1e-2
-"""How far a quantised file may be from what it gave when it was written: another CPU may round a number to the next of the few steps."""
-LITTLE: Final = 0.5
-"""A share of int8 weights in a quantised file below which a warning is printed."""
 SHAPE: Final = {"average?": (str, None), "files": {str: SHA256}, "inputs": dict, "outputs": dict, "tolerance": float, "weights": {str: SHA256}}
 
 
-def write(
-    folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any], accuracy: Callable[[formats.Run], Accuracy] | None = None
-) -> list[Runtime]:
+def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any]) -> list[Runtime]:
     """Write an export, and compare each format with the model before writing export.json, which completes it.
 
     Returns how each format compares, in order. ConfigError if the folder has something in it, a package is missing, an exporter refuses the model, or its
@@ -54,7 +43,6 @@ def write(
         to: The formats; the weights are written whatever they are.
         tolerance: The largest relative error (`Difference.relative`) that is accepted.
         about: Facts about the run, written to export.json unchanged.
-        accuracy: Measures the loss of a quantised file; raises a ConfigError if it is too large.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = f"it is {UNFINISHED}: delete it, or choose another folder" if is_unfinished(folder) else ""
@@ -64,15 +52,13 @@ def write(
     is_made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return _write(folder, call, to, tolerance, about, accuracy)
+        return _write(folder, call, to, tolerance, about)
     except BaseException:  # Ctrl-C too
         discard(folder, is_made=is_made)
         raise
 
 
-def _write(
-    folder: Path, call: Call, to: Sequence[str], tolerance: float, about: Mapping[str, Any], accuracy: Callable[[formats.Run], Accuracy] | None
-) -> list[Runtime]:
+def _write(folder: Path, call: Call, to: Sequence[str], tolerance: float, about: Mapping[str, Any]) -> list[Runtime]:
     """`write` into an empty folder."""
     weights = {name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights)
@@ -80,27 +66,10 @@ def _write(
         f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs), ("check", call.checks)) for name, tensor in of.items()
     }
     in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a JSON parser
-    found, numbers, lost, shares = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]](), dict[str, float]()
+    found, numbers = list[Runtime](), dict[str, Tensor]()
     for name in to:
         form = formats.FORMATS[name]
         numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
-        if not form.is_exact:
-            assert accuracy is not None
-            given = dict(zip(call.outputs, formats.run(form, folder / form.file, call.inputs), strict=True))
-            vectors |= {f"{name}/{one}": tensor for one, tensor in given.items()}
-            if other := form.altered_weights(folder / form.file, weights):
-                words = f"was not exported: these weights differ by more than int8 rounding explains: {first_few(other, 5)}"
-                raise ConfigError(Problem("--to", words, name))
-            apart, loss = difference(call.outputs, given), accuracy(form.load(folder / form.file))
-            lost[name] = asdict(loss) | {"differs": apart.relative if apart else 0.0}
-            shares[name] = form.int8_share(folder / form.file, weights)
-            words = f"{apart.output} differs by {apart.relative:.2g} of its largest number" if apart else "the same bits"
-            words = f"{words}; {shares[name]:.0%} of the weights are int8; {loss}"
-            found.append(Runtime(name, words, same=apart is None, sound=True, apart=apart))
-            if shares[name] < LITTLE:
-                words = f"only {shares[name]:.0%} of the weights are int8: the others are not those of a convolution or a matrix product alone"
-                print(f"warning: {folder / form.file}: {words}", file=sys.stderr)
-            continue
         held = try_runtime(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
@@ -120,9 +89,7 @@ def _write(
         "outputs": {name: _form(tensor) for name, tensor in call.outputs.items()},
         "tolerance": tolerance,
         "formats": {
-            one.format: {"file": files[one.format].name, "compared": one.words, "sizes": sizes[one.format], "operators": kinds[one.format]}
-            | ({"accuracy": lost[one.format], "int8_share": shares[one.format]} if one.format in lost else {})
-            for one in found
+            one.format: {"file": files[one.format].name, "compared": one.words, "sizes": sizes[one.format], "operators": kinds[one.format]} for one in found
         },
         "weights": {name: _sha256(tensor) for name, tensor in weights.items()},
         "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())},
@@ -164,23 +131,16 @@ def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EX
         path = folder / form.file
         if form.file not in said["files"]:
             continue
-        held_to, tolerance = (truth, said["tolerance"]) if form.is_exact else (_written_truth(form, truth, vectors), STEP)
         if not (altered := _describe_change(path, said["files"])):
-            held = try_runtime(form, path, held_to, tolerance)
-            since = "" if form.is_exact or held.sound is None else "compared with its results at export: "
-            found.append(replace(held, words=since + held.words))
+            held = try_runtime(form, path, truth, said["tolerance"])
+            found.append(held)
             found += [try_client(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
         elif not trusted:  # the file is not the one that export.json describes
             found.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
         else:
-            held = try_runtime(form, path, held_to, tolerance)
+            held = try_runtime(form, path, truth, said["tolerance"])
             found.append(replace(held, words=f"{altered}; {held.words}", same=False, sound=False))
     return found
-
-
-def _written_truth(form: formats.Format, truth: Truth, vectors: Mapping[str, Tensor]) -> Truth:
-    """The expected outputs of a quantised file: those that it gave when it was written."""
-    return replace(truth, outputs={name: vectors[f"{form.name}/{name}"] for name in truth.outputs if f"{form.name}/{name}" in vectors})
 
 
 def _describe_change(path: Path, files: Mapping[str, str]) -> str:

@@ -29,8 +29,6 @@ class Format(ABC):
     """Packages to write it."""
     runs_with: ClassVar[tuple[str, ...]] = ()
     """Packages to run it."""
-    is_exact: ClassVar[bool] = True
-    """Whether it should give the model's results; otherwise the loss is measured, and `verify` compares it with its results when it was written."""
     install: ClassVar[str] = "pip install 'samewise[export]'"
     """What brings them."""
 
@@ -55,10 +53,6 @@ class Format(ABC):
     def kinds(self, path: Path) -> list[str]:
         """The kinds of operators that the file needs, by the format's names, sorted."""
 
-    def run_own_operators(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Operator]:
-        """For a format that computes differently from the model's program, the results of its own operators, stored instead. Default: nothing."""
-        return []
-
     def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
         """The sizes of inputs that the file takes, by the call's names, as from `sizes_of`. Default: those of the program that it is made from."""
         return sizes_of(program_of(call), call)
@@ -71,10 +65,6 @@ class Format(ABC):
         """The names of weights in the file that differ from the model's given weights."""
         held = self.weights(path)
         return [name for name, tensor in held.items() if name in weights and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))]
-
-    def int8_share(self, path: Path, weights: Mapping[str, Tensor]) -> float:
-        """The share of the model's floating-point numbers, given by name, that are int8 in the file. Default: none."""
-        return 0.0
 
 
 def program_of(call: Call) -> torch.export.ExportedProgram:

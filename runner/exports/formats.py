@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from samewise.runner.errors import ConfigError, Problem, TrainingError, first_line
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.format import Format, Run, graph_of, program_of, sizes_of, unwrap
-from samewise.runner.exports.onnx_formats import Onnx, OnnxInt8
+from samewise.runner.exports.onnx_formats import Onnx
 from samewise.runner.exports.operators import Operator, run_operators
 from samewise.runner.records.files import write_atomically
 from samewise.runner.training.compiled import keep_headers_apart
@@ -117,7 +117,7 @@ class ExecuTorch(Format):
         raise NotImplementedError("they have no names in it")
 
 
-FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Aoti(), Onnx(), OnnxInt8(), ExecuTorch())}
+FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Aoti(), Onnx(), ExecuTorch())}
 """Beside `safetensors`, which holds weights and no model."""
 
 
@@ -134,7 +134,7 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
     try:
         with _quiet():
             program = form.write(call, path)
-            return run_operators(program, list(call.inputs.values())) if program else form.run_own_operators(path, call.inputs)
+            return run_operators(program, list(call.inputs.values())) if program else []
     except (OSError, TrainingError):  # the disk, not the model
         raise
     except Exception as error:

@@ -15,8 +15,6 @@ from samewise.runner.records.tensor_file import read_tensors
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-SERVED: Final = ("onnx", "onnx-int8")
-"""The formats that MLflow serves; the first of these that an export has."""
 _OPTIONS: Final = {"intra_op_num_threads": 1, "inter_op_num_threads": 1, "execution_mode": "sequential"}
 """As `samewise verify` runs the file: one thread has one order of sums."""
 _PACKAGES: Final = ("mlflow", "onnx", "onnxruntime")
@@ -29,21 +27,20 @@ def log(client: MlflowClient, export: Path, name: str, *, step: int, run_id: str
     """
     from samewise.runner.tracking import logged_model
 
-    form = next(name for name in SERVED if (export / FORMATS[name].file).exists())
-    model = logged_model.create(client, f"{name}-{form}", run_id=run_id, step=step, write=partial(write, export=export, form=form, run_id=run_id))
+    model = logged_model.create(client, f"{name}-onnx", run_id=run_id, step=step, write=partial(write, export=export, run_id=run_id))
     if not register:
         return {"model": model}
     return {"model": model, "registered": register, "version": logged_model.register(client, register, model_id=model, run_id=run_id)}
 
 
-def write(path: Path, *, export: Path, form: str, model_id: str | None = None, run_id: str | None = None) -> None:
+def write(path: Path, *, export: Path, model_id: str | None = None, run_id: str | None = None) -> None:
     """Write an MLflow model: the export's folder with MLmodel, requirements and an input example; `samewise verify` still runs its vectors."""
     import onnx
     from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    file = FORMATS[form].file
+    file = FORMATS["onnx"].file
     graph = onnx.load(str(export / file), load_external_data=False).graph
 
     def schema(values: Any) -> Schema:

@@ -140,9 +140,6 @@ def test_a_wrong_weight_of_a_step_is_named_with_an_operator(samewise: Callable[.
 
 @pytest.mark.slow
 def test_a_part_can_be_exported_by_name(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    refused = samewise("export", run, "--to", "onnx-int8", "--out", tmp_path / "int8")
-    assert refused.returncode == 2
-    assert "cannot be quantised: its loss of accuracy could not be measured" in refused.stderr
     assert samewise("export", run, "--module", "step", "--out", tmp_path / "step").returncode == 0
     said = json.loads((tmp_path / "step" / "export.json").read_text())
     assert said["module"] == "step"

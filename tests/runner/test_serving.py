@@ -155,7 +155,7 @@ def test_an_export_logged_to_mlflow_keeps_its_files_and_has_a_signature(tmp_path
     onnx.save(model, str(export / "model.onnx"))
     given = {"input/scale": torch.tensor([0.5]), "input/x.0": torch.tensor([[1, 2, 3]], dtype=torch.uint8)}
     write_tensors(export / "vectors.safetensors", given | {"output/y": torch.tensor([[0.5, 1.0, 1.5]])})
-    write(tmp_path / "model", export=export, form="onnx")
+    write(tmp_path / "model", export=export)
 
     assert all((tmp_path / "model" / file.name).read_bytes() == file.read_bytes() for file in export.iterdir())
     served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
