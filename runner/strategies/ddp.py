@@ -19,10 +19,7 @@ from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
-from samewise.runner.data.streams import preserve_generators
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.optim.joint_updates import depends_on_others
-from samewise.runner.optim.states import is_known
 from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes
 from samewise.runner.processes.simulated import SimulatedPeers
@@ -201,7 +198,7 @@ class DividedOptimizer(Layout):
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """The same optimizer, sharded: each process steps its share of the parameters and sends them to the others. It must not have stepped yet.
 
-        ConfigError if its parameters are not all of one dtype, which torch asks for, or if it looks at all of them together.
+        ConfigError if its parameters are not all of one dtype, which torch asks for.
         """
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for group in optimizer.param_groups for parameter in group["params"]})
         if len(dtypes) > 1:
@@ -209,11 +206,6 @@ class DividedOptimizer(Layout):
         accepted = inspect.signature(type(optimizer)).parameters
         every = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
         settings = {key: value for key, value in optimizer.defaults.items() if every or key in accepted}
-        with preserve_generators():
-            looks_at_all = not is_known(optimizer) and depends_on_others(optimizer, settings)
-        if looks_at_all:
-            words = f"the update of a parameter by {type(optimizer).__name__} depends on the other parameters, of which each process has only its share here"
-            raise ConfigError(Problem("strategy.zero", words, True, hint="strategy.zero=false"))
         return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from samewise.runner.strategies.base import Strategy
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.changed_parameters import find_changed_parameters
+from samewise.runner.training.first_steps import untrained
 from samewise.runner.training.hidden_state import (
     attributes_of,
     find,
@@ -33,7 +34,6 @@ from samewise.runner.training.hidden_state import (
     lost_by_optimizers,
 )
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.loss_checks import means_for_sums, metrics_by_batch, untrained, wholes_for_sums
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.model_checks import require_none_learned, require_same_model
 from samewise.runner.training.rehearsal import rehearse
@@ -103,18 +103,10 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
             require_none_learned(run)
             require_same_model(run)
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
-                untrained = [*_take_step(run), *find_in_schedule(run)] if run.total_steps else []  # max_steps=0 only evaluates
-                before = attributes_of(run.recipe)
+                before, found = _take_step(run) if run.total_steps else ({}, [])  # max_steps=0 only evaluates
                 rehearse(run)
                 if alone and run.total_steps:
-                    run.recorder.cautions += [
-                        *untrained,
-                        *means_for_sums(run),
-                        *wholes_for_sums(run),
-                        *metrics_by_batch(run),
-                        *lost_attributes(run.recipe, before),
-                        *lost_by_optimizers(run),
-                    ]
+                    run.recorder.cautions += [*found, *find_in_schedule(run), *lost_attributes(run.recipe, before), *lost_by_optimizers(run)]
                 if run.config.resume_from:
                     continue_from(run, run.config.resume_from)
         except DataError as error:
@@ -128,8 +120,8 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     return run
 
 
-def _take_step(run: Run) -> list[Problem]:
-    """Take one step; return cautions of hidden state, and of parameters that are trained from the beginning and got no gradient in any phase."""
+def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
+    """Take one step; return the recipe's attributes before it, and cautions of hidden state and of parameters that got no gradient in any phase."""
     ranked = ranked_blocks(run.model, run.config.param_groups or {})
     used = list[str]()
 
@@ -139,13 +131,14 @@ def _take_step(run: Run) -> list[Problem]:
     hooks = [part.register_forward_pre_hook(partial(note, name)) for name, part in run.model.named_modules() if name in ranked]
     micro_batches = next(training_batches(run))
     hidden = [*find(run, micro_batches), *(problem for problem, _ in find_changed_parameters(run, micro_batches))]
+    before = attributes_of(run.recipe)
     with untrained(run) as idle:
         train_step(run, micro_batches)
     if run.total_steps <= LONG:
         run.schedule.rates(max(run.total_steps - 1, 0), run.schedule.span)
     for hook in hooks:
         hook.remove()
-    return [*hidden, *idle, *_misplaced(ranked, list(dict.fromkeys(used)))]
+    return before, [*hidden, *idle, *_misplaced(ranked, list(dict.fromkeys(used)))]
 
 
 def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 
+from torch import nn
+
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.errors import Problem
+from samewise.runner.errors import Problem, first_few
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.summary import LEVELS
-from samewise.runner.strategies.tree import copy_all, unchanged_buffers
 from samewise.runner.training.changed_parameters import find_changed_parameters
 from samewise.runner.training.evaluation import tell
 from samewise.runner.training.hidden_state import changed_in_optimizers, find, find_in_schedule, is_own, state_of_optimizers
-from samewise.runner.training.loss_checks import means_for_sums, untrained
-from samewise.runner.training.overruled_options import warn_of_overruled_options
 from samewise.runner.training.run import Run
 
 
@@ -27,9 +26,6 @@ def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Itera
         _warn(run, [*find(run, first), *find_in_schedule(run)])
         told = _warn_of_changed_parameters(run, first)
         own = run.strategy.compiles and (is_own(run.recipe) or is_own(run.model))
-        for problem in _means(run) if own else ():
-            tell(run, problem)
-        warn_of_overruled_options(run)
         with untrained(run) if own else nullcontext(list[Problem]()) as idle:
             yield first  # the step
         for problem in idle:
@@ -43,23 +39,28 @@ def warn_of_hidden_state(run: Run, batches: Iterator[list[MicroBatch]]) -> Itera
     yield from batches
 
 
+@contextmanager
+def untrained(run: Run) -> Generator[list[Problem]]:
+    """Watch a step; afterwards the list has a caution if parameters that are trained from the beginning got no gradient in any phase."""
+    found, reached = list[Problem](), set[nn.Parameter]()
+    waiting = {id(one) for phase in run.phases for later in phase.waiting[:1] for one in later.parameters}
+    trained = {name: one for name, one in run.model.named_parameters() if one.requires_grad and id(one) not in waiting}
+    hooks = [one.register_post_accumulate_grad_hook(reached.add) for one in trained.values()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if idle := [name for name, one in trained.items() if one not in reached]:
+        words = f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the first step"
+        found.append(Problem("model", words, hint="train them in a phase, or freeze them: initialise.frozen=[NAMES]"))
+
+
 def _warn_of_changed_parameters(run: Run, micro_batches: Sequence[MicroBatch]) -> bool:
     """Whether something was found, in any process."""
     for problem, level in (found := find_changed_parameters(run, micro_batches)):
         _warn(run, [problem], level)
     return bool(found)
-
-
-def _means(run: Run) -> list[Problem]:
-    """Of losses that are means, where a user's code may exchange nothing with other processes, and this one may load samples."""
-    if run.strategy.peers.size > 1 or run.config.reproducibility.level == "fast":
-        return []
-    held = [one.detach().clone() for one in run.model.parameters()]
-    with unchanged_buffers(run.model):
-        try:
-            return means_for_sums(run)
-        finally:
-            copy_all([one.detach() for one in run.model.parameters()], held)
 
 
 def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:

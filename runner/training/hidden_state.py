@@ -32,8 +32,7 @@ _HINT = "keep it in a persistent buffer of the model"
 def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
     """Compute the losses of a micro-batch twice from the same state, in training and then in evaluation mode; they must be the same bits.
 
-    So must they be where numbers that the user's code counts up in attributes are larger. Only for code of the user's, and where the whole model is in this
-    process. The model is left as it was. None too if it fails: the step itself will.
+    Only for code of the user's, and where the whole model is in this process. The model is left as it was. None too if it fails: the step itself will.
     """
     return try_out(run, micro_batches[0], _find) or [] if micro_batches and may_look(run) else []
 
@@ -63,50 +62,21 @@ def copy_of_state(run: Run) -> dict[str, Any]:
 
 def _find(run: Run, micro: MicroBatch) -> list[Problem]:
     held = copy_of_state(run)
-    alone = run.strategy.peers.size == 1  # with several, a loss may exchange something, for which all must compute it
-    mode, first, counted = run.model.training, _losses(run, micro, held), _numbers(run)
+    mode, first = run.model.training, _losses(run, micro, held)
     if run.model.training is not mode:
         words = "leaves the model in evaluation mode: dropout and batch norm do nothing in what follows, except in the first step of a resumed run"
         return [Problem(f"recipe ({type(run.recipe).__name__}.loss)", words, hint="call model.train() again, or switch only a part of the model")]
     second = _losses(run, micro, held)
     if all(map(same_values, first, second)):
-        counters = [path for path, (_, value) in _numbers(run).items() if path in counted and counted[path][1] != value] if alone else []
-        decide = first_few([path.partition(" ")[0] for path in counters if _decides(run, micro, held, path, second)], 3)
-        words = f"counts how often the recipe or the model is used, and decides a loss, {_WORDS}"
-        return [Problem(f"model, recipe ({decide})", words, hint=_HINT)] if decide else []
+        return []
     changed = list[str]()
-    if alone:
+    if run.strategy.peers.size == 1:  # with several, a loss may exchange something, for which all must compute it
         before = _attributes(run)
         _losses(run, micro, held)
         changed = [name for name, value in _attributes(run).items() if before.get(name, value) != value]
     one, other = next((float(one), float(other)) for one, other in zip(first, second, strict=False) if not same_values(one, other))
     words = f"the same batch, from the same state, gives a loss of {one:.6g} and then of {other:.6g}: something changes as the model is used, {_WORDS}"
     return [Problem(f"model, recipe, transforms ({first_few(changed, 3)})" if changed else "model, recipe, transforms", words, hint=_HINT)]
-
-
-_LATER = (1_000_000, *range(1, 12))
-"""How much further a counter is tried: past any threshold, and around a small cycle."""
-
-
-def _numbers(run: Run) -> dict[str, tuple[Any, int | float]]:
-    """The numbers in attributes of the recipe and of the model's modules, each with its owner, by `Class.name` and where it is."""
-    owners = [("recipe", run.recipe), *run.model.named_modules()]
-    own = [(path, one) for path, one in owners if is_own(one)]
-    return {f"{type(one).__name__}.{name} {path}": (one, value) for path, one in own for name, value in vars(one).items() if type(value) in (int, float)}
-
-
-def _decides(run: Run, micro: MicroBatch, state: Mapping[str, Any], path: str, losses: Sequence[Tensor]) -> bool:
-    """Whether the losses are others where this number is larger. It is then what it was."""
-    owner, value = _numbers(run)[path]
-    name = path.partition(" ")[0].partition(".")[2]
-    try:
-        for more in _LATER:
-            setattr(owner, name, value + more)
-            if not all(map(same_values, losses, _losses(run, micro, state))):
-                return True
-    finally:
-        setattr(owner, name, value)
-    return False
 
 
 def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:

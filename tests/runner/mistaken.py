@@ -102,22 +102,6 @@ class Counter(Base):
         return x * (1 + self.calls)
 
 
-class Later(Base):
-    # no other loss in the first steps
-
-    calls = 0
-
-    def shift(self, x):
-        self.calls += self.training
-        return x * 2 if self.calls > 1000 else x
-
-
-class InTurns(Later):
-    def shift(self, x):
-        super().shift(x)
-        return x * 2 if self.calls % 7 == 6 else x
-
-
 class Unregistered(Base):
     def __init__(self):
         super().__init__()
@@ -235,25 +219,10 @@ class Evaluating(Classification):
             model.eval()
 
 
-class Mean(Classification):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        return Loss(loss.total, loss.count, {"mean": loss.total.detach() / loss.count})
-
-
 class Detached(Classification):
     def loss(self, model, batch, phase):
         loss = super().loss(model, batch, phase)
         return Loss(torch.tensor(loss.total.item(), requires_grad=True), loss.count)
-
-
-class Delayed(Classification):
-    calls = 0
-
-    def loss(self, model, batch, phase):
-        self.calls += 1
-        loss = super().loss(model, batch, phase)
-        return Loss(loss.total * (2 if self.calls > 100 else 1), loss.count)
 
 
 class Centres(nn.Module):
@@ -317,10 +286,10 @@ class InState(torch.optim.SGD):
         return self.inner.step(closure)
 
 
-class Adapting(torch.optim.SGD):
-    # its learning rate, from the second step on
+class Factored(torch.optim.SGD):
+    # a factor of its own, from the second step on
 
-    name = "lr"
+    name = "factor"
 
     def __init__(self, params, *, lr: float = 0.1) -> None:
         super().__init__(params, lr=lr)
@@ -333,10 +302,6 @@ class Adapting(torch.optim.SGD):
             self.param_groups[0][self.name] *= 1 + float((parameter.grad * self.state[parameter]["last"]).sum().sign()) / 100
         self.state[parameter]["last"] = parameter.grad.clone()
         return found
-
-
-class Factored(Adapting):
-    name = "factor"
 
 
 class Shrinking(Schedule):

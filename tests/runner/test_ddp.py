@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
-from torch import nn
 
-from samewise.runner.errors import ConfigError
-from samewise.runner.optim.joint_updates import depends_on_others
-from samewise.runner.processes.peers import Alone
 from samewise.runner.records import checkpoint, trace_reader
-from samewise.runner.strategies.ddp import DividedOptimizer
 
 # Few steps at a small rate: rounding has no time to grow, and mistakes are far larger than rounding.
 MILD = ["strategy=ddp", "replicas=2", "optimizer.lr=0.01", "max_steps=6", "callbacks=none", "evaluate.pictures=false"]
@@ -159,29 +153,3 @@ def test_settings_that_cannot_work_are_refused(samewise, tmp_path, override, mes
     done = samewise("train", "experiment=resnet18_digits", "replicas=2", "strategy=ddp", f"run_root={tmp_path}", override)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-class FixedLength(torch.optim.Optimizer):
-    """Steps of a fixed length over all parameters together, or over each."""
-
-    def __init__(self, params, lr=0.1, together=True):
-        super().__init__(params, {"lr": lr, "together": together})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            norm = torch.stack([one.grad.square().sum() for one in group["params"]]).sum().sqrt()
-            for one in group["params"]:
-                one.sub_(one.grad / (norm if group["together"] else one.grad.norm()), alpha=group["lr"])
-
-
-def test_an_optimizer_that_looks_at_all_parameters_together_is_refused_with_zero():
-    optimizer = FixedLength(nn.Linear(3, 2).named_parameters())
-    with pytest.raises(ConfigError, match=r"strategy\.zero: the update of a parameter by FixedLength"):
-        DividedOptimizer(Alone()).share_optimizer(optimizer)
-
-
-@pytest.mark.parametrize("make", [partial(FixedLength, together=False), torch.optim.AdamW])
-def test_an_optimizer_that_looks_at_each_parameter_alone_does_not_depend_on_others(make):
-    optimizer = make(nn.Linear(3, 2).named_parameters())
-    assert not depends_on_others(optimizer, {"lr": 0.1} | ({"together": False} if "together" in optimizer.defaults else {}))

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from samewise_tiny import DIGITS
 
 from samewise.recipes.classification import Classification
-from samewise.runner.config.compose import compose
-from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Loss, MeanLosses, Phase, Recipe
-from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import metrics_of
-from samewise.runner.training.loss_checks import means_for_sums
 from samewise.runner.training.step_errors import require_loss
 
 RECIPES = """
 import torch
 from samewise.recipes.classification import Classification
 from samewise.runner.interfaces import Loss, MeanLosses, Phase, Recipe, Scores
-
-
-class Mean(Classification):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        return Loss(loss.total / loss.count, loss.count)
 
 
 class Counting(Classification):
@@ -201,26 +188,6 @@ class Noisy(Classification):
         return Loss(loss.total * (2 + torch.randn(len(batch["label"]))).mean(), loss.count)
 
 
-class NoisyOfBatch(Noisy):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        return Loss(loss.total * loss.count**2, loss.count)
-
-
-class Tailed(Classification):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        each = torch.randn(len(batch["label"])).mul(1.5).exp()
-        total = loss.total * 0 + each.sum()
-        return Loss(total, loss.count, parts={"tail": total.detach().clone()})
-
-
-class NoisyMean(Mean):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        return Loss(loss.total * (1 + 0.1 * torch.randn(())), loss.count)
-
-
 class Closure(torch.optim.SGD):
     def step(self, closure):
         return super().step(closure)
@@ -229,12 +196,6 @@ class Closure(torch.optim.SGD):
 class Asking(torch.optim.SGD):
     def step(self, closure=None):
         assert closure is not None, "SAM requires closure"
-
-
-class OfBatch(Classification):
-    def loss(self, model, batch, phase):
-        loss = super().loss(model, batch, phase)
-        return Loss(loss.total * loss.count, loss.count)
 """
 
 
@@ -255,23 +216,11 @@ def test_a_sound_recipe_of_ones_own_gives_no_warning(recipe: Callable[[str], Any
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_a_sum_of_random_losses_of_any_size_is_not_taken_for_a_mean(recipe: Callable[[str], Any], tmp_path: Path) -> None:
-    project = Project(Path(__file__).resolve().parents[2], packages=("mine",))
-    run = build(compose([*DIGITS, "model.width=4", "recipe._target_=mine.Tailed"], project=project), project, RunFolder(tmp_path / "run"))
-    assert [seed for seed in range(50) if means_for_sums(replace(run, seed=seed))] == []
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Mean", "warning: recipe (Mean.loss): the total for 2 is "),
-        ("NoisyMean", "warning: recipe (NoisyMean.loss): the total for 2 is "),
         ("Counting", "warning: recipe (Counting.calls): changes as the recipe is used, and no checkpoint holds it"),
-        ("OfBatch", "warning: recipe (OfBatch.loss): the total for four samples is "),
-        ("NoisyOfBatch", "warning: recipe (NoisyOfBatch.loss): the total for four samples is "),
         ("Updating", "warning: recipe (Updating.measure): an evaluation changes the model's buffers (bn1.num_batches_tracked, "),
-        ("Rooted", "warning: recipe (Rooted.scores): accuracy of four samples is "),
         ("HeadOnly", "warning: model: nothing trains conv1.weight, "),
     ],
 )
