@@ -102,23 +102,22 @@ def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolde
     require_there(checked, path="--uri")
     store = remove_password(uri)
     with quiet_mlflow():
-        from samewise.runner.tracking.answers import allow, open_reader
+        from samewise.runner.tracking.store import open_reader
 
         with open_reader(checked, lambda reason: Problem("RUN", f"cannot be read from {store}: {reason}", run_id, "a run of that store")) as client:
             run = client.get_run(run_id)
             place = str(run.info.artifact_uri)
-            _require_near(place, trust=trust)
-            if trust and urlsplit(place).hostname:
-                allow(place)
+            _require_near(place, checked, trust=trust)
             folder = _download(client, run_id, into, store)
             metrics = {name: value for name, value in run.data.metrics.items() if math.isfinite(value)}
             write_json(folder.path / _STORED, {"metrics": metrics, "params": run.data.params})
             return folder
 
 
-def _require_near(place: str, *, trust: bool) -> None:
-    """Raise an error for artifacts in a cloud: a store from someone else could send this user's cloud credentials anywhere."""
-    if urlsplit(place).scheme not in _NEAR and not trust:
+def _require_near(place: str, uri: str, *, trust: bool) -> None:
+    """Raise an error for artifacts in a cloud or on another host: a store from someone else could send this user's credentials anywhere."""
+    parts = urlsplit(place)
+    if (parts.scheme not in _NEAR or parts.hostname not in (None, urlsplit(uri).hostname)) and not trust:
         hint = "if you trust whoever made the store, add --trust: MLflow then connects there, with credentials of yours that it finds"
         raise ConfigError(Problem("RUN", "the store keeps the run's files in another place", remove_password(place), hint=hint))
 

@@ -22,7 +22,6 @@ from samewise.runner.tracking.address import check_uri, describe_failure, sqlite
 from samewise.runner.tracking.backends import TITLES, RunGone, backends_of, problems
 from samewise.runner.tracking.copies import open_backend
 from samewise.runner.tracking.link import last_trouble
-from samewise.runner.tracking.moved import was_moved
 from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
@@ -168,15 +167,10 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
 
 
 def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
-    """The store's absolute URI; an SQLite file is where the trainer had it, or where it was moved with the run root, whatever the current folder."""
+    """The store's absolute URI; an SQLite file is where the trainer had it, whatever the current folder."""
     known = progress.load(folder)
     found = check_uri(uri or _resolve_relative_store(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
     file = sqlite_file(found)
-    if uri is None and file is not None:
-        sent, here = known.at(found), _run_root(folder).absolute() / file.name
-        last = sent if sent.run_id or file.is_file() else known  # an earlier `sync` has noted the new place
-        if was_moved(found, f"sqlite:///{here}", last.run_id, last.intent):  # with the run root
-            return f"sqlite:///{here}"
     if file is not None and not file.parent.is_dir():
         reason, hint = "its store's folder no longer exists", f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db"
         raise ConfigError(Problem(str(folder.path), reason, str(file), hint=hint))

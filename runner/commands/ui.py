@@ -16,10 +16,8 @@ import webbrowser
 from pathlib import Path
 from typing import IO
 
-from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.tracking import store_places
 from samewise.runner.tracking.address import check_uri, require_there, sqlite_file
 
 EXAMPLES = """examples:
@@ -44,7 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--run-root", type=Path, default=Path("runs"), help="the folder whose mlflow.db is shown (default: runs)")
     where.add_argument("--uri", help="another store: sqlite:///FILE, or a database")
     parser.add_argument("--open", action="store_true", help="open the browser")
-    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with on_signals([signal.SIGTERM, signal.SIGINT], _end), _listening(args.port) as listening:
         port = listening.getsockname()[1]
-        store_places.require(uri, trust=args.trust)
         try:
             _serve(listening, _command(uri, port), {**_environment(), "MLFLOW_BACKEND_STORE_URI": uri}, f"http://{_HOST}:{port}", open_page=args.open)
         except KeyboardInterrupt:

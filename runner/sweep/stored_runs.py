@@ -37,7 +37,7 @@ def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, str]]]:
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
     with quiet_mlflow():
-        from samewise.runner.tracking.answers import open_reader
+        from samewise.runner.tracking.store import open_reader
 
         with open_reader(checked, lambda reason: Problem("--uri", f"MLflow cannot read it: {reason}", remove_password(uri), "an MLflow store")) as client:
             found = list(_runs(client))

@@ -31,7 +31,6 @@ from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import chosen_checkpoint
 from samewise.runner.secrets import redact_file
-from samewise.runner.tracking.store import require_place
 
 LOADER = "samewise.runner.serving"
 _FOLDER = "run"
@@ -63,7 +62,6 @@ def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Ca
         step: The optimizer steps that its weights have.
         write: Writes the model's folder, given as `path`, with its `model_id`.
     """
-    require_place(client, run_id, chosen=None)
     experiment = client.get_run(run_id).info.experiment_id
     model = client.create_logged_model(experiment, name=_model_name(name), source_run_id=run_id)
     try:

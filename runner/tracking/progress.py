@@ -10,7 +10,6 @@ from samewise.runner.errors import DamagedFile, TrainingError
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, read_mapping, set_aside, write_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.moved import was_moved
 
 _LOG = logging.getLogger("samewise.tracking")
 
@@ -50,12 +49,11 @@ class TrackingState:
     others: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def at(self, store: str) -> TrackingState:
-        """The progress in `store`: this one, an earlier one, that in an SQLite file that was moved here, or none."""
+        """The progress in `store`: this one, an earlier one, or none."""
         if store == self.store:
             return self
         others: dict[str, dict[str, Any]] = {**self.others, **({self.store: {**asdict(self), "others": {}}} if self.run_id else {})}
-        moved = (name for name, one in others.items() if was_moved(name, store, one.get("run_id"), one.get("intent")))
-        known = others.pop(store if store in others else next(moved, store), {})
+        known = others.pop(store, {})
         return _make_state({**known, "store": store, "others": others})
 
     def empty_copy(self) -> TrackingState:

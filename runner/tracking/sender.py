@@ -74,10 +74,13 @@ def read_line() -> bytes:
 
 
 def prepare_environment() -> None:
-    """Set mlflow's environment variables before it is imported: no retries, since the sender retries itself; no threads, no telemetry."""
+    """Set mlflow's environment variables before it is imported: no retries, since the sender retries itself; no threads, no telemetry, no other hosts."""
     for name, value in {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+        # tokens would be sent to where a server redirects, or lets download from
+        "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
+        "MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",

@@ -21,9 +21,8 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import chosen_checkpoint
 from samewise.runner.secrets import redact_file, redact_values
 from samewise.runner.tracking import best, describing, journal, progress
-from samewise.runner.tracking.address import remove_password, sqlite_file
+from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.backends import RunGone, Sent
-from samewise.runner.tracking.moved import INTENT, describe_lost, is_gone, lost_place
 from samewise.runner.tracking.store import experiment_id
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -35,6 +34,8 @@ _FILES_EVERY_S = 5.0
 _STILL_BEING_WRITTEN_S = 2.0
 _LATE_S = 1.0
 """How long to wait for the arrival of a request that was abandoned."""
+_INTENT = "samewise.intent"
+"""The tag by which an MLflow run is known again; see `TrackingState.intent`."""
 
 
 class Sending:
@@ -46,9 +47,6 @@ class Sending:
         self.client = client
         self.sent = Sent()
         self._seen = False
-        self._artifacts = ""
-        self._lost: Path | None = None
-        """The place of the artifacts, if it was found to be gone."""
         self._may_be_late = False
         """Whether the server may still carry out a request that sets RUNNING: of a sender that was killed, or one that nothing answered."""
         self._files_at = 0.0
@@ -83,7 +81,7 @@ class Sending:
             self._terminate()
         if failed is not None:
             raise failed
-        if not alive and not self._lost and self.progress.ended == "FINISHED" and (self.settings.get("log_model") or self.settings.get("register_model")):
+        if not alive and self.progress.ended == "FINISHED" and (self.settings.get("log_model") or self.settings.get("register_model")):
             self._send_model()
         return self.sent
 
@@ -112,13 +110,13 @@ class Sending:
         if self.progress.intent is None:
             self._note_progress(experiment_id=experiment, intent=uuid.uuid4().hex)
         else:
-            found = self.client.search_runs([experiment], f"tags.`{INTENT}` = '{self.progress.intent}'", max_results=1)
+            found = self.client.search_runs([experiment], f"tags.`{_INTENT}` = '{self.progress.intent}'", max_results=1)
             run = found[0] if found else None
         if run is None:
             started = next((entry.time_ms for entry, _ in journal.read_entries(self.folder.metrics)), None)
             name = self.settings.get("run_name") or describing.run_name(self.folder)
-            run = self.client.create_run(experiment, start_time=started, tags={INTENT: self.progress.intent}, run_name=name)
-        self._seen, self._artifacts = True, str(run.info.artifact_uri)
+            run = self.client.create_run(experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name)
+        self._seen = True
         self._note_progress(run_id=run.info.run_id, status=run.info.status)  # RUNNING, without a request that could arrive late
 
     def _require_run(self) -> Run:
@@ -136,7 +134,7 @@ class Sending:
             self.progress = self.progress.empty_copy()
             progress.save(self.folder, self.progress)
             raise RunGone(f"the MLflow run {lost} was deleted; creating a new one and sending everything to it")
-        self._seen, self._artifacts = True, str(run.info.artifact_uri)
+        self._seen = True
         return run
 
     def _terminate(self) -> None:
@@ -272,11 +270,6 @@ class Sending:
         if not complete and now < self._files_at:
             return None
         self._files_at = now + _FILES_EVERY_S
-        if self._have_lost_their_place():
-            return None
-        if self.progress.files and is_gone(self._artifacts):
-            _LOG.warning("the files of the MLflow run %s are gone from %s; sending them again", self._run_id, self._artifacts)
-            self._note_progress(files={})
         failed: Exception | None = None
         for name, path in self._files(complete=complete):
             try:
@@ -286,16 +279,6 @@ class Sending:
             except Exception as error:
                 failed = error
         return failed
-
-    def _have_lost_their_place(self) -> bool:
-        """Whether the folder of artifacts is gone; MLflow would create it again, in what may be another's folder."""
-        file = sqlite_file(self.settings["uri"])
-        place = self._artifacts.removesuffix(f"/{self._run_id}/artifacts")
-        lost = lost_place(place, file, chosen=self.settings.get("artifact_location"), is_used=bool(self.progress.files))
-        if lost and lost != self._lost:
-            _LOG.warning("%s", describe_lost(lost, file))
-        self._lost = lost
-        return lost is not None
 
     def _files(self, *, complete: bool) -> list[tuple[str, Path]]:
         listed = [("config.yaml", self.folder.config), ("environment.json", self.folder.environment), ("sources.json", self.folder.sources)]

@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from mlflow.tracking._tracking_service import utils
 
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, summarise_error
 from samewise.runner.records.locks import hold
-from samewise.runner.tracking.address import sqlite_file
-from samewise.runner.tracking.answers import connect
-from samewise.runner.tracking.moved import ARTIFACTS, correct_places, describe_lost, lost_place
+from samewise.runner.tracking.address import describe_failure, sqlite_file
 
 _LOG = logging.getLogger("samewise.tracking")
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of the store; an SQLite file is created, migrated to this MLflow's schema, or told where it has been moved, if needed."""
+    """A client of the store; an SQLite file is created, or migrated to this MLflow's schema, if needed."""
     file = sqlite_file(uri)
     if file is None:
-        return connect(uri)
+        return MlflowClient(tracking_uri=uri)
     _create(file)
-    correct_places(file)
-    getattr(utils, "_artifact_repos_cache", {}).clear()  # by run, across stores: where artifacts were before
     try:
-        return connect(uri)
+        return MlflowClient(tracking_uri=uri)
     except MlflowException as error:
         if "out-of-date" not in str(error):
             raise
     _migrate(file, uri)
-    return connect(uri)
+    return MlflowClient(tracking_uri=uri)
+
+
+@contextlib.contextmanager
+def open_reader(uri: str, problem: Callable[[str], Problem]) -> Generator[MlflowClient]:
+    """A client that reads a store. Errors of the store become a ConfigError.
+
+    Args:
+        uri: The store's.
+        problem: Makes the problem from a reason.
+    """
+    try:
+        yield MlflowClient(tracking_uri=uri)
+    except SamewiseError:
+        raise
+    except (MlflowException, OSError) as error:
+        raise ConfigError(problem(describe_failure(str(error)))) from None
+    except Exception as error:
+        reason = f"its answer cannot be understood: {summarise_error(error)}"
+        raise ConfigError(problem(reason)) from None
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:
@@ -63,21 +79,7 @@ def artifact_location(uri: str, chosen: str | None) -> str | None:
     file = sqlite_file(uri)
     if chosen is not None or file is None:
         return chosen
-    return str(file.absolute().parent / ARTIFACTS)
-
-
-def require_place(client: MlflowClient, run_id: str, *, chosen: str | None) -> None:
-    """Raise a FileNotFoundError if a run's artifacts were in a folder that no longer exists, since MLflow would create it again.
-
-    Args:
-        client: Of the store that has the run.
-        run_id: The MLflow run's.
-        chosen: `tracking.artifact_location`, which may be created.
-    """
-    file = sqlite_file(client.tracking_uri)
-    place = str(client.get_run(run_id).info.artifact_uri).removesuffix(f"/{run_id}/artifacts")
-    if lost := lost_place(place, file, chosen=chosen, is_used=False):
-        raise FileNotFoundError(describe_lost(lost, file))
+    return str(file.absolute().parent / "mlartifacts")
 
 
 def _create(file: Path) -> None:

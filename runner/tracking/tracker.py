@@ -19,7 +19,6 @@ from samewise.runner.tracking import describing, link
 from samewise.runner.tracking.address import REFUSED, check_uri, remove_password, sqlite_file
 from samewise.runner.tracking.backends import TITLES, backends_of, problems
 from samewise.runner.tracking.journal import Journal
-from samewise.runner.tracking.moved import correct_places, describe_lost, lost_place_of
 
 _LOG = logging.getLogger("samewise.tracking")
 _MOST_STARTS = 5
@@ -147,10 +146,6 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     file = sqlite_file(plain["uri"])
     if file is not None:
         _require_file(file, plain["uri"])
-        correct_places(file)
-        is_used = bool(read_mapping(folder.tracking, shapes.TRACKING).get("files"))
-        if lost := lost_place_of(file, plain["experiment"], chosen=plain["artifact_location"], is_used=is_used):
-            _LOG.warning("%s", describe_lost(lost, file))
     return WithSender(folder, plain, resume_step=resume_step)
 
 

@@ -54,25 +54,6 @@ def test_sync_sends_what_is_missing_only_once(unsent: RunFolder, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["metrics"] == 0
 
 
-@pytest.mark.parametrize("given", [[], ["--uri", "sqlite:///runs/mlflow.db"]])
-def test_a_moved_run_is_sent_to_its_own_mlflow_run(unsent: RunFolder, capsys, monkeypatch, given) -> None:
-    assert main(["sync", "--json"]) == 0
-    (moved := unsent.path.parents[2] / "elsewhere").mkdir()
-    unsent.path.parents[1].rename(moved / "runs")
-    monkeypatch.chdir(moved)
-    assert main(["sync", "--json", *given]) == 0
-    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (second["mlflow_run_id"], second["metrics"]) == (first["mlflow_run_id"], 0)
-    assert not unsent.path.parents[1].exists()
-
-
-def test_a_run_root_that_was_renamed_is_sent_more_than_once(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sync", "--json"]) == 0
-    unsent.path.parents[1].rename("renamed")
-    assert [main(["sync", "--json", "--run-root", "renamed"]) for _ in range(2)] == [0, 0]
-    assert len({json.loads(line)["mlflow_run_id"] for line in capsys.readouterr().out.splitlines()}) == 1
-
-
 def test_mlflow_lists_the_best_value_so_far_before_any_other_metric(unsent: RunFolder) -> None:
     unsent.config.write_text(unsent.config.read_text() + "evaluate: {monitor: valid/loss, mode: min}\n")
     tracker = open_tracker(unsent, OmegaConf.structured(Tracking(enabled=False)), resume_step=5)
