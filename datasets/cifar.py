@@ -36,7 +36,12 @@ class CIFAR10(InMemoryImages):
 
 @final
 class CIFAR100(InMemoryImages):
-    """Samples `{"image": uint8[3, 32, 32], "label": int}` of a hundred classes. Arguments as for `CIFAR10`; the folder is `cifar-100-python`."""
+    """Samples `{"image": uint8[3, 32, 32], "label": int}` of a hundred classes.
+
+    Args:
+        root: The folder that holds `cifar-100-python`.
+        split, held_out, download, transform: As in `CIFAR10`.
+    """
 
     def __init__(self, *, root: str, split: Split, held_out: int = 5000, download: bool = False, transform: Transform | None = None) -> None:
         images, labels, classes = _read(torchvision.datasets.CIFAR100, root=root, split=split, held_out=held_out, download=download)

@@ -29,9 +29,9 @@ class DigitsOnCanvas(Generated):
         length: How many canvases.
         height: In pixels.
         width: In pixels.
-        digits: The most on one canvas.
+        digits: The largest number of digits on a canvas.
         smallest: The least height and width of a digit's frame, in pixels.
-        largest: The most.
+        largest: The size of the largest digit, in pixels.
         turned: Whether every other canvas, on average, has height and width exchanged: images of two aspect ratios.
         seed: The data's own, not the experiment's.
     """

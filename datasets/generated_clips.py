@@ -21,8 +21,8 @@ class GeneratedClips(Generated):
 
     Args:
         length: How many clips.
-        samples: Of a clip.
-        context: On each side of it.
+        samples: The length of a clip.
+        context: Further samples on each side of a clip.
         sample_rate: In Hz.
         split: Splits differ in their glides.
         seed: The data's own, not the experiment's.

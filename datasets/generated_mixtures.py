@@ -24,7 +24,7 @@ class GeneratedMixtures(Generated):
     Args:
         length: How many mixtures.
         seconds: The longest mixture; the shortest has three quarters of it, so batches are padded.
-        num_speakers: S, from 2 to 4.
+        num_speakers: S, how many speakers a mixture has, from 2 to 4.
         sample_rate: In Hz.
         split: Splits share the bands; their tones differ.
         seed: The data's own, not the experiment's.

@@ -18,7 +18,7 @@ class GeneratedSounds(Dataset[dict[str, Any]]):
     Args:
         length: How many.
         num_classes: How many tones, at most 26.
-        seconds: Of a sample.
+        seconds: The length of a sample.
         sample_rate: In Hz.
         split: Splits share the tones.
     """

@@ -186,7 +186,7 @@ class HuggingFaceRecordings(_Rows):
 
     Args:
         audio: The column of the recordings.
-        seconds: Of a sample. Of a longer recording a stretch that is drawn by the sample's own stream in training, else the middle.
+        seconds: The length of a sample. Of a longer recording a stretch that is drawn by the sample's own stream in training, else the middle.
         sample_rate: In Hz; recordings at another rate are resampled.
         root, split, label, id, shares, key, classes, num_classes: As in `_Rows`.
     """

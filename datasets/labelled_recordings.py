@@ -34,7 +34,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         key: Of the hash: another key splits otherwise.
         classes: The labels in the order of their numbers; None: all that occur, sorted.
         num_classes: How many there should be; None: as many as there are.
-        seconds: Of a sample. Of a longer recording a stretch that is drawn by the sample's own stream in training, else the middle.
+        seconds: The length of a sample. Of a longer recording a stretch that is drawn by the sample's own stream in training, else the middle.
         sample_rate: In Hz; files at another rate are resampled.
         cache: "memory" keeps all recordings decoded.
 

@@ -18,7 +18,7 @@ class LibriMix(MixtureFiles):
     Args:
         root: Holds the folder Libri2Mix (or Libri3Mix), or is it.
         subset: One of `SUBSETS`.
-        speakers: S, 2 or 3.
+        speakers: S, how many speakers a mixture has, 2 or 3.
         sample_rate: 8000 or 16000 Hz.
         mode: "min": mixtures end with their shortest part; "max": with the longest.
         noise: Separate mixtures with noise in them (the task sep_noisy); else sep_clean.

@@ -36,7 +36,12 @@ class MNIST(InMemoryImages):
 
 @final
 class FashionMNIST(InMemoryImages):
-    """Samples `{"image": uint8[1, 28, 28], "label": int}` of ten kinds of clothes. Arguments as for `MNIST`; the folder is `FashionMNIST/raw`."""
+    """Samples `{"image": uint8[1, 28, 28], "label": int}` of ten kinds of clothes.
+
+    Args:
+        root: The folder that holds `FashionMNIST/raw`.
+        split, held_out, download, transform: As in `MNIST`.
+    """
 
     def __init__(self, *, root: str, split: Split, held_out: int = 5000, download: bool = False, transform: Transform | None = None) -> None:
         images, labels = _read(torchvision.datasets.FashionMNIST, root=root, split=split, held_out=held_out, download=download)

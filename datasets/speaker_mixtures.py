@@ -33,8 +33,8 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         pattern: A regular expression that a file's name, relative to the folder, must match in full to belong to this split, with a group
             `speaker`. The default takes a folder for each speaker; `[0-9]_(?P<speaker>[a-z]+)_[0-4][.]wav` takes the spoken digits' first takes.
         length: How many mixtures an epoch has.
-        seconds: Of a mixture.
-        num_speakers: S.
+        seconds: The length of a mixture.
+        num_speakers: S, how many speakers a mixture has.
         sample_rate: In Hz; files at another rate are resampled.
         levels: Each speaker's level is drawn between these, in dB.
         pause: Pauses before a recording are drawn between these, in seconds.

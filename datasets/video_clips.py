@@ -37,7 +37,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         classes_from: The split's folder that names the classes, as in ImageFolder; None: this one.
         classes: The folders' names in the order of the labels, as in ImageFolder; None: by `classes_from`.
         num_classes: How many classes there should be; None: as many as there are.
-        frames: T.
+        frames: T, the number of frames of a clip.
         stride: Frames of the video from one of the clip to the next. A video that is too short for it repeats its last frame.
         clip: "random": begins anywhere, by the sample's stream, so that each epoch sees another; "centre": the middle.
         transform: Applied to each clip, in the worker: any transform of torchvision.transforms.v2, which treats all frames alike.

@@ -18,7 +18,7 @@ class WSJ0Mix(MixtureFiles):
     Args:
         root: Holds the folder 2speakers (or 3speakers), or is it.
         split: "train", "valid" or "test".
-        speakers: S, 2 or 3.
+        speakers: S, how many speakers a mixture has, 2 or 3.
         sample_rate: 8000 or 16000 Hz.
         mode: "min": mixtures end with their shortest part; "max": with the longest.
         seconds: As in `MixtureFiles`.

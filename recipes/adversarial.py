@@ -53,7 +53,7 @@ class GenerativeAdversarial(Recipe):
 
     Args:
         noise: Length of the noise vector, float32[B, noise] from N(0, 1).
-        loss: As above.
+        loss: "non_saturating" or "hinge".
         compared: How many images, real and generated, the energy distance compares: the first of the split.
     """
 

@@ -38,7 +38,7 @@ class SpeechRecognition(Recipe):
     Args:
         letters: Of the labels 1, 2, ....
         decoder: "greedy", or "beam" (needs flashlight-text).
-        beam: As for `ctc.beam_decoder`.
+        beam: Options of `decoder="beam"`, as of `ctc.beam_decoder`.
         impossible: What to do with a transcript that has more letters than the model gives frames: "error", or "skip". In training it then adds
             nothing to the loss but is counted, as with `zero_infinity` of `torch.nn.CTCLoss`; an evaluation's loss is the mean over the others. Both
             log their share as `skipped`.

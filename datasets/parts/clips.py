@@ -24,8 +24,8 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
 
     Args:
         recordings: The recordings.
-        samples: Of a clip; a multiple of the front end's hop.
-        context: On each side of it: `context` of the front end.
+        samples: The length of a clip; a multiple of the front end's hop.
+        context: Further samples on each side of a clip: `context` of the front end.
     """
 
     def __init__(self, recordings: Recordings, *, samples: int, context: int) -> None:

@@ -98,8 +98,8 @@ class ColorJitter(ImageTransform):
 
     Args:
         brightness: Factors are uniform in [1 - brightness, 1 + brightness], not below 0; 0: as it is.
-        contrast: Likewise.
-        saturation: Likewise.
+        contrast: Factors are uniform in [1 - contrast, 1 + contrast], not below 0; 0: as it is.
+        saturation: Factors are uniform in [1 - saturation, 1 + saturation], not below 0; 0: as it is.
     """
 
     _operations = (brightness, contrast, saturation)

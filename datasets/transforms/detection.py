@@ -38,14 +38,14 @@ class _BoxFlip(Flip):
 
 @final
 class RandomHorizontalFlipWithBoxes(_BoxFlip):
-    """Flip from left to right, with probability `p`. Choices: `flip`, bool[B]."""
+    """Flip from left to right. Choices: `flip`, bool[B]."""
 
     dimension = -1
 
 
 @final
 class RandomVerticalFlipWithBoxes(_BoxFlip):
-    """Flip from top to bottom, with probability `p`. Choices: `flip`, bool[B]."""
+    """Flip from top to bottom. Choices: `flip`, bool[B]."""
 
     dimension = -2
 

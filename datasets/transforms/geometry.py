@@ -20,7 +20,11 @@ _STRIDE = -0x61C8864680B583EB
 
 
 class Flip(ImageTransform):
-    """Each image as it is, or flipped along `dimension`, from left to right where a subclass names no other. Choices: `flip`, bool[B]."""
+    """Each image as it is, or flipped along `dimension`, from left to right where a subclass names no other. Choices: `flip`, bool[B].
+
+    Args:
+        p: The probability of a flip.
+    """
 
     moves_pixels = True
     dimension = -1
@@ -166,7 +170,11 @@ class RandomResizedCrop(ImageTransform):
 
 @final
 class CenterCrop(ImageTransform):
-    """The central window of `size`; smaller images are padded with zeros."""
+    """The central window; smaller images are padded with zeros.
+
+    Args:
+        size: The window's [height, width], or one number for both.
+    """
 
     moves_pixels = True
     gives_one_size = True
@@ -181,7 +189,13 @@ class CenterCrop(ImageTransform):
 
 @final
 class Resize(ImageTransform):
-    """Resized to `size`: one number for the shorter side (keeping the ratio), or [height, width]."""
+    """Resized images.
+
+    Args:
+        size: One number for the shorter side (keeping the ratio), or [height, width].
+        interpolation: "nearest", "bilinear" or "bicubic".
+        antialias: Whether to smooth what becomes smaller.
+    """
 
     moves_pixels = True
 

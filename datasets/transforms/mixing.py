@@ -24,7 +24,7 @@ class Mixing(BatchTransform):
     `label` float64, the own share of pixels and of the label; `top`, `left`, `height`, `width` int64, the box that is the partner's alone.
 
     Args:
-        num_classes: K.
+        num_classes: K, the number of classes.
     """
 
     mixes = True
@@ -95,10 +95,10 @@ class MixUpOrCutMix(Mixing):
     """One of the two for each batch.
 
     Args:
-        mixup_alpha: Of MixUp.
-        cutmix_alpha: Of CutMix.
+        mixup_alpha: The `alpha` of MixUp.
+        cutmix_alpha: The `alpha` of CutMix.
         p_mixup: The probability of MixUp; the rest is CutMix's.
-        num_classes: K.
+        num_classes: K, the number of classes.
     """
 
     def __init__(self, *, mixup_alpha: float = 0.2, cutmix_alpha: float = 1.0, p_mixup: float = 0.5, num_classes: int) -> None:

@@ -23,11 +23,9 @@ class RandomPhotometricDistort(ImageTransform):
     and 0: as it is), `contrast_first` bool[B], `channels` int64[B, 3].
 
     Args:
-        brightness: The interval of factors.
-        contrast: Likewise.
-        saturation: Likewise.
+        brightness, contrast, saturation: The interval of factors.
         hue: The interval of shifts, as shares of the colour circle, within [-0.5, 0.5].
-        p: Of each change.
+        p: The probability of each change.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class VocoderMel(BatchTransform):
         hop_length: Samples from frame to frame; the product of the model's `upsample_scales`.
         n_mels: Mel bands, on Slaney's scale.
         f_min, f_max: Their range in Hz; None: up to half the rate.
-        kernel_size: The model's.
+        kernel_size: That of the model's first convolution, in frames.
         context: The samples before and after the S ones, at least n_fft / 2 + (kernel_size // 2) * hop_length.
     """
 

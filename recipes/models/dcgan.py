@@ -20,7 +20,7 @@ class DCGAN(nn.Module):
     Args:
         noise: Length of the noise vector.
         image_size: Height and width in pixels, a multiple of 2 ** levels.
-        channels: Of the images.
+        channels: Channels of the images.
         width: Channels next to the image; they double with each level away from it.
         levels: How often the size is doubled, and halved.
 

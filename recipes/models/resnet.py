@@ -92,19 +92,41 @@ def resnet_cifar(*, depth: int = 20, width: int = 16, shortcut: Shortcut = "A", 
 
 
 def resnet18_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B") -> SmallImageResNet:
-    """ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem, at the default width; 11,173,962 parameters with ten classes."""
+    """ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem, at the default width; 11,173,962 parameters with ten classes.
+
+    Args:
+        num_classes: Outputs.
+        in_channels: 3 for colour, 1 for grey.
+        width: Channels of the first stage; each further stage has twice as many as the one before.
+        shortcut: As in `SmallImageResNet`.
+    """
     widths = (width, 2 * width, 4 * width, 8 * width)
     return SmallImageResNet(blocks=(2, 2, 2, 2), widths=widths, shortcut=shortcut, num_classes=num_classes, in_channels=in_channels)
 
 
 def resnet34_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B") -> SmallImageResNet:
-    """ResNet-34 for images of 8 to 64 pixels, as `resnet18_small`."""
+    """ResNet-34 for images of 8 to 64 pixels, as `resnet18_small`.
+
+    Args:
+        num_classes: Outputs.
+        in_channels: 3 for colour, 1 for grey.
+        width: As in `resnet18_small`.
+        shortcut: As in `SmallImageResNet`.
+    """
     widths = (width, 2 * width, 4 * width, 8 * width)
     return SmallImageResNet(blocks=(3, 4, 6, 3), widths=widths, shortcut=shortcut, num_classes=num_classes, in_channels=in_channels)
 
 
 def small_image_stem(model: ResNet, *, in_channels: int = 3) -> ResNet:
-    """Change a torchvision ResNet (any depth, bottlenecks, ResNeXt) in place: a 3x3 convolution of stride 1 without max-pooling as its stem."""
+    """Change a torchvision ResNet (any depth, bottlenecks, ResNeXt) in place: a 3x3 convolution of stride 1 without max-pooling as its stem.
+
+    Args:
+        model: The ResNet.
+        in_channels: Channels of the images.
+
+    Returns:
+        The changed ResNet.
+    """
     model.conv1 = nn.Conv2d(in_channels, model.conv1.out_channels, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue] (a module is a module)

@@ -137,7 +137,7 @@ def retinanet(
         version: 1, torchvision's retinanet_resnet50_fpn: L1 box loss, no norm in the head, P6 made from P5. 2, its ..._v2: GIoU loss, group
             norm in the head, P6 made from C5.
         num_classes: Outputs for each anchor, the background (label 0) among them.
-        norm: Of the backbone. "frozen_batch": constant, from the pretrained weights; "batch": batch norm, its statistics updated in training;
+        norm: The backbone's normalisation. "frozen_batch": constant, from the pretrained weights; "batch": batch norm, its statistics updated in training;
             "group": group norm, for training from scratch on few images a step.
         trainable_layers: How many of layer4, layer3, layer2, layer1 and the stem are trained, in this order; 5: all.
         weights: A name of torchvision's weights of the whole model (COCO_V1, for ResNet-50), fetched unless in its cache; None: `initialise.weights` takes a
@@ -145,25 +145,25 @@ def retinanet(
         weights_backbone: A name of torchvision's weights of the backbone (IMAGENET1K_V1), fetched unless in its cache; None: from scratch, or from a local
             file: `initialise: {weights: FILE, into: backbone.body, exclude: [fc.*]}`.
         stages: Of layer1 to layer4, those that feed the pyramid.
-        extra_levels: Two more levels, each half the size of the one before.
-        channels: Of the pyramid and the head.
+        extra_levels: Whether the pyramid has two more levels, each half the size of the one before.
+        channels: Channels of the pyramid and the head.
         head_convs: 3x3 convolutions in each of the two heads.
-        head_norm: "group" or "none"; None: the version's.
-        box_loss: None: the version's.
+        head_norm: The head's normalisation, "group" or "none"; None: the version's.
+        box_loss: The loss of boxes, such as "l1" or "giou"; None: the version's.
         anchor_sizes: For each level, the square roots of the areas of its anchors, in pixels of the resized image; None: the published, three to an octave from
             32 on.
         aspect_ratios: Height / width of the anchors.
         min_size: The shorter side that images are resized to, in pixels.
-        max_size: The longest that the longer side becomes.
-        resize_in_training: False: the transforms resize (multi-scale).
-        image_mean: Of each channel of images in [0, 1].
-        image_std: Likewise.
-        fg_iou_thresh: From this overlap on an anchor is an object's; and the best anchors of each object are in any case.
-        bg_iou_thresh: Below it, the background's; in between it counts for nothing.
+        max_size: The longest that the longer side may become, in pixels.
+        resize_in_training: Whether the model resizes images in training; False: the transforms resize (multi-scale).
+        image_mean: The mean of each channel of images in [0, 1].
+        image_std: The standard deviation of each channel of images in [0, 1].
+        fg_iou_thresh: An anchor that overlaps an object by at least this much is the object's; so are each object's best anchors.
+        bg_iou_thresh: An anchor that overlaps every object by less than this is background; one between the two thresholds counts for nothing.
         score_thresh: Detections of a lower score are left out.
-        nms_thresh: Of two overlapping more, only the better stays.
-        topk_candidates: Kept of each level before that.
-        detections_per_img: Kept after it.
+        nms_thresh: Of two detections of a class that overlap by more than this, only the one with the higher score is kept.
+        topk_candidates: How many detections of each level are kept, by score, before overlapping ones are left out.
+        detections_per_img: How many detections of an image are kept in the end, by score.
 
     Raises:
         ConfigError: the backbone is unknown, or the choices contradict each other.

@@ -35,7 +35,7 @@ def timm_model(
     Args:
         name: Of `timm.list_models()`: "resnet18", "vit_base_patch16_224", ....
         num_classes: Outputs.
-        in_chans: Of the images.
+        in_chans: Channels of the images.
         image_size: Of the images, in pixels; only for models that are made for one size, such as ViTs.
         drop_rate: Dropout before the last layer.
         drop_path_rate: Stochastic depth; None: the model's own.

@@ -23,7 +23,7 @@ class Wav2Letter(nn.Module):
 
     Args:
         num_classes: Letters, and the blank.
-        num_features: Of each frame.
+        num_features: Features of each frame.
         width: Channels of the lower layers.
         top_width: Channels of the last two hidden layers.
         depth: Layers between the first and the top.

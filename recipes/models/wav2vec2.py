@@ -24,17 +24,17 @@ class Wav2Vec2(Wav2Vec2Model):
         num_classes: Letters, and the blank.
         extractor_mode: "group_norm" after the first convolution (base, large), or "layer_norm" after each (large_lv60k, XLSR, HuBERT large and xlarge).
         extractor_conv_layer_config: (channels, kernel, stride) of each convolution; None: the published seven, a frame every 320 samples.
-        extractor_conv_bias: Whether they have biases.
-        encoder_embed_dim: Of the transformer.
-        encoder_projection_dropout: Before it.
+        extractor_conv_bias: Whether these convolutions have biases.
+        encoder_embed_dim: The width of the transformer.
+        encoder_projection_dropout: The dropout before the transformer.
         encoder_pos_conv_kernel: Frames that the convolution for positions sees.
-        encoder_pos_conv_groups: Its groups.
-        encoder_num_layers: Of the transformer.
-        encoder_num_heads: In each.
-        encoder_attention_dropout: Of attention's weights.
-        encoder_ff_interm_features: Between the two linear layers of each.
-        encoder_ff_interm_dropout: There.
-        encoder_dropout: Of what each layer gives.
+        encoder_pos_conv_groups: Groups of the convolution for positions.
+        encoder_num_layers: Layers of the transformer.
+        encoder_num_heads: Attention heads of each layer.
+        encoder_attention_dropout: The dropout of attention's weights.
+        encoder_ff_interm_features: The width between the two linear layers of each layer.
+        encoder_ff_interm_dropout: The dropout between these two linear layers.
+        encoder_dropout: The dropout of what each layer gives.
         encoder_layer_norm_first: Whether each layer normalises what goes in, rather than what comes out.
         encoder_layer_drop: The probability that a layer is left out of a training step.
     """

@@ -21,7 +21,7 @@ from samewise.runner.config.catalogue import choices_of, field_summaries
 from samewise.runner.config.file_faults import problem_in_file
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed_object
-from samewise.runner.config.loader import config_loader, groups
+from samewise.runner.config.loader import config_loader, groups, text_of
 from samewise.runner.config.overrides import FAILURES
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS, Experiment
@@ -76,6 +76,8 @@ class Writer:
         self.parts: Members = {one: names for (kind, one), names in found.items() if any(kind in kinds for kinds in slots.PARTS.values())}
         self.facts = dict[str, set[str]]()
         self.elsewhere = dict[str, str]()  # groups that choose a part of a component: the path set by their files
+        self.comments = dict[str, str]()  # by path: what a file says beside a key
+        self.taken_by = dict[str, list[tuple[str, str]]]()  # by path: the components, and the argument of each, that get just this value
         self.used = dict[str, list[str]]()  # by path, and by place: the components of its choices
         short = {name: names[0] for names in found.values() for name in names}
         for group, names in self.choices.items():
@@ -98,10 +100,16 @@ class Writer:
             self.elsewhere[group] = under
         if under and isinstance(raw, dict):
             self.facts.setdefault(group, set()).update(map(str, raw))
+            comments = re.findall(r"^(\w+):.* # +(.+)$", text_of(loader, f"{group}/{name}"), re.MULTILINE)
+            self.comments |= {f"{group}.{key}": text for key, text in comments}
         for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add values that it refers to
             self.facts.setdefault(free, set()).add(fact)
-        for path, target in flat(raw, under):
+        values = dict(flat(raw, under))
+        for path, target in values.items():
             where, _, last = path.rpartition(".")
+            if reference := re.fullmatch(r"\$\{(\w+\.\w+)\}", str(target)):
+                taker = str(values.get(f"{where}._target_"))
+                self.taken_by.setdefault(reference[1], []).append((short.get(taker, taker), last))
             if last == "_target_" and isinstance(target, str) and (target in short or self._is_own(target, where)):
                 for key in filter(None, (where, slots.place_at(where))):
                     self.used.setdefault(key, []).append(short.get(target, target))
@@ -151,14 +159,17 @@ class Writer:
 
     def _value(self, group: str, *, of_file: bool = False) -> Schema | None:
         """The schema of a group's key; in a file of the group itself, other keys are allowed too, for other files to refer to."""
-        facts: dict[str, Schema] = dict.fromkeys(sorted(self.facts.get(group, ())), ANY)
+        facts = {fact: ANY | self._meaning(f"{group}.{fact}") for fact in sorted(self.facts.get(group, ()))}
         free: Any = ANY if of_file else False
         if group == "dataset":
-            return closed_object(facts | {split: self._changes_schema("dataset.*") for split in SPLITS} | {"defaults": DEFAULTS}, additionalProperties=free)
+            splits = {split: self._changes_schema("dataset.*") | {"description": f"The data set of the {split} split."} for split in SPLITS}
+            return closed_object(facts | splits | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "transforms":
             one = {"type": ["object", "string"], "if": {"type": "object"}, "then": _ref("place transforms.*.*.*"), "else": REFERENCE}
             listed = {"type": ["array", "string", "null"], "items": one, "if": {"type": "string"}, "then": REFERENCE}
-            phases = dict.fromkeys(("train", "eval"), closed_object({"sample": listed, "batch": listed}))
+            lists = {"sample": "For each sample, as it is loaded.", "batch": "For each batch, on the device."}
+            phase = closed_object({name: listed | {"description": text} for name, text in lists.items()})
+            phases = {name: phase | {"description": f"The transforms {when}."} for name, when in (("train", "in training"), ("eval", "in evaluation"))}
             return closed_object(facts | phases | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "callbacks":
             known = {name: self._changes_schema("callbacks.*", f"callbacks.{name}") for name in facts}
@@ -177,6 +188,12 @@ class Writer:
             keys["metrics"] = self._parts("metrics", "recipe.metrics")
             return changed
         return self._changes_schema(group) if group in slots.KINDS else None
+
+    def _meaning(self, path: str) -> Schema:
+        """The description of an argument that gets the value at a path as it is, or else what a file says of it."""
+        takers = [self.found[name]["properties"].get(argument, {}) for name, argument in self.taken_by.get(path, ()) if name in self.found]
+        texts = [*(taker["description"] for taker in takers if "description" in taker), *([self.comments[path]] if path in self.comments else [])]
+        return {"description": texts[0]} if texts else {}
 
     def _changes_schema(self, place: str, path: str = "") -> Schema:
         """A component, or changes to the chosen one: any argument that the choices have there."""
@@ -200,7 +217,7 @@ class Writer:
         about, kinds, keys = field_summaries(kind), typing.get_type_hints(kind), dict[str, Schema]()
         for field, one in kinds.items():
             whole = self._changes_schema(f"{name}.{field}") if f"{name}.{field}" in slots.KINDS else json_types.schema_of(one)
-            keys[field] = whole | {"description": about[field]}
+            keys[field] = whole | json_types.default_of(getattr(kind, field, None)) | {"description": about[field]}
         return closed_object(keys | {"defaults": DEFAULTS})
 
     def _target(self, members: Members) -> Schema:

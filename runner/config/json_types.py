@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections.abc
 import enum
 import inspect
+import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -30,6 +32,23 @@ SHARED: dict[str, Schema] = {
     "reference": {"type": "string", "pattern": r"\$\{|^\?\?\?$"},
 }
 """Definitions that these lead to."""
+
+UNDESCRIBED = {
+    "aux_logits": "Whether to have auxiliary outputs, as published weights do; samewise trains without them.",
+    "drop_rate": "The share of values that dropout sets to zero after each layer.",
+    "dropout": "The share of values that dropout sets to zero before the last layer.",
+    "groups": "Into how many groups the channels of a block's 3x3 convolution are divided.",
+    "image_size": "The height and width of the images.",
+    "init_weights": "Whether to draw the initial weights as the paper does; otherwise layers keep torch's.",
+    "input_size": "The height and width of the images.",
+    "norm_layer": "The class of the normalisation layers.",
+    "num_classes": "The number of outputs, one for each class.",
+    "stochastic_depth_prob": "The probability of skipping the last block in training; earlier blocks are skipped less often.",
+    "transform_input": "Whether images that are normalised for ImageNet are normalised to [-1, 1] instead, as the published weights need.",
+    "width_per_group": "The channels of each group in the first stage's 3x3 convolutions, of a base of 64.",
+    "zero_init_residual": "Whether each block begins as the identity: the scale of its last normalisation is 0.",
+}
+"""Arguments of torchvision's models that no docstring of theirs describes."""
 
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
@@ -97,10 +116,11 @@ def call_schema(made: Callable[..., Any]) -> Schema:
             elif parameter.default is None and one == {"type": "string"}:
                 one = {"type": ["string", "null"]}
             text = described.get(parameter.name, "")
-            schema["properties"][parameter.name] = one | ({"description": text} if text else {})
+            schema["properties"][parameter.name] = one | default_of(parameter.default) | ({"description": text} if text else {})
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
             further = forwarded_arguments(made)
-            schema["properties"] |= {name: ANY for name in further or () if name not in schema["properties"]}
+            names = {*(described if further is None else further)} - {parameter.name, *schema["properties"]}
+            schema["properties"] |= {name: ANY | ({"description": described[name]} if name in described else {}) for name in sorted(names)}
             schema["additionalProperties"] = ANY if further is None else False
     schema["properties"] |= {"_target_": {"type": "string"}, "_partial_": {"type": "boolean"}, "_args_": {"type": "array", "items": ANY}, "defaults": DEFAULTS}
     return schema
@@ -112,14 +132,37 @@ def description(made: Any) -> str:
 
 
 def arguments(made: Any) -> dict[str, str]:
-    """The descriptions of arguments in a docstring of Google's or torch's style."""
-    section = re.search(r"^(?:Args|Arguments|Parameters):[ ]*\n((?:[ ]+\S.*\n|\s*\n)+)", (inspect.getdoc(made) or "") + "\n", re.MULTILINE)
+    """The descriptions of arguments: of a class and its bases, or of a function and the class that it returns; the nearest counts."""
+    returned = made if isinstance(made, type) else evaluate(inspect.signature(made).return_annotation, made)
+    documented = [made, *(returned.__mro__ if isinstance(returned, type) else ())]
+    described = dict[str, str]()
+    if made.__module__.startswith("torchvision.models."):
+        described |= {name: text for name, text in UNDESCRIBED.items() if name in inspect.signature(returned).parameters}
+    for one in reversed(documented):
+        described |= _described(inspect.cleandoc(one.__doc__ or ""))
+    for name, text in described.items():
+        if (elsewhere := re.match(r"As in `(\w+)`", text)) and (other := vars(sys.modules[made.__module__]).get(elsewhere[1])):
+            described[name] = arguments(other)[name]
+    return described
+
+
+def _described(docstring: str) -> dict[str, str]:
+    """The arguments in a docstring of Google's or torch's style."""
+    section = re.search(r"^(?:Args|Arguments|Parameters):[ ]*\n((?:[ ]+\S.*\n|\s*\n)+)", docstring + "\n", re.MULTILINE)
     if section is None:
         return {}
     indent = re.match(r" *", section[1])
     entries = re.split(rf"^ {{{len(indent[0]) if indent else 4}}}(?=\S)", section[1], flags=re.MULTILINE)
-    read = [re.match(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:(.*)", entry, re.DOTALL) for entry in entries]
-    return {found[1]: _join_lines(found[2]) for found in read if found}
+    read = [re.match(r"\*{0,2}(\w+(?:, \w+)*)\s*(?:\(.*?\))?\s*:(.*)", entry, re.DOTALL) for entry in entries]
+    return {name: _join_lines(found[2]) for found in read if found for name in found[1].split(", ")}
+
+
+def default_of(value: Any) -> Schema:
+    """An argument's default, where JSON can hold it."""
+    try:
+        return {"default": json.loads(json.dumps(value, allow_nan=False))}
+    except (TypeError, ValueError):
+        return {}
 
 
 def _join_lines(text: str) -> str:

@@ -21,11 +21,11 @@ class GroupedByAspectRatio(Shuffled):
 
     Args:
         dataset: With `aspect_ratios()`, float64[N]: width / height of each image.
-        seed: The experiment's.
+        seed: The experiment's `seed`.
         factor: Into how many groups each octave is divided.
         batch_size: Samples of a step; a micro-batch has batch_size / (replicas * accumulate).
-        replicas: The experiment's.
-        accumulate: The experiment's.
+        replicas: The experiment's `replicas`.
+        accumulate: The experiment's `accumulate`.
     """
 
     def __init__(self, dataset: Sized, *, seed: int, factor: int = 3, batch_size: int, replicas: int = 1, accumulate: int = 1) -> None:

@@ -57,7 +57,7 @@ class Slurm(Launcher):
     Args:
         partition: Of the cluster; null: its default.
         time: Limit of each job, as sbatch takes it; null: the partition's.
-        account: To be charged.
+        account: The account that is charged.
         qos: Quality of service.
         nodes: Machines for each job.
         cpus: Of each job on each machine; null: as many as it keeps busy.

@@ -14,7 +14,12 @@ from samewise.runner.sweepers.space import Dimension, Space
 
 
 class _RandomSweeper(Sweeper, abc.ABC):
-    """So many settings, each a function of the seed and its number: with more trials, the first settings stay the same."""
+    """So many settings, each a function of the seed and its number: with more trials, the first settings stay the same.
+
+    Args:
+        trials: How many settings to try.
+        seed: Of the draws; another seed tries other settings.
+    """
 
     def __init__(self, *, trials: int = 20, seed: int = 0) -> None:
         if trials < 1:

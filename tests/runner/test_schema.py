@@ -18,9 +18,12 @@ from omegaconf import OmegaConf
 from referencing import Registry, Resource
 
 from samewise.runner.commands.init import make
-from samewise.runner.config import json_schema, project
+from samewise.runner.config import json_schema, json_types, project
+from samewise.runner.config.instantiate import locate
 
 Run = Callable[..., Any]
+NAMED = ("callbacks", "param_groups")
+"""Groups whose keys are names of the user's choice."""
 SERVER = "yaml-language-server@1.19.2"
 
 
@@ -62,6 +65,26 @@ def test_all_existing_configs_are_valid(lab: Path, repository: Path, wrong: Call
     found = {str(file): wrong(name, OmegaConf.to_container(OmegaConf.load(file), resolve=False)) for name, file in mine}
     assert found
     assert {file: problems for file, problems in found.items() if problems} == {}
+
+
+def components(value: Any) -> Iterator[dict[str, Any]]:
+    """The mappings with a `_target_` in a config."""
+    if isinstance(value, dict) and "${" not in value.get("_target_", "${"):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from components(inner)
+
+
+def test_every_key_of_a_component_and_of_a_group_has_a_description(lab: Path, repository: Path) -> None:
+    groups = json.loads((lab / ".schema" / "definitions.json").read_text())["definitions"]
+    keys = list[tuple[str, str, dict[str, Any]]]()
+    for group, file in files_of(repository / "configs"):
+        config = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        described = [(one, json_types.call_schema(locate(one["_target_"], "part", ()))["properties"]) for one in components(config)]
+        described += [(config, groups[group]["properties"])] if "properties" in groups.get(group, ()) and group not in NAMED else []
+        keys += [(str(file), key, about.get(key, {})) for one, about in described for key in one if key not in ("_target_", "_partial_", "_args_", "defaults")]
+    assert len(keys) > 1500
+    assert [(file, key) for file, key, about in keys if not about.get("description")] == []
 
 
 @pytest.mark.parametrize(
