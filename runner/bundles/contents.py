@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from packaging.utils import canonicalize_name
 
-from samewise.runner.bundles import data_files, description, locked
+from samewise.runner.bundles import data_files, locked
 from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, Part
 from samewise.runner.config import saved
 from samewise.runner.config.project import Project
@@ -67,7 +67,6 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
     if with_weights:
         parts |= dict(_weights(folder))
         kept_checkpoints.note_if_not_meant(folder.checkpoints, summary, "best")
-    parts |= {name: _json(value) for name, value in description.describe(facts, data, folder, parts).items()}
     return parts
 
 
