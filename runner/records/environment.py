@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl
 
+import samewise
 from samewise.runner.records import own_code
 from samewise.runner.secrets import SECRET_FILES, redact, remove_private_keys
 
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
 """The packages whose version can change a result."""
-PACKAGES = ("samewise", *NUMERIC, "hydra-core", "omegaconf", "mlflow", "torchmetrics", "scikit-learn")
+PACKAGES = (*NUMERIC, "hydra-core", "omegaconf", "mlflow", "torchmetrics", "scikit-learn")
 _OF_KERNELS = (
     *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "DISABLE_ADDMM_CUDA_LT", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT"),
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "TORCH_CUDNN_V8_API_DISABLED", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
@@ -54,7 +55,7 @@ def record(
         libraries: The top-level names of the installed packages that the user's own code imports.
         compiled: What decides the bits of compiled code, by name.
     """
-    versions = {name: _version(name) for name in PACKAGES}
+    versions = {"samewise": samewise.__version__, **{name: _version(name) for name in PACKAGES}}
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -88,7 +89,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
     said = [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
     here, there = first.get("libraries", {}), second.get("libraries", {})
     said += [f"version of {name} was {here[name]!r} and is {there[name]!r}" for name in here if name in there and here[name] != there[name]]
-    return said + own_code.differences(first.get("code", {}), second.get("code", {}))
+    return said + own_code.differences(first, second)
 
 
 _MAY_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "ONEDNN_MAX_CPU_ISA")
@@ -97,15 +98,15 @@ _MAY_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NV
 def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: Sequence[str], *, same_code: bool = True) -> str:
     """A sentence on whether the bits can be expected to agree between the recorded environment and this one; `same_code`: whether the user's code is equal."""
     if differing:
-        return f"different bits are expected: {'; '.join(differing)}"
+        return f"the bits may differ: {'; '.join(differing)}"
     one, two = first.get("variables", {}), second.get("variables", {})
     said = [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in _MAY_DECIDE if one.get(name) != two.get(name)]
     said += [f"threads were {first['threads']} and are {second['threads']}"] if first.get("threads", second["threads"]) != second["threads"] else []
     said += [] if same_code else ["the code differs"]
     if said:
-        return f"different bits are possible: {'; '.join(said)}"
+        return f"the bits may differ: {'; '.join(said)}"
     if first.get("level") == "none":
-        return "different bits are possible: the run does not promise to repeat (level none)"
+        return "the bits may differ: the run does not promise to repeat (level none)"
     return "the same bits are expected: the environments agree in everything known to affect them"
 
 

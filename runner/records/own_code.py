@@ -1,4 +1,4 @@
-"""samewise's own code as part of the environment that affects bits: digests of the files that a run computes with. Does not import torch."""
+"""samewise's own code as part of the environment that affects bits: digests of what a run reaches in its files. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+import samewise
 from samewise.runner.errors import first_few
 from samewise.runner.records import sources
 
-ROOTS = ("samewise.runner.training.loop", "samewise.runner.training.build")
+ROOTS = ("samewise.runner.training.loop.fit", "samewise.runner.training.build.build", "samewise.runner.processes.variables.prepare")
 _SILENT = re.compile(
-    r"samewise\.runner\.(cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|secrets|sweep|sweepers|tracking"
+    r"samewise\.runner\.(api|arguments|cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|secrets|sweep|sweepers|tracking"
     r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|memory|prepare))(\.|$)"
 )
 """Modules that compute nothing: what they do is in a config, on paper or on the screen."""
 
 
 def record(used: Iterable[str]) -> dict[str, Any]:
-    """A digest for each of samewise's files used by the classes and functions that a run's config, or the user's code, names; and one of their bytes."""
-    code, state = _read(frozenset(name for name in used if name.startswith("samewise.")))
-    return {"code": dict(code), "code_state": state}
+    """A digest for each of samewise's files of what is reached in it; of the files' bytes; and the names from which that was reached.
+
+    `used`: the classes and functions that a run's config names, and the modules that the user's code imports; of others than samewise's too.
+    """
+    own = sorted({name for name in used if name.startswith("samewise.")})
+    code, state = _read(tuple(own))
+    return {"code": dict(code), "code_state": state, "code_used": own}
 
 
 @cache
-def _read(own: frozenset[str]) -> tuple[Mapping[str, str], str]:
+def _read(own: tuple[str, ...]) -> tuple[Mapping[str, str], str]:
     """Once in a process, which goes on with the code that it has imported."""
-    files = sources.reach([*ROOTS, *sorted(own)], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
+    files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
     code = {label: digest(digests) for label, digests in files.items()}
     return code, sources.raw_state(code)
 
@@ -39,14 +44,16 @@ def changes(environment: Mapping[str, Any]) -> list[str]:
     before: Mapping[str, str] = environment.get("code", {})
     if not before or environment.get("code_state") == sources.raw_state(before):
         return []
-    found = sources.files_present(before)
-    return differences(before, {label: digest(digests) for label, digests in found.items()})
+    return differences(environment, {**record(environment.get("code_used", ())), "versions": {"samewise": samewise.__version__}})
 
 
-def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Where two records differ in files that both contain: a sentence, or nothing."""
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Where what two environments record of files that both contain differs: a sentence, or nothing."""
+    before, now = first.get("code", {}), second.get("code", {})
     names = [label for label in before if label in now and before[label] != now[label]]
-    return [f"samewise's own code has changed: {first_few(names, 5)}"] if names else []
+    one, two = (environment.get("versions", {}).get("samewise") for environment in (first, second))
+    versions = f" (version {one}, now {two})" if one != two else ""
+    return [f"samewise's own code has changed{versions}: {first_few(names, 5)}"] if names else []
 
 
 def digest(digests: Mapping[str, str]) -> str:

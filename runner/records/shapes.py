@@ -37,6 +37,7 @@ ENVIRONMENT = {
     "git?": dict,
     "code?": TEXTS,
     "code_state?": str,
+    "code_used?": [str],
     "libraries?": {str: (str, None)},
     "fingerprint?": str,
     "level?": str,

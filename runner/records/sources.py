@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -57,35 +58,77 @@ def is_library(file: Path) -> bool:
 
 
 def reach(names: Iterable[str], packages: Sequence[str], *, follows: Callable[[str], bool] = lambda name: True) -> Code:
-    """The code that classes and functions reach by imports, without Python's, samewise's and that of libraries.
+    """The code that classes and functions reach by imports and names, without Python's, samewise's and that of libraries.
+
+    Importing a file runs all that is not a definition. A function, class or constant counts if code that counts has its name, wherever that is; all in a module
+    do if code uses the module as a value, and all in a package if code in it finds things by computed names.
 
     Args:
         names: Dotted names of classes, functions or modules.
         packages: Packages whose files count even if they are installed.
         follows: Whether to go into a module of that name.
     """
-    todo, seen, files, libraries, declined = list(names), set[str](), dict[str, Mapping[str, str]](), set[str](), set[str]()
-    known, followed = dict[str, _Module | None](), set[str]()
-    while todo:
-        if (name := todo.pop()) in followed:
-            continue
-        followed.add(name)
-        for module in _modules_along(name, known):
-            if not follows(module.name):
-                declined.add(module.name)
-            if module.name in seen or module.name in declined:
+    walk = _Walk(frozenset(names), packages, follows)
+    walk.finish()
+    files = {label: dict(sorted(digests.items())) for label, digests in sorted(walk.files.items())}
+    return Code(files, tuple(sorted(walk.libraries)), tuple(sorted(walk.declined)))
+
+
+class _Walk:
+    """What `reach` has found so far."""
+
+    def __init__(self, roots: frozenset[str], packages: Sequence[str], follows: Callable[[str], bool]) -> None:
+        self.files, self.libraries, self.declined = dict[str, dict[str, str]](), set[str](), set[str]()
+        self._packages, self._follows = packages, follows
+        self._whole, self._names, self._values = set(roots), {part for name in roots for part in name.split(".")}, set[str]()
+        self._modules, self._opened = dict[str, _Module | None](), set[str]()
+        self._rest = list[tuple[_Module, dict[str, syntax.Definition], Mapping[str, set[str]]]]()
+
+    def finish(self) -> None:
+        """Open modules and take their parts until nothing more is reached."""
+        wanted, done = set(self._whole), set[str]()
+        while wanted:
+            done |= wanted
+            for name in sorted(wanted):
+                self._open(name)
+            wanted = {name for name in self._take_parts() if name not in done}
+
+    def _open(self, name: str) -> None:
+        """Open the modules on the path of a dotted name."""
+        along = list(_modules_along(name, self._modules))
+        self.declined.update([module.name for module in along if not self._follows(module.name)][-1:])
+        for module in along:
+            if module.name in self._opened or not self._follows(module.name):
                 continue
-            seen.add(module.name)
-            top, is_declared = module.name.partition(".")[0], _is_within(module.name, packages)
+            self._opened.add(module.name)
             at = module.file or Path(next(iter(module.places), ""))
-            if is_library(at) and not is_declared:
-                libraries.add(top)
+            if is_library(at) and not _is_within(module.name, self._packages):
+                self.libraries.add(module.name.partition(".")[0])
             elif _is_opaque(at):
-                files.update({label: digests for label, file in _all_files(module) if (digests := digests_of(file)) is not None})
-            elif module.file is not None:
-                files[module.label] = digests_of(module.file) or {}
-                todo += _find_imports(module)
-    return Code(dict(sorted(files.items())), tuple(sorted(libraries)), tuple(sorted(declined)))
+                self.files.update({label: dict(digests) for label, file in _all_files(module) if (digests := digests_of(file)) is not None})
+            elif module.file is not None and (parts := _parts(module.file)) is not None:
+                self.files[module.label] = {}
+                self._rest.append((module, dict(parts), _bindings(module, parts)))
+            elif module.file is not None:  # compiled, or cannot be imported
+                self.files[module.label] = dict(digests_of(module.file) or {})
+
+    def _take_parts(self) -> set[str]:
+        """Take the parts that what was taken before names, until there are none; return what they import."""
+        imported, before = set[str](), -1
+        while before != (before := sum(len(parts) for _, parts, _ in self._rest)):
+            for module, parts, bindings in self._rest:
+                is_whole = module.name in self._whole or not self._values.isdisjoint(accumulate(module.name.split("."), "{}.{}".format))
+                for name in [name for name, part in parts.items() if part.is_run or is_whole or name in self._names]:
+                    part = parts.pop(name)
+                    self.files[module.label] |= part.digests
+                    self._names |= part.names
+                    self._values |= _values(part, bindings)
+                    if part.computes and _is_within(module.name, ["samewise"]):
+                        self._whole.add(module.name)
+                    elif part.computes:
+                        self._values.add(module.name.partition(".")[0])
+                    imported |= set(_find_imports(module, part))
+        return imported
 
 
 def digests_of(file: Path) -> Mapping[str, str] | None:
@@ -93,7 +136,7 @@ def digests_of(file: Path) -> Mapping[str, str] | None:
     try:
         if file.suffix != ".py" or _is_opaque(file):
             return {"": syntax.raw_digest(str(file))[:16]}
-        return syntax.read(str(file)).digests
+        return {name: digest for part in syntax.read(str(file)).values() for name, digest in part.digests.items()}
     except OSError:
         return None
     except (SyntaxError, ValueError, RecursionError):
@@ -200,10 +243,10 @@ def _module_name(label: str) -> str:
     return label.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def files_present(labels: Iterable[str]) -> Files:
-    """Those of the named files that exist now."""
-    found = {label: digests_of(file) for label in labels if (file := place(label)) is not None}
-    return {label: digests for label, digests in found.items() if digests is not None}
+def files_present(before: Files) -> Files:
+    """Those of the recorded files that exist now, with what was recorded of them."""
+    found = {label: digests_of(file) for label in before if (file := place(label)) is not None}
+    return {label: {name: digest for name, digest in digests.items() if name in before[label]} for label, digests in found.items() if digests is not None}
 
 
 def raw_state(labels: Iterable[str]) -> str:
@@ -277,21 +320,46 @@ def _submodule(parent: _Module, last: str) -> _Module | None:
     return _Module(name, None, f"{base}/{last}", folders) if folders else None
 
 
-def _find_imports(module: _Module) -> Iterator[str]:
-    """The modules, and possibly names in them, that a module's text imports; its whole package if it imports by computed names."""
+def _parts(file: Path) -> syntax.Syntax | None:
     try:
-        found = syntax.read(str(module.file))
-    except (OSError, SyntaxError, ValueError, RecursionError):  # compiled, or cannot be imported
-        return
+        return syntax.read(str(file)) if file.suffix == ".py" else None
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _base(module: _Module, imported: syntax.Import) -> str:
+    """The absolute name of what a module imports, or imports something from."""
     parts = module.name.split(".")
     package = parts if module.places else parts[:-1]
-    for dots, base, names in found.imports:
-        whole = ".".join([*package[: len(package) - dots + 1], *([base] if base else [])]) if dots else base
-        if whole:
-            yield whole
-            yield from (f"{whole}.{name}" for name in names)
-    if found.hides and parts[0] != "samewise" and (top := _top(parts[0])) is not None:
+    above = package[: len(package) - imported.dots + 1] if imported.dots else []
+    return ".".join([*above, *([imported.base] if imported.base else [])])
+
+
+def _find_imports(module: _Module, part: syntax.Definition) -> Iterator[str]:
+    """The modules, and possibly names in them, that a part of a module imports; its whole package if it imports by computed names."""
+    for imported in part.imports:
+        if base := _base(module, imported):
+            yield f"{base}.{imported.name}" if imported.name else base
+    if part.hides and not _is_within(module.name, ["samewise"]) and (top := _top(module.name.partition(".")[0])) is not None:
         yield from (_module_name(label) for label, _ in _all_files(top))
+
+
+def _bindings(module: _Module, parts: syntax.Syntax) -> Mapping[str, set[str]]:
+    """The absolute names that a module's imports bind to each name."""
+    bound = dict[str, set[str]]()
+    for imported in (imported for part in parts.values() for imported in part.imports):
+        target = ".".join(filter(None, (_base(module, imported), imported.name)))
+        name = imported.alias or imported.name or target.partition(".")[0]
+        bound.setdefault(name, set()).add(target if imported.alias or imported.name else name)
+    return bound
+
+
+def _values(part: syntax.Definition, bindings: Mapping[str, set[str]]) -> set[str]:
+    """The absolute names of what a part uses as a value, if it was imported."""
+    found = {target for value in part.values for target in bindings.get(value, ())}
+    for first, dot, rest in (value.partition(".") for value in part.values):
+        found |= {f"{target}{dot}{rest}" for target in bindings.get(first, ())}
+    return found
 
 
 def _all_files(module: _Module) -> Iterator[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""A Python file without comments, docstrings and formatting: a digest for each function and class, and its imports. The file is not imported."""
+"""A Python file as parts, without comments, docstrings and formatting: what each says, names and imports. The file is not imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,21 +15,47 @@ _UNSAID = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 """Fields of a syntax tree that say nothing that the others do not."""
 _HIDING = frozenset({"import_module", "iter_modules", "walk_packages", "spec_from_file_location", "run_path", "run_module", "entry_points"})
 _HIDING_BUILTINS = frozenset({"__import__", "exec", "eval"})
+_COMPUTING = frozenset({"globals", "f_globals", "__globals__", "__subclasses__", "__init_subclass__", "metaclass", "resolve_name", "locate"})
+"""Names by which code finds functions and classes that no text names; `sys.modules` is another."""
+_NAME = re.compile(r"[^\W\d][\w.:]*")
+"""A string that may name something, such as `lab.models:Net`."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: `from base import name as alias`, or `import base as alias`; `dots` is the level of a relative one."""
+
+    dots: int
+    base: str
+    name: str = ""
+    alias: str = ""
 
 
 @dataclass
-class Syntax:
-    """The content of one file.
+class Definition:
+    """A function, a class or a plain assignment at the top level of a file; under the empty name, all other statements.
 
     Args:
-        digests: Of each function and class by its qualified name; of what stands outside all of them, and of their order, under the empty name.
-        imports: What it imports: (dots, module, names in it).
+        digests: Of it, and of the functions and classes in a class, by qualified name.
+        is_run: Whether importing the file runs it, other than to define it: a decorator may register it.
+        names: The names in it, also those in strings.
+        values: The dotted names that it uses for more than an attribute.
+        imports: What it imports.
+        computes: Whether it may find functions or classes by names that its text does not have.
         hides: Whether it imports what its text does not name.
     """
 
-    digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    imports: list[tuple[int, str, tuple[str, ...]]] = field(default_factory=list[tuple[int, str, tuple[str, ...]]])
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    is_run: bool = False
+    names: set[str] = field(default_factory=set[str])
+    values: set[str] = field(default_factory=set[str])
+    imports: list[Import] = field(default_factory=list[Import])
+    computes: bool = False
     hides: bool = False
+
+
+Syntax = Mapping[str, Definition]
+"""The parts of a file by name."""
 
 
 def read(file: str) -> Syntax:
@@ -51,11 +78,17 @@ def _read(file: str, *state: int) -> Syntax:
     """Cached for all points of a sweep."""
     with open(file, "rb") as handle:
         tree = ast.parse(handle.read())
-    writer = _Writer()
-    said = dict[str, list[str]]()
-    _collect(tree.body, "", "", said, writer)
-    writer.syntax.digests = {name: hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16] for name, parts in sorted(said.items())}
-    return writer.syntax
+    parts, said = dict[str, Definition](), dict[str, dict[str, list[str]]]()
+    for node in tree.body:
+        if isinstance(node, ast.If) and _callee_name(node.test) == "TYPE_CHECKING" and not node.orelse:
+            continue
+        name = _bound_name(node)
+        part = parts.setdefault(name, Definition())
+        part.is_run |= not name or bool(getattr(node, "decorator_list", ())) or (isinstance(node, _DEFINITIONS) and name.startswith("__"))
+        _collect(node, name, said.setdefault(name, {}), _Writer(part))
+    for name, texts in said.items():
+        parts[name].digests = {inner: hashlib.sha256("\n".join(some).encode("utf-8", "surrogatepass")).hexdigest()[:16] for inner, some in texts.items()}
+    return parts
 
 
 @functools.lru_cache(4096)
@@ -64,37 +97,48 @@ def _raw_digest(file: str, *state: int) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _collect(body: list[ast.stmt], name: str, head: str, said: dict[str, list[str]], writer: _Writer) -> None:
-    """Store a module's or class's content under its name, with placeholders for its functions and classes, which have entries of their own."""
-    own = [head]
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inner = f"{name}.{node.name}" if name else node.name
-            own.append(f"def {node.name}")
-            if isinstance(node, ast.ClassDef):
-                _collect(node.body, inner, writer.write([node.bases, node.keywords, node.decorator_list, getattr(node, "type_params", [])]), said, writer)
-            else:
-                said.setdefault(inner, []).append(writer.write(node))
-        elif text := writer.write(node):
-            own.append(text)
-    said.setdefault(name, []).extend(own)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _bound_name(node: ast.stmt) -> str:
+    """The name that a statement binds if it does nothing else; empty for any other statement."""
+    if isinstance(node, _DEFINITIONS):
+        return node.name
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else node.target if isinstance(node, ast.AnnAssign) else None
+    calls = any(isinstance(inner, ast.Call | ast.NamedExpr) for inner in ast.walk(node))
+    return target.id if isinstance(target, ast.Name) and not calls else ""
+
+
+def _collect(node: ast.stmt, name: str, said: dict[str, list[str]], writer: _Writer) -> None:
+    """Store a statement's content under its name, with placeholders for the functions and classes in a class, which have entries of their own."""
+    if not isinstance(node, ast.ClassDef):
+        if text := writer.write(node):
+            said.setdefault(name, []).append(text)
+        return
+    own = said.setdefault(name, [])
+    own.append(writer.write([node.bases, node.keywords, node.decorator_list, getattr(node, "type_params", [])]))
+    for inner in node.body:
+        own += [f"def {inner.name}"] if isinstance(inner, _DEFINITIONS) else []
+        _collect(inner, f"{name}.{inner.name}" if isinstance(inner, _DEFINITIONS) else name, said, writer)
 
 
 class _Writer:
-    """Writes syntax trees as text, identical in every Python version, and collects their imports."""
+    """Writes syntax trees as text, identical in every Python version, and notes in a part what they name and import."""
 
-    def __init__(self) -> None:
-        self.syntax = Syntax()
+    def __init__(self, part: Definition) -> None:
+        self._part = part
         self._for_types = False
 
-    def write(self, node: Any) -> str:
-        """A node, a list of nodes or a plain value; empty for code without effect."""
+    def write(self, node: Any, *, is_base: bool = False) -> str:
+        """A node, a list of nodes or a plain value; empty for code without effect. `is_base`: the text takes an attribute of it."""
         kind = type(node)
-        if kind is ast.Name:  # these three are most of a tree
-            return f"Name(id={node.id!r})"
-        if kind is ast.Attribute:
-            return f"Attribute(value={self.write(node.value)},attr={node.attr!r})"
+        if kind is ast.Name or kind is ast.Attribute:  # these three are most of a tree
+            if not self._for_types:
+                self._note_name(node, is_base=is_base)
+            return f"Name(id={node.id!r})" if kind is ast.Name else f"Attribute(value={self.write(node.value, is_base=True)},attr={node.attr!r})"
         if kind is ast.Constant:
+            if not self._for_types and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+                self._part.names.update(re.split("[.:]", node.value))
             return f"Constant({node.value!r})"
         if kind is list:
             return f"[{','.join([text for one in node if (text := self.write(one))])}]"
@@ -109,21 +153,38 @@ class _Writer:
         self._for_types = is_for_types
         return f"{kind.__name__}({','.join(parts)})"
 
+    def _note_name(self, node: ast.Name | ast.Attribute, *, is_base: bool) -> None:
+        name, dotted = node.id if isinstance(node, ast.Name) else node.attr, _dotted(node)
+        self._part.names.add(name)
+        self._part.computes |= name in _COMPUTING or dotted == "sys.modules"
+        if not is_base:
+            self._part.values.add(dotted.removesuffix(".__dict__"))
+
     def _note(self, node: ast.AST) -> None:
-        imports = self.syntax.imports
+        part = self._part
         if isinstance(node, ast.Import):
-            imports += [(0, alias.name, ()) for alias in node.names]
+            part.imports += [Import(0, alias.name, alias=alias.asname or "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            imports.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
+            part.imports += [Import(node.level, node.module or "", alias.name, alias.asname or "") for alias in node.names]
+            part.names.update("__all__" if alias.name == "*" else alias.name for alias in node.names if alias.asname or alias.name == "*")
+            part.computes |= node.module == "sys" and any(alias.name == "modules" for alias in node.names)
         elif isinstance(node, ast.Call) and _callee_name(node.func) == "import_module" and (name := _literal(node)):
-            imports.append((0, name, ()))
+            part.imports.append(Import(0, name, alias=name))
+            part.values.add(name)
         elif isinstance(node, ast.Call) and (_callee_name(node.func) in _HIDING or (isinstance(node.func, ast.Name) and node.func.id in _HIDING_BUILTINS)):
-            self.syntax.hides = True
+            part.hides = part.computes = True
+        elif isinstance(node, ast.keyword | ast.FunctionDef):
+            part.computes |= (node.arg if isinstance(node, ast.keyword) else node.name) in _COMPUTING
 
 
 @functools.cache
 def _fields(kind: type[ast.AST]) -> list[str]:
     return [name for name in kind._fields if name not in _UNSAID]
+
+
+def _dotted(node: ast.expr) -> str:
+    """The text of a name with attributes; it begins with a dot if it is an attribute of something else."""
+    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else _callee_name(node)
 
 
 def _callee_name(node: ast.expr) -> str:

@@ -87,7 +87,7 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
         "mlflow.user": _user(),
         "mlflow.note.content": _note(folder, config, environment, fingerprint),
     }
-    facts = {name: value for name, value in environment.items() if name not in ("code_state", "data", "decides", "git", "fingerprint", "level")}
+    facts = {name: value for name, value in environment.items() if name not in ("code_state", "code_used", "data", "decides", "git", "fingerprint", "level")}
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
     facts["code"] = own_code.digest(environment["code"]) if isinstance(environment.get("code"), Mapping) else None  # one tag; environment.json has each file
     found |= {key(f"env.{name}"): _fit(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}

@@ -206,7 +206,7 @@ def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
 def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[str] = ()) -> str:
     """Describe what differs in the environment, the data last, with the reason. `overridden`: the settings that were changed for `again`."""
     data = [line for line in foreign if line.startswith("data.")]
-    said = ["the environment affects the bits, and " + "; ".join(line for line in foreign if line not in data)] if len(data) < len(foreign) else []
+    said = ["the environments differ in what can change bits: " + "; ".join(line for line in foreign if line not in data)] if len(data) < len(foreign) else []
     if not data:
         return said[0]
     if given := [path for path in overridden if path.startswith("dataset.")]:
@@ -221,8 +221,7 @@ def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[
 def unverifiable(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """A sentence on facts of the recording machine that differ here and do not affect bits, so that they cannot be verified."""
     one, two = dict(_facts(recorded)), dict(_facts(json.loads(json.dumps(here))))
-    own = {"versions.samewise"} - two.keys()  # in a bundle's copy the code is compared by content
-    differing = [name for name in one if name not in recorded.get("decides", {}) and name not in own and one[name] != two.get(name)]
+    differing = [name for name in one if name not in recorded.get("decides", {}) and one[name] != two.get(name)]
     said = "; ".join(f"{name} recorded as {one[name]!r}, here {two.get(name)!r}" for name in differing)
     return [f"cannot be verified: {said}"] if said else []
 

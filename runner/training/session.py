@@ -209,8 +209,9 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         if run.config.reproducibility.other_environment == "refuse":
             if all(line.startswith("data.") for line in differing):
                 raise ConfigError(_other_data(run))
-            reason = "this run was started in an environment that gives different bits: " + "; ".join(differing)
-            hint = "resume it in that environment, choose a different name=, or accept different bits with reproducibility.other_environment=record"
+            reason = "this run began in another environment, so it may not go on to the same bits: " + "; ".join(differing)
+            hint = "resume it in that environment; or add `--fresh` to train it again from the start; or, to go on here without the promise of the same bits"
+            hint += " (level none), add reproducibility.other_environment=record"
             raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
         run.recorder.level = "none"
     elif before and not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values()) and (moved := _moved_data(run)):
@@ -293,6 +294,6 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in differing]
         if differing and run.config.reproducibility.other_environment == "refuse":
             hint = "use machines of one kind, or accept different bits with reproducibility.other_environment=record"
-            raise ConfigError(Problem(f"rank {rank}", "runs on a machine that gives different bits: " + "; ".join(differing), hint=hint))
+            raise ConfigError(Problem(f"rank {rank}", "runs in another environment than rank 0, so the run may not repeat: " + "; ".join(differing), hint=hint))
         if differing:
             run.recorder.level = "none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-
-import samewise
 
 PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;]+)( ; [^\\]+)? \\$")
 
@@ -69,10 +66,6 @@ def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(proje
         if not versions or not all(version in requirement.specifier for version in versions):
             unmet.append(f"{requirement}: {versions}")
     assert unmet == []
-
-
-def test_the_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
-    assert samewise.__version__ == project["project"]["version"] == importlib.metadata.version("samewise")
 
 
 def test_the_licence_is_the_full_text_of_apache_2(repository: Path, project: dict[str, Any]) -> None:

@@ -63,11 +63,11 @@ def test_changed_code_starts_another_run_and_differences_are_named_with_both_fol
     assert f" {first}\n" in train().stdout
 
     done = samewise("diff", first, second)
-    assert "differs in helper_of_lab_of_code.py, lab_of_code/data.py (Marks.__getitem__), lab_of_code/parts/layers.py (head)" in done.stdout
+    assert "differs in helper_of_lab_of_code.py (WIDTH), lab_of_code/data.py (Marks.__getitem__), lab_of_code/parts/layers.py (head)" in done.stdout
     forget()
     told = samewise("verify", second).stdout
     assert "the code differs: lab_of_code/parts/layers.py has changed: head" in told
-    assert "different bits are possible: the code differs" in told
+    assert "the bits may differ: the code differs" in told
     assert "the same bits are expected" not in told
     forget()
     assert "layers.py has changed: head; the run was trained with the earlier version" in samewise("eval", second).stderr
@@ -133,7 +133,7 @@ def test_moved_code_is_the_same_and_a_run_without_recorded_code_is_named(train, 
 
 
 def test_editing_code_while_a_run_starts_ends_it_before_training(train, lab):
-    edit(lab / "lab_of_code" / "net.py", "self.head =", f"open({str(lab / 'helper_of_lab_of_code.py')!r}, 'a').write('\\nMORE = 1\\n')\n        self.head =")
+    edit(lab / "lab_of_code" / "net.py", "self.head =", f"open({str(lab / 'helper_of_lab_of_code.py')!r}, 'a').write('\\nWIDTH = 16\\n')\n        self.head =")
     done = train()
     assert done.returncode == 2
     assert "the code was edited while the run was starting: helper_of_lab_of_code.py has changed" in done.stderr
@@ -226,7 +226,7 @@ def test_a_changed_version_of_samewises_own_code_is_named(train, samewise, lab, 
     told = "samewise's own code has changed: samewise/runner/optim/build.py"
     assert f"warning: {told}; " in done.stderr
     forget()
-    assert f"not comparable: the environment affects the bits, and {told}" in samewise("verify", run).stdout
+    assert f"not comparable: the environments differ in what can change bits: {told}" in samewise("verify", run).stdout
     assert told in samewise("diff", run, other).stdout
     (run / "summary.json").unlink()
     assert told in train().stderr

@@ -243,7 +243,7 @@ def test_a_run_that_one_process_cannot_repeat_is_refused(strategy):
 def test_overrides_that_change_the_data_are_not_called_changed_files():
     foreign, again = ["data.train.fingerprint: a there, b here", "device: cpu there, cuda here"], SimpleNamespace(splits={})
     said = describe_foreign(foreign, again, ["seed", "dataset.train.flip"])  # pyright: ignore[reportArgumentType]
-    words = "the environment affects the bits, and device: cpu there, cuda here; the data differ (the overrides change dataset.train.flip): "
+    words = "the environments differ in what can change bits: device: cpu there, cuda here; the data differ (the overrides change dataset.train.flip): "
     assert said == f"{words}data.train.fingerprint: a there, b here"
     assert "files have changed, or the data set does not repeat" in describe_foreign(foreign, again, ["seed"])  # pyright: ignore[reportArgumentType]
 
