@@ -34,7 +34,7 @@ def record(used: Iterable[str]) -> dict[str, Any]:
 @cache
 def _read(own: tuple[str, ...]) -> tuple[Mapping[str, str], str]:
     """Once in a process, which goes on with the code that it has imported."""
-    files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
+    files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.startswith("samewise.") and not _SILENT.match(name)).files
     code = {label: digest(digests) for label, digests in files.items()}
     return code, sources.raw_state(code)
 

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -60,8 +61,9 @@ def is_library(file: Path) -> bool:
 def reach(names: Iterable[str], packages: Sequence[str], *, follows: Callable[[str], bool] = lambda name: True) -> Code:
     """The code that classes and functions reach by imports and names, without Python's, samewise's and that of libraries.
 
-    Importing a file runs all that is not a definition. A function, class or constant counts if code that counts has its name, wherever that is; all in a module
-    do if code uses the module as a value, and all in a package if code in it finds things by computed names.
+    Importing a file runs all that is not a definition. A function, class or constant counts if code that counts uses its name, in its file
+    or where that is imported, or has an attribute or a string of that name. All in a module count if code uses the module as a value, and all
+    in a package if code in it finds things by computed names.
 
     Args:
         names: Dotted names of classes, functions or modules.
@@ -80,7 +82,10 @@ class _Walk:
     def __init__(self, roots: frozenset[str], packages: Sequence[str], follows: Callable[[str], bool]) -> None:
         self.files, self.libraries, self.declined = dict[str, dict[str, str]](), set[str](), set[str]()
         self._packages, self._follows = packages, follows
-        self._whole, self._names, self._values = set(roots), {part for name in roots for part in name.split(".")}, set[str]()
+        self._whole, self._attributes, self._values = set(roots), set[str](), set[str]()
+        self._names = defaultdict[str, set[str]](set)
+        for above, last in ((name[:dot], name[dot + 1 :].partition(".")[0]) for name in roots for dot in range(len(name)) if name[dot] == "."):
+            self._names[above].add(last)
         self._modules, self._opened = dict[str, _Module | None](), set[str]()
         self._rest = list[tuple[_Module, dict[str, syntax.Definition], Mapping[str, set[str]]]]()
 
@@ -114,20 +119,27 @@ class _Walk:
 
     def _take_parts(self) -> set[str]:
         """Take the parts that what was taken before names, until there are none; return what they import."""
-        imported, before = set[str](), -1
-        while before != (before := sum(len(parts) for _, parts, _ in self._rest)):
+        imported, before = set[str](), (-1, -1)
+        while before != (before := (sum(map(len, self._names.values())), sum(len(parts) for _, parts, _ in self._rest))):
             for module, parts, bindings in self._rest:
                 is_whole = module.name in self._whole or not self._values.isdisjoint(accumulate(module.name.split("."), "{}.{}".format))
-                for name in [name for name, part in parts.items() if part.is_run or is_whole or name in self._names]:
+                names = self._names[module.name] | self._attributes
+                for name in [name for name, part in parts.items() if part.is_run or is_whole or name in names]:
                     part = parts.pop(name)
                     self.files[module.label] |= part.digests
-                    self._names |= part.names
+                    self._attributes |= part.attributes
+                    self._names[module.name] |= part.names
                     self._values |= _values(part, bindings)
                     if part.computes and _is_within(module.name, ["samewise"]):
                         self._whole.add(module.name)
                     elif part.computes:
                         self._values.add(module.name.partition(".")[0])
                     imported |= set(_find_imports(module, part))
+                for name in bindings.keys() if is_whole else bindings.keys() & names:
+                    for above, _, last in (target.rpartition(".") for target in bindings[name]):
+                        self._names[above].add(last)
+                for above in bindings.get("*", ()):
+                    self._names[above.removesuffix(".*")] |= {"__all__", *self._names[module.name]}
         return imported
 
 

@@ -38,7 +38,8 @@ class Definition:
     Args:
         digests: Of it, and of the functions and classes in a class, by qualified name.
         is_run: Whether importing the file runs it, other than to define it: a decorator may register it.
-        names: The names in it, also those in strings.
+        names: The plain names in it: of its file's other definitions and imports, and of variables.
+        attributes: The names of attributes in it, and those in strings.
         values: The dotted names that it uses for more than an attribute.
         imports: What it imports.
         computes: Whether it may find functions or classes by names that its text does not have.
@@ -48,6 +49,7 @@ class Definition:
     digests: dict[str, str] = field(default_factory=dict[str, str])
     is_run: bool = False
     names: set[str] = field(default_factory=set[str])
+    attributes: set[str] = field(default_factory=set[str])
     values: set[str] = field(default_factory=set[str])
     imports: list[Import] = field(default_factory=list[Import])
     computes: bool = False
@@ -138,7 +140,7 @@ class _Writer:
             return f"Name(id={node.id!r})" if kind is ast.Name else f"Attribute(value={self.write(node.value, is_base=True)},attr={node.attr!r})"
         if kind is ast.Constant:
             if not self._for_types and isinstance(node.value, str) and _NAME.fullmatch(node.value):
-                self._part.names.update(re.split("[.:]", node.value))
+                self._part.attributes.update(re.split("[.:]", node.value))
             return f"Constant({node.value!r})"
         if kind is list:
             return f"[{','.join([text for one in node if (text := self.write(one))])}]"
@@ -155,7 +157,7 @@ class _Writer:
 
     def _note_name(self, node: ast.Name | ast.Attribute, *, is_base: bool) -> None:
         name, dotted = node.id if isinstance(node, ast.Name) else node.attr, _dotted(node)
-        self._part.names.add(name)
+        (self._part.names if isinstance(node, ast.Name) else self._part.attributes).add(name)
         self._part.computes |= name in _COMPUTING or dotted == "sys.modules"
         if not is_base:
             self._part.values.add(dotted.removesuffix(".__dict__"))
@@ -166,7 +168,6 @@ class _Writer:
             part.imports += [Import(0, alias.name, alias=alias.asname or "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             part.imports += [Import(node.level, node.module or "", alias.name, alias.asname or "") for alias in node.names]
-            part.names.update("__all__" if alias.name == "*" else alias.name for alias in node.names if alias.asname or alias.name == "*")
             part.computes |= node.module == "sys" and any(alias.name == "modules" for alias in node.names)
         elif isinstance(node, ast.Call) and _callee_name(node.func) == "import_module" and (name := _literal(node)):
             part.imports.append(Import(0, name, alias=name))

@@ -31,7 +31,7 @@ MORE = "\ndef more():\n    return 1\n"
 REACHED = {
     "a name": "MORE = layers.more",
     "a name in a string": "MORE = 'layers:more'",
-    "another name": "from .parts.layers import more as less",
+    "another name": "from .parts.layers import more as less\nMORE = less",
     "a computed name in a module": "MORE = getattr(layers, 'm' + 'ore')",
     "a module that is passed on": "print(layers)",
     "a module's namespace": "MORE = layers.__dict__['m' + 'ore']",
