@@ -50,6 +50,7 @@ _FEW = 3
 
 runpy.run_path(str(ROOT / "tests" / "helpers.py"))
 forked = importlib.import_module("samewise_forked")
+importlib.import_module("samewise")  # before a test imports torchaudio, which may need its help
 
 
 @pytest.fixture(autouse=True)

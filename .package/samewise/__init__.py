@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from samewise.runner import torchaudio_import as _  # before anything imports torchaudio
+
 if TYPE_CHECKING:
     from samewise.runner.api import LoadedRun, Trained, Transforms, compose, load, predict, runs, sweep, train
 

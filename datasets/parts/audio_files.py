@@ -7,17 +7,16 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import soundfile
 import torch
-import torchaudio
 from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind, names_other_files
 from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, list_below
+from samewise.datasets.parts.signals import resample, resampled_length
 from samewise.datasets.parts.sound import FORMATS, decode_section, open_audio
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
@@ -41,12 +40,7 @@ class AudioInfo:
 
     def frames_at(self, sample_rate: int) -> int:
         """The frames that `read_audio` returns for the whole file at another rate."""
-        if sample_rate == self.sample_rate:
-            return self.frames
-        common = math.gcd(sample_rate, self.sample_rate)
-        new, old = sample_rate // common, self.sample_rate // common
-        # torchaudio cuts to a length in float32, which may be a few samples more or less than the exact one, but there are no more than its filter gives.
-        return min(int(torch.ceil(torch.as_tensor(new * self.frames / old))), new * (self.frames // old + 1))
+        return self.frames if sample_rate == self.sample_rate else resampled_length(self.frames, self.sample_rate, sample_rate)
 
 
 def audio_preparation(sample_rate: int, *, frames: int | None = None) -> dict[str, Any]:
@@ -64,7 +58,7 @@ def read_audio(
 
     Args:
         path: The file.
-        sample_rate: In Hz, what to resample to (by torchaudio's windowed sinc, which is deterministic); None: the file's own.
+        sample_rate: In Hz, what to resample to (by a windowed sinc, which is deterministic); None: the file's own.
         mono: Average the channels.
         start: The first frame wanted, counted at the file's own rate.
         frames: How many frames, at the file's own rate; None: all that follow.
@@ -95,7 +89,9 @@ def read_audio(
         return samples, rate
     _require_resampling(path, rate, sample_rate)
     SAMPLES.check(path, -(-samples.numel() * sample_rate // rate))
-    return _resampler(rate, sample_rate)(samples), sample_rate
+    if min(rate, sample_rate) < 1:
+        raise ConfigError(Problem("dataset.sample_rate", "is not a valid rate", sample_rate, "a whole number of Hz greater than 0"))
+    return resample(samples, rate, sample_rate), sample_rate
 
 
 def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
@@ -189,11 +185,3 @@ def _read_by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.Libsndf
         other = "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, such as M4A; or convert the file"
         hint = other if refusal.code == _UNKNOWN_FORMAT else "download the file again"
         raise DataError(Problem(name, reason, expected=FORMATS, hint=hint)) from None
-
-
-@lru_cache(maxsize=16)
-def _resampler(from_rate: int, to_rate: int) -> torchaudio.transforms.Resample:
-    """Cached, since computing its kernel takes longer than resampling a short file."""
-    if min(from_rate, to_rate) < 1:
-        raise ConfigError(Problem("dataset.sample_rate", "is not a valid rate", to_rate, "a whole number of Hz greater than 0"))
-    return torchaudio.transforms.Resample(from_rate, to_rate)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torchaudio.transforms import Resample
 
+from samewise.datasets.parts.signals import resample
 from samewise.datasets.transforms.images import chance, interval, uniform
 from samewise.datasets.transforms.speech_features import inside_length
 from samewise.runner.errors import ConfigError, Problem
@@ -80,7 +79,7 @@ class SpeedPerturbation(BatchTransform):
         made = waveform.new_zeros(len(chosen), max(_scaled_length(waveform.shape[1], factor) for factor in chosen))
         for factor in dict.fromkeys(chosen):
             rows = torch.tensor([row for row, other in enumerate(chosen) if other == factor]).to(waveform.device, non_blocking=True)
-            changed = waveform[rows] if factor == 100 else _resample(factor, waveform.device)(waveform[rows])
+            changed = waveform[rows] if factor == 100 else resample(waveform[rows], factor, 100)
             made[rows, : changed.shape[1]] = changed
         length = _scaled_length(length, torch.tensor(chosen).to(length.device, non_blocking=True))
         return {**batch, "waveform": torch.where(inside_length(length, made.shape[1]), made, 0.0), "length": length}
@@ -143,11 +142,5 @@ def _masks(drawn: Tensor, length: Tensor, widest: Tensor, places: int) -> Tensor
 
 
 def _scaled_length(length: Any, factor: Any) -> Any:
-    """The length of `length` frames at `factor` hundredths of their speed, rounded up as in torchaudio's resampling."""
+    """The length of `length` frames at `factor` hundredths of their speed, rounded up as in `resample`."""
     return (length * 100 + factor - 1) // factor
-
-
-@lru_cache(maxsize=32)
-def _resample(factor: int, device: torch.device) -> Resample:
-    """Caches its kernel on the device."""
-    return Resample(factor, 100).to(device)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import abc
 import math
-import warnings
 from typing import final
 
 import torch
-import torchaudio.functional as AF
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem, require_positive
+from samewise.datasets.parts.signals import mel_bands
+from samewise.runner.errors import ConfigError, Problem, nearest, require_positive
 from samewise.runner.interfaces import Batch, BatchTransform
 
 _SMALLEST_STD = 1e-5
@@ -87,14 +86,15 @@ class _Mel(FrontEnd):
         self.n_fft = n_fft
         self.hop_length = hop_length
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about empty bands, which are an error here
-            banks = AF.melscale_fbanks(n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, norm=None, mel_scale=mel_scale)
-        empty = int((banks.sum(0) == 0).sum())
+        if mel_scale not in ("htk", "slaney"):
+            known = ("htk", "slaney")
+            raise ConfigError(Problem("transforms.mel_scale", "is unknown", mel_scale, "htk or slaney", nearest(mel_scale, known)))
+        banks = mel_bands(n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, scale=mel_scale)
+        empty = int((banks.sum(1) == 0).sum())
         if empty:
             hint = "lower n_mels or raise n_fft"
             raise ConfigError(Problem("transforms.n_mels", f"{empty} of the mel bands are narrower than the spectrum's resolution", n_mels, hint=hint))
-        self.register_buffer("banks", banks.t().contiguous(), persistent=False)
+        self.register_buffer("banks", banks, persistent=False)
 
     def energies(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """float32[B, n_mels, N], not negative, and the valid frames."""
@@ -141,7 +141,10 @@ class MFCC(_Mel):
         )
         if not 1 <= n_mfcc <= n_mels:
             raise ConfigError(Problem("transforms.n_mfcc", "must be from 1 to n_mels", n_mfcc, f"1 to {n_mels}"))
-        self.register_buffer("dct", AF.create_dct(n_mfcc, n_mels, norm="ortho").t().contiguous(), persistent=False)
+        # The rows of the orthonormal DCT-II.
+        dct = torch.cos(math.pi / n_mels * (torch.arange(float(n_mels)) + 0.5) * torch.arange(float(n_mfcc))[:, None])
+        dct[0] *= 1.0 / math.sqrt(2.0)
+        self.register_buffer("dct", dct * math.sqrt(2.0 / n_mels), persistent=False)
 
     def features(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         energies, frames = self.energies(waveform, length)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import final
 
 import torch
-import torchaudio.functional as AF
 from torch import Tensor
 
+from samewise.datasets.parts.signals import mel_bands
 from samewise.runner.errors import ConfigError, Problem, require_positive
 from samewise.runner.interfaces import Batch, BatchTransform
 
@@ -66,8 +66,8 @@ class VocoderMel(BatchTransform):
         self.kernel_size, self.context = kernel_size, context
         self._before = context - needed
         self.register_buffer("window", torch.hann_window(win_length), persistent=False)
-        banks = AF.melscale_fbanks(n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, norm="slaney", mel_scale="slaney")
-        self.register_buffer("banks", banks.t().contiguous(), persistent=False)
+        banks = mel_bands(n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, scale="slaney", area=True)
+        self.register_buffer("banks", banks, persistent=False)
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         waveform = batch["waveform"].to(torch.float32)

@@ -8,7 +8,6 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-import torchaudio.functional as AF
 from torch import Tensor
 
 from samewise.runner.errors import ConfigError, Problem
@@ -52,7 +51,9 @@ class MuLaw(Amplitudes):
 
     def labels(self, waveform: Tensor) -> Tensor:
         """int64[...] from 0 to n_classes - 1."""
-        return AF.mu_law_encoding(waveform.clamp(-1.0, 1.0), self.n_classes)
+        waveform, steps = waveform.clamp(-1.0, 1.0), torch.tensor(self.n_classes - 1.0, dtype=waveform.dtype)
+        companded = waveform.sign() * (steps * waveform.abs()).log1p() / steps.log1p()
+        return ((companded + 1.0) / 2.0 * steps + 0.5).long()
 
     def written(self, waveform: Tensor) -> Tensor:
         return self._scaled(self.labels(waveform))
@@ -60,7 +61,9 @@ class MuLaw(Amplitudes):
     def heard(self, written: Tensor) -> Tensor:
         # WaveRNN (torchaudio's `infer`, too) speaks in labels scaled to [-1, 1]: they are mu-law steps, not amplitudes.
         labels = ((written + 1.0) / 2.0 * (self.n_classes - 1)).round()
-        return AF.mu_law_decoding(labels, self.n_classes)
+        steps = torch.tensor(self.n_classes - 1.0, dtype=written.dtype)
+        companded = labels / steps * 2.0 - 1.0
+        return companded.sign() * ((companded.abs() * steps.log1p()).exp() - 1.0) / steps
 
     def surprise(self, outputs: Tensor, waveform: Tensor) -> Tensor:
         return F.cross_entropy(outputs, self.labels(waveform), reduction="none")

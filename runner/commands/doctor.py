@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from samewise.runner import torchaudio_import
 from samewise.runner.errors import first_line
 from samewise.runner.records.files import try_writing
 from samewise.runner.records.json_text import to_json
@@ -69,6 +71,11 @@ def _packages() -> Iterator[Finding]:
         torch.ops.torchvision.nms  # noqa: B018 (raises where the two were built for different releases)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
         yield Finding("torchvision's operators", "bad", first_line(error), "install the torchvision release made for this torch")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torchaudio")
+    if torchaudio_import.reason:
+        missing = "forced_align, rnnt_loss and cuda_ctc_decoder are missing; lfilter and overdrive are slow"
+        yield Finding("torchaudio's library", "remark", torchaudio_import.reason, missing)
 
 
 def _device() -> Iterator[Finding]:

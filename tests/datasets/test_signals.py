@@ -1,0 +1,53 @@
+"""Resampling and mel bands: torchaudio's to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchaudio
+import torchaudio.functional as AF
+
+from samewise.datasets.parts.signals import mel_bands, resample
+from samewise.datasets.transforms.speech_features import MFCC
+from samewise.recipes.parts.amplitudes import MuLaw
+
+
+def require_same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.dtype == theirs.dtype == torch.float32
+    assert torch.equal(ours.contiguous().view(torch.int32), theirs.contiguous().view(torch.int32))
+
+
+RATES = [(44100, 16000), (16000, 44100), (22050, 8000), (8000, 24000), (48000, 44100), (90, 100), (110, 100), (8000, 8000)]
+
+
+@pytest.mark.parametrize(("old", "new"), RATES)
+def test_resampling_gives_torchaudios_bits(old, new):
+    torch.manual_seed(0)
+    for length in (1, 777, 70_001):
+        waveform = torch.randn(2, length)
+        require_same_bits(resample(waveform, old, new), torchaudio.transforms.Resample(old, new)(waveform))
+
+
+@pytest.mark.parametrize("scale", ["htk", "slaney"])
+@pytest.mark.parametrize("area", [False, True])
+@pytest.mark.parametrize(
+    ("rate", "bins", "f_min", "f_max", "count"), [(16000, 257, 20.0, 8000.0, 40), (22050, 1025, 40.0, 11025.0, 80), (8000, 129, 0.0, 3800.0, 13)]
+)
+def test_mel_bands_are_torchaudios_bits(scale, area, rate, bins, f_min, f_max, count):
+    theirs = AF.melscale_fbanks(bins, f_min, f_max, count, rate, norm="slaney" if area else None, mel_scale=scale)
+    require_same_bits(mel_bands(bins, f_min, f_max, count, rate, scale=scale, area=area), theirs.t())
+
+
+@pytest.mark.parametrize(("n_mfcc", "n_mels"), [(1, 13), (13, 13), (40, 80)])
+def test_the_cosine_transform_is_torchaudios_bits(n_mfcc, n_mels):
+    require_same_bits(MFCC(n_mfcc=n_mfcc, n_mels=n_mels, n_fft=1024).dct, AF.create_dct(n_mfcc, n_mels, norm="ortho").t())
+
+
+@pytest.mark.parametrize("steps", [2, 256, 1024])
+def test_mu_law_is_torchaudios_bits(steps):
+    torch.manual_seed(0)
+    waveform = torch.cat([0.5 * torch.randn(10_000), torch.tensor([0.0, -0.0, 1.0, -1.0, 1e-30])])
+    law = MuLaw(n_classes=steps)
+    labels = law.labels(waveform)
+    assert torch.equal(labels, AF.mu_law_encoding(waveform.clamp(-1.0, 1.0), steps))
+    require_same_bits(law.heard(law.written(waveform)), AF.mu_law_decoding(labels, steps))
