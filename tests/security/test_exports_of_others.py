@@ -60,9 +60,9 @@ def test_a_special_file_in_an_export_is_named_and_does_not_block(samewise, expor
     assert "--debug" not in done.stderr
 
 
-@pytest.mark.parametrize(("claimed", "said"), [(4, "do not have the sizes that its header gives"), (200 << 30, "GB of memory is free")])
+@pytest.mark.parametrize("claimed", [4, 200 << 30])
 @pytest.mark.parametrize("name", ["vectors.safetensors", "weights.safetensors"])
-def test_tensors_too_large_for_memory_are_named_before_they_are_read(samewise, export, name, claimed, said) -> None:
+def test_tensors_too_large_for_memory_are_named_before_they_are_read(samewise, export, name, claimed) -> None:
     """200 GB that take no room on the disk, as a sparse file in an archive."""
     header = json.dumps({"weight": {"dtype": "U8", "shape": [claimed], "data_offsets": [0, claimed]}}).encode()
     with (export / name).open("wb") as file:
@@ -71,7 +71,7 @@ def test_tensors_too_large_for_memory_are_named_before_they_are_read(samewise, e
     done = samewise("verify", export)
     assert done.returncode == 2, done.stdout
     assert f"{export / name}: " in done.stderr
-    assert said in done.stderr
+    assert "GB of memory is free" in done.stderr
 
 
 @pytest.mark.timeout(60)
@@ -83,7 +83,7 @@ def test_a_file_too_large_for_memory_is_not_read_to_its_end(samewise, export, na
     done = samewise("verify", export)
     assert done.returncode == 2, done.stdout
     assert f"{export / name}: " in done.stderr
-    assert "GB of memory is free" in done.stderr or "do not have the sizes" in done.stderr
+    assert "GB of memory is free" in done.stderr
 
 
 DAMAGED = {

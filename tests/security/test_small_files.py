@@ -128,7 +128,7 @@ HEADERS = {
 def test_a_safetensors_header_that_does_not_match_its_bytes_is_refused(kind: str, tmp_path: Path) -> None:
     text = json.dumps(HEADERS[kind]).encode()
     (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(0 if kind == "a shape without bytes" else 4096))
-    with pytest.raises(ValueError, match=r"has no bytes|overlap|is not a mapping"):
+    with pytest.raises(ValueError, match=r"header|offset|shape"):
         read_tensors(tmp_path / "a.safetensors")
 
 
