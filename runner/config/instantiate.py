@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
-from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_within_root
+from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_harmless
 from samewise.runner.config.slots import DATASET, MAP_STYLE, REFUSED, describe_kinds, kinds_at, packages_at, place_of, return_class, takes, within
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import (
@@ -91,7 +91,7 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
 
         EpsImagePlugin.gs_binary = False  # an EPS file, under any name, is a program for Ghostscript; samewise's own data sets do not let Pillow open any
     if within(made.__module__, PACKAGES):
-        made = functools.partial(make_within_root, made, path)
+        made = functools.partial(make_harmless, made, path)
     if node.get("_partial_", False):
         return functools.partial(made, *positional, **named)
     if is_own:  # the user's own code may allow more
@@ -327,5 +327,5 @@ def _prefix_path(path: str, problem: Problem) -> Problem:
 
 
 def _name(made: Any) -> str:
-    inner = (made.args[0] if made.func is make_within_root else made.func) if isinstance(made, functools.partial) else made
+    inner = (made.args[0] if made.func is make_harmless else made.func) if isinstance(made, functools.partial) else made
     return str(getattr(inner, "__qualname__", getattr(inner, "__name__", inner)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -164,48 +163,6 @@ def test_an_archive_is_named_as_one_without_advice_to_unpickle_it(samewise, run,
         assert "tar -xf" in done.stderr
         assert "weights_only" not in done.stderr
     assert "is not an override; hint: give one run at a time" in samewise("eval", run, run).stderr
-
-
-@pytest.fixture
-def archives(tmp_path: Path) -> Path:
-    """A received data set in two archives, which would be unpacked through a link beside them that leads to the user's files."""
-    root, mine = tmp_path / "theirs" / "data", tmp_path / "mine"
-    root.mkdir(parents=True)
-    mine.mkdir()
-    (mine / "profile").write_text("mine")
-    (root / "up").symlink_to("../../mine")
-    for name in ("leftImg8bit_trainvaltest.zip", "gtFine_trainvaltest.zip"):
-        with zipfile.ZipFile(root / name, "w") as archive:
-            archive.writestr("leftImg8bit/train/a/a_leftImg8bit.png", "")
-            archive.writestr("gtFine/train/a/a_gtFine_instanceIds.png", "")
-            archive.writestr("up/profile", "theirs")
-    return root
-
-
-@pytest.mark.parametrize("is_loader", [False, True], ids=["by itself", "as another's loader"])
-def test_an_archive_of_a_data_set_is_not_unpacked_through_a_link(archives: Path, tmp_path: Path, is_loader: bool) -> None:
-    """`samewise check` of a config that names the folder could overwrite any file of the user: zipfile follows existing links."""
-    node = {"_target_": "torchvision.datasets.Cityscapes", "root": str(archives)}
-    make = instantiate({**node, "_partial_": True}, "dataset.train", allowed=()) if is_loader else lambda: instantiate(node, "dataset.train", allowed=())
-    with pytest.raises(ConfigError, match=r"dataset.train: would write outside of the data set's folder: .*/mine/profile; hint: a link"):
-        make()
-    assert (tmp_path / "mine" / "profile").read_text() == "mine"
-    (archives / "up").unlink()
-    shutil.rmtree(archives / "leftImg8bit")
-    (tmp_path / "linked").symlink_to(archives)  # the root itself may be one
-    assert len(instantiate({**node, "root": str(tmp_path / "linked")}, "dataset.train", allowed=())) == 1
-    assert (archives / "up" / "profile").read_text() == "theirs"
-    (tmp_path / "mine" / "profile").write_text("anything")  # nothing is watched any more
-
-
-def test_a_samewise_data_set_downloads_through_no_link(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / ".download.lock").symlink_to(tmp_path / "mine" / "made")
-    node = {"_target_": "samewise.datasets.mnist.MNIST", "root": str(tmp_path / "theirs"), "split": "train", "download": True}
-    with pytest.raises(ConfigError, match="would write outside of the data set's folder"):
-        instantiate(node, "dataset.train", allowed=())
-    assert not list((tmp_path / "mine").iterdir())
 
 
 def test_addresses_listed_in_a_data_set_folder_are_not_fetched(tmp_path: Path) -> None:
