@@ -154,9 +154,12 @@ def _disable_caches(composed: Composed) -> Composed:
     """The same config, but samewise's data sets decode samples on demand: one step does not need the cache of a training."""
     cfg = composed.cfg.copy()
     with open_dict(cfg):
-        for split in [one for one in cfg.dataset.values() if isinstance(one, DictConfig)]:
-            if str(split.get("_target_")).startswith("samewise.datasets.") and split.get("cache") == "memory":
-                split.cache = "none"
+        splits = [one for one in cfg.dataset.values() if isinstance(one, DictConfig)]
+        cached = [one for one in splits if str(one.get("_target_")).startswith("samewise.datasets.") and one.get("cache") == "memory"]
+        # The data set's own key first, and splits that refer to it no more: then something still reads it.
+        for node in [cfg.dataset, *cached] if cached else []:
+            if node.get("cache") == "memory":
+                node.cache = "none"
     return replace(composed, cfg=cfg)
 
 

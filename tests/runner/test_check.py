@@ -304,6 +304,16 @@ def test_a_loss_that_rises_without_bound_is_warned_about(lr: float, is_warned_of
     assert ("warning: train/loss: the loss rose from" in done.stderr) is is_warned_of
 
 
+def test_a_cache_that_check_does_without_is_not_taken_for_a_key_that_nothing_reads(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    for place in ("train/a", "train/b", "valid/a", "valid/b"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / place / "0.png")
+    data = ["dataset=image_folder", f"dataset.root={tmp_path}", "dataset.num_classes=2", "dataset.cache=memory"]
+    done = samewise("check", *data, "transforms=images", "model.width=4", "batch_size=2", "recipe.top_k=[1]", "tracking=none")
+    assert done.returncode == 0, done.stderr
+    assert "nothing reads" not in done.stdout
+
+
 @pytest.mark.slow
 def test_check_strict_turns_warnings_into_a_failure(samewise: Callable[..., Any]) -> None:
     command = ["check", "dataset=digits", "model=resnet20_cifar", "model.width=2", "transforms=images", "batch_size=512", "evaluate.batch_size=64"]
