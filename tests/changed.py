@@ -93,9 +93,9 @@ def affected_tests(changed: Iterable[str]) -> list[str]:
             continue  # a test that is gone
         elif top == "tests" and "/" in rest:
             selected |= {test for test in tests if test.startswith(f"{Path(name).parent}/")}
-        elif name.endswith(".md") or top == "docs":
+        elif name.endswith(".md") or top in ("docs", "examples"):
             selected |= {test for test in tests if test.startswith(("tests/docs/", "tests/packaging/"))}
-        elif top in ("Makefile", ".ci", "LICENSE"):
+        elif top in ("Makefile", ".ci", ".github", "LICENSE", "CITATION.cff", "Dockerfile", ".dockerignore", ".pre-commit-config.yaml"):
             selected |= {test for test in tests if test.startswith("tests/packaging/")}
         else:
             return ["tests"]

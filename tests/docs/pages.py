@@ -2,17 +2,23 @@
 
 In a `console` or `bash` block a line that begins with `$ ` is a command, the lines below it are what it prints, `...` stands for lines left out, and
 `# exit code: N` at a command's end says that it fails. A comment `<!-- not run: REASON -->` before a block keeps it from being run. A line that
-is only a bold file name before a block says what the file holds that a user makes.
+is only a bold file name before a block says what the file holds that a user makes. The page of an example has its files beside it.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+EXAMPLES = {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "examples").glob("*/README.md"))}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md", *EXAMPLES.values())
+    if path.name != "CHANGELOG.md"
+}
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.M | re.S)
 _REASON = re.compile(r"<!-- not run: (.*?) -->\n*\Z", re.S)
@@ -79,6 +85,15 @@ def make_files(text: str, folder: Path) -> list[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text)
     return [block.file or "" for block in made]
+
+
+def make_folder(page: str, folder: Path) -> None:
+    """Put into `folder` what the page's reader has there: a copy of the example, or the files that the page tells its reader to create."""
+    if page in EXAMPLES:
+        kept = shutil.ignore_patterns("__pycache__", "runs")
+        shutil.copytree(EXAMPLES[page].parent, folder, dirs_exist_ok=True, ignore=kept)
+    else:
+        make_files(PAGES[page].read_text(), folder)
 
 
 def alike(line: str) -> str:

@@ -14,7 +14,7 @@ import samewise_docs_warnings_page
 import yaml
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
-from samewise_docs_pages import PAGES, Block, Command, blocks, first_not_printed, links, make_files
+from samewise_docs_pages import EXAMPLES, PAGES, Block, Command, blocks, first_not_printed, links, make_files, make_folder
 from samewise_docs_settings_table import PAGE, written
 from samewise_forked import Forked
 
@@ -25,7 +25,7 @@ from samewise.runner.errors import Problem
 from samewise.runner.tracking.link import SHARED
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
-OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md")
+OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md", *EXAMPLES)
 """Pages whose commands are run with the slow tests; those of the others, which take minutes per page, are run with the long ones."""
 OF_OVERRIDES = ("train", "check", "show")
 
@@ -36,7 +36,7 @@ def _words(command: Command) -> list[str]:
 
 def _shell(command: str, folder: Path, samewise: str = f'{shlex.quote(sys.executable)} -m samewise "$@"') -> subprocess.CompletedProcess[str]:
     """Run a command as a user would type it, with this interpreter's samewise."""
-    script = f"samewise() {{ {samewise}; }}\n{command}"
+    script = f'samewise() {{ {samewise}; }}\npython() {{ {shlex.quote(sys.executable)} "$@"; }}\n{command}'
     return subprocess.run(["bash", "-c", script], cwd=folder, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 
@@ -51,10 +51,9 @@ def _forked(command: str, folder: Path, said: Path, senders: str) -> subprocess.
 
 def _follow(page: str, folder: Path, senders: str, *, only: tuple[str, ...] = ()) -> int:
     """Run the commands of a page from top to bottom, the first as a user would start it; return how many were run."""
-    text = PAGES[page].read_text()
-    make_files(text, folder)
+    make_folder(page, folder)
     count = 0
-    for block in blocks(text):
+    for block in blocks(PAGES[page].read_text()):
         for command in block.commands if block.reason is None else []:
             if only and command.text not in only:
                 continue
@@ -98,10 +97,9 @@ def test_the_readme_names_every_command() -> None:
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = PAGES[page].read_text()
-    make_files(text, tmp_path)
+    make_folder(page, tmp_path)
     here, seen = project.find(tmp_path), set[tuple[str, ...]]()
-    for block in blocks(text):
+    for block in blocks(PAGES[page].read_text()):
         for command in block.commands:
             words = _words(command)
             if words[:1] == ["samewise"] and words[1] in OF_OVERRIDES:

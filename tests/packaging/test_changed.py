@@ -24,6 +24,7 @@ import samewise_changed as changed
         ("tests/runner/promise.py", {"tests/runner/test_same_bits.py"}, {"tests/datasets/test_mixtures.py"}),
         ("tests/runner/test_ema.py", {"tests/runner/test_ema.py"}, {"tests/runner/test_cli.py"}),
         ("docs/design.md", {"tests/docs/test_pages.py"}, {"tests/runner/test_cli.py"}),
+        ("examples/speech/make_morse.py", {"tests/docs/test_pages.py"}, {"tests/runner/test_cli.py"}),
     ],
 )
 def test_tests_that_depend_on_a_file_are_run_and_others_are_left_out(file: str, run: set[str], left_out: set[str]) -> None:
