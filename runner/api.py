@@ -135,11 +135,12 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
         Interrupted: it was asked to stop, and is saved; call again to resume.
     """
     from samewise.runner.config.check import settings_are_sound
+    from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.training.prepare import finished_summary, prepare
 
     sources.note_loaded()
     composed = _compose_given(experiment, packages, config_dirs)
-    composed = composed.with_new_folder() if fresh else replace(composed)  # with the current code, in case one config is trained twice
+    composed = composed.with_new_folder() if fresh else as_trained(replace(composed))  # with the current code, in case one config is trained twice
     with filter_output():
         if settings_are_sound(composed):
             if (done := finished_summary(composed)) is not None:

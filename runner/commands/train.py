@@ -71,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
             hint = "name=OTHER makes it a new sweep; or train one run at a time with --fresh"
             raise ConfigError(Problem("--fresh", "cannot be used with a sweep, which resumes its existing runs", hint=hint))
         return start(args)
+    from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.training.prepare import prepare
 
     composed = _compose_saved(args) if args.config else compose_arguments(args, strict=False)
-    composed = composed.with_new_folder() if args.fresh else composed
+    composed = composed.with_new_folder() if args.fresh else as_trained(composed)
     ready = prepare(composed, as_json=args.json, debug=args.debug)
     if isinstance(ready, Mapping):
         print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)

@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "device?": {"kind?": str},
     "data?": {str: {"classes?": [str], "category_ids?": [int], "size?": int}},
     "git?": dict,
+    "versions?": dict,
     "code?": TEXTS,
     "code_state?": str,
     "code_used?": [str],

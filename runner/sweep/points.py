@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from samewise.runner.config import other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
+from samewise.runner.config.earlier_version import as_trained
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, groups, remove_hydra, root_config
 from samewise.runner.config.override_text import removed
@@ -136,7 +137,8 @@ def _make_point(number: int, setting: Setting, seed: str | None, overrides: Sequ
     whole = composed.whole
     if not composed.problems and any(isinstance(value, str) and "${" in value for _, value in flat(whole)):
         composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
-    identity = composed.fingerprint
+    composed = as_trained(composed)
+    whole, identity = composed.whole, composed.fingerprint
     run = composed.folder.path
     evaluate = whole["evaluate"]
     values = dict(setting.values)
