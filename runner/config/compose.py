@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
+from samewise.runner.config.deprecated import rename_settings
 from samewise.runner.config.file_faults import NO_FOLDER, NO_SUCH_CHOICE, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, hydra_settings, remove_hydra, root_config
@@ -207,7 +208,7 @@ def _parsed(text: str, name: str) -> bytes:
         given = OmegaConf.create(text)
         if not isinstance(given, DictConfig) or not given:
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
-        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), given)
+        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), rename_settings(given, name))
         choices, label = header.read(text)
         assert isinstance(cfg, DictConfig)
         restore_references(cfg, header.read_references(text) or {})

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from samewise.runner.config.deprecated import restore_names
 from samewise.runner.config.tree import flat, without
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import hugging_face, sources
@@ -119,6 +120,7 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
         kept["dataset"] = _remove_host_settings(kept["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
         kept["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
+    restore_names(kept)
     _spell_out(kept)
     _remove_unchanged(kept)
     if (taken_over := _content(kept.pop("resume_from", None))) is not None:

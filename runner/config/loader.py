@@ -27,6 +27,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from samewise.runner.config.deprecated import rename_settings
 from samewise.runner.config.file_faults import FileFaults
 from samewise.runner.config.override_text import ONE_CHOICE
 from samewise.runner.config.project import Project
@@ -72,12 +73,19 @@ class FileConfigSource(_Inside, file_config_source.FileConfigSource):
         if (text := read_text(file)) is not None:
             require_modest(text, str(file), interpolations="own" if self.provider == GIVEN else "all")
         if text is None or self.faults is None:
-            return super().load_config(config_path)
+            return _renamed(super().load_config(config_path), file, config_path)
         try:
-            return self.faults.remove_faults(super().load_config(config_path), file, config_path, text)
+            return self.faults.remove_faults(_renamed(super().load_config(config_path), file, config_path), file, config_path, text)
         except yaml.YAMLError as error:
             self.faults.unreadable(error)
             return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create({}), {"package": "_global_"})
+
+
+def _renamed(result: ConfigResult, file: Path, config_path: str) -> ConfigResult:
+    group, package = config_path.rpartition("/")[0], result.header["package"]
+    under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)
+    result.config = rename_settings(cast(DictConfig, result.config), str(file), under)
+    return result
 
 
 class ImportlibResourcesConfigSource(_Inside, importlib_resources_config_source.ImportlibResourcesConfigSource):

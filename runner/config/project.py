@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from samewise.runner.config.deprecated import rename_overrides
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 _KEYS = ("packages", "configs", "experiment")
@@ -37,9 +38,9 @@ class Project:
     experiment: str = ""
 
     def with_experiment(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides, preceded by the project's default experiment if they choose none."""
+        """The overrides by their current names, preceded by the project's default experiment if they choose none."""
         chosen = not self.experiment or any(re.match(r"[+~]*experiment($|[=@])", text) for text in overrides)
-        return [*([] if chosen else [override_of_experiment(self.experiment)]), *overrides]
+        return [*([] if chosen else [override_of_experiment(self.experiment)]), *rename_overrides(overrides)]
 
 
 def override_of_experiment(name: str) -> str:
