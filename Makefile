@@ -17,7 +17,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $$(($(JOBS) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-changed test-variants test-slow test-oldest test-all bench mutants faults gpu lint types format lock clean
+.PHONY: help install demo docs test test-changed test-variants test-slow test-oldest test-all bench mutants faults gpu lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ install: $(VENV)/.installed ## create the virtual environment .venv: locked pack
 
 demo: install ## train a ResNet on handwritten digits (about a minute of training, nothing to download)
 	$(BIN)/samewise train experiment=resnet18_digits
+
+docs: install ## build the documentation as a site with search, build/site/index.html, which opens from the disk
+	$(BIN)/python docs/reference.py build/pages
+	$(BIN)/python -m zensical build --strict
 
 test: install ## run the tests that are fast enough for every change (minutes on two cores); of tests with many variants a third
 	$(PYTEST) $(TOGETHER) -m "not slow and not variant"
@@ -81,7 +85,7 @@ lock: ## resolve the dependencies again into requirements.lock, and the oldest t
 		--no-annotate $(addprefix --no-emit-package ,$(ELSEWHERE)) $(UPGRADE) -o .ci/oldest.lock
 
 clean: ## remove .venv, caches and builds; runs/ is kept
-	rm -rf $(VENV) $(OLDEST) dist build .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) .cache dist build .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, so that a change of pyproject.toml alone does not go through every locked package again. The lock names every package, so nothing is left to resolve: pip would look for

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 TRUST = "SAMEWISE_TRUST_MODEL"
-"""The environment variable that, set to 1, has a model served which another user, or this one on another machine, has logged."""
+"""1: `mlflow models serve` serves models that another user, or you on another machine, logged."""
 FOLDER = "run"
 """The run in the model's folder."""
 

@@ -43,15 +43,22 @@ class Limit:
 
 
 PIXELS = Limit("SAMEWISE_MAX_PIXELS", 100_000_000, "pixels")
+"""The most pixels that an image may have: 100 million unless set."""
 SAMPLE_RATE = Limit("SAMEWISE_MAX_SAMPLE_RATE", 384_000, "samples a second")
+"""The highest sample rate that a recording may have, in Hz: 384,000 unless set."""
 SAMPLES = Limit("SAMEWISE_MAX_SAMPLES", 3600 * 192_000, "samples of sound over all channels")
-"""Of what is decoded at once, at the file's rate and at the one that it is resampled to: an hour at 192 kHz, twelve hours at 16 kHz."""
+"""The most samples of a recording that are decoded at once, at the file's rate and at the one
+that it is resampled to: an hour at 192 kHz, twelve hours at 16 kHz, unless set."""
 FILTER = Limit("SAMEWISE_MAX_FILTER", 25_000_000, "values in the filter that resamples it")
-"""The filter between two rates grows with their product in lowest terms: 44,100 to 16,000 Hz needs 80,000 values, 191,999 to 16,000 Hz would need 3 billion."""
+"""The most values of the filter that resamples a recording: 25 million unless set. It grows with
+the product of the two rates in lowest terms: 44,100 to 16,000 Hz needs 80,000 values, 191,999
+to 16,000 Hz would need 3 billion."""
 ROWS = Limit("SAMEWISE_MAX_ROWS", 10_000_000, "rows")
-"""Of a Parquet table, in which a value that is repeated takes next to no room."""
+"""The most rows of a Parquet table, in which a value that is repeated takes next to no room: 10
+million unless set."""
 BYTES = Limit("SAMEWISE_MAX_FILE_BYTES", 4 << 30, "bytes")
-"""Of a file that is read whole: an image, a list, annotations; and of a Parquet table's values once they are unpacked."""
+"""The most bytes of a file that is read whole (an image, a list, annotations), and of a Parquet
+table's values once they are unpacked: 4 GiB unless set."""
 
 
 def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None:

@@ -149,7 +149,7 @@ class Writer:
                 self.found[f"file of {name}"] = self._file(name, self._value(name, of_file=True) or whole)
             keys[name] = {
                 "description": summaries.get(name) or json_types.description(kinds[name]),
-                **({"allOf": [_ref(name)]} if name in self.choices else whole),
+                **({"allOf": [_ref(name)]} if name in self.choices else whole | _default(field)),
             }
         for group, path in self.elsewhere.items():
             part = self._part(path) if path in self.used else self._parts(group, path)
@@ -213,11 +213,12 @@ class Writer:
         """A component's parts by name: those that choices name, and any other."""
         return closed_object({name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))}, additionalProperties=json_types.PART)
 
-    def _settings(self, name: str, kind: type) -> Schema:
+    def _settings(self, name: str, kind: Any) -> Schema:
         about, kinds, keys = field_summaries(kind), typing.get_type_hints(kind), dict[str, Schema]()
-        for field, one in kinds.items():
-            whole = self._changes_schema(f"{name}.{field}") if f"{name}.{field}" in slots.KINDS else json_types.schema_of(one)
-            keys[field] = whole | json_types.default_of(getattr(kind, field, None)) | {"description": about[field]}
+        for field in dataclasses.fields(kind):
+            path = f"{name}.{field.name}"
+            whole = self._changes_schema(path) if path in slots.KINDS else json_types.schema_of(kinds[field.name])
+            keys[field.name] = whole | _default(field) | {"description": about[field.name]}
         return closed_object(keys | {"defaults": DEFAULTS})
 
     def _target(self, members: Members) -> Schema:
@@ -237,6 +238,10 @@ class Writer:
         others = {"type": "string", "pattern": r"[/@$]"} if group else {"type": "string"}
         defaults = {"type": "array", "items": {"anyOf": [names, others, _ref("by group")]}, "description": "What this builds on; later lines win."}
         return {"type": "object", "properties": {"defaults": defaults}, "allOf": [whole]}
+
+
+def _default(field: dataclasses.Field[Any]) -> Schema:
+    return json_types.default_of(field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
 
 
 def _component(name: str, members: Members) -> Schema:

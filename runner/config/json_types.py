@@ -107,7 +107,7 @@ def call_schema(made: Callable[..., Any]) -> Schema:
     except (TypeError, ValueError):  # its arguments are unknown
         return schema | {"additionalProperties": ANY}
     for parameter in parameters:
-        if parameter.name == "params" and f"{made.__module__}.".startswith("torch.optim."):
+        if parameter.name == "params" and re.match(r"(torch|samewise\.runner)\.optim\.", f"{made.__module__}."):
             continue  # come from the model
         if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             one = schema_of(evaluate(parameter.annotation, made))

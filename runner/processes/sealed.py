@@ -14,7 +14,8 @@ import secrets
 from samewise.runner.errors import Problem, TrainingError
 
 SECRET = "SAMEWISE_SECRET"
-"""A variable of the ranks' environment, which other users cannot read."""
+"""A long random text that all ranks have in their environment, where other users cannot read it;
+launchers set it, torchrun does not."""
 
 MARK = hashlib.sha256().digest_size
 """Bytes that a message grows by."""

@@ -17,14 +17,15 @@ from types import FrameType
 from typing import NoReturn
 
 REPORTER = "SAMEWISE_REPORTER"
-"""A variable of a job's environment: a `samewise.runner.interfaces.Callback`, as JSON with a `_target_`, made in the job's process. It tells the sweeper how
-the run goes and may ask it to stop; it is in no config, so it changes no experiment."""
+"""Set for a job by its sweeper: a `samewise.runner.interfaces.Callback`, as JSON with a
+`_target_`, made in the job's process. It tells the sweeper how the run goes and may ask it to
+stop; it is in no config, so it changes no experiment."""
 
 PROJECT = "SAMEWISE_PROJECT"
-"""A variable that names a copy of the code, which a job then takes for the user's project."""
+"""Set for a job by its launcher: a copy of the code, which the job takes for the user's project."""
 
 ENDS_WITH_LAUNCHER = "SAMEWISE_ENDS_WITH_LAUNCHER"
-"""A variable that has a job save and stop when the process that started it dies."""
+"""Set for a job by its launcher: the job saves and stops when the process that started it dies."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h

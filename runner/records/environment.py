@@ -111,7 +111,7 @@ def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: 
 
 
 RECORDS_DIFF = "SAMEWISE_GIT_DIFF"
-"""An environment variable: "0" leaves the diff of uncommitted work out of the record."""
+"""0: the record of the environment leaves out the diff of uncommitted work."""
 
 _LEFT_OUT = [f":(top,exclude,icase,glob)**/{name}{below}" for name in SECRET_FILES for below in ("", "/**")]
 

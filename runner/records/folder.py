@@ -58,24 +58,26 @@ class RunFolder:
     sources = _In("sources.json")
     """The user's code with which the run started: digests of its functions and classes. Exists only if there is some."""
     trace = _In("trace.jsonl")
-    """One line a step: step, loss as a hex float, digests."""
+    """A line for each step: the step, its loss as a hexadecimal number, digests."""
     metrics = _In("metrics.jsonl")
     """The journal of what was logged."""
     system = _In("system.jsonl")
     """The journal of what was measured of the machine."""
     checkpoints = _In("checkpoints")
+    """A folder for each checkpoint, `step-XXXXXXXX`, and links to the `latest` and the `best`."""
     tags = _In("tags.json")
     """Tags that the run has earned: a mapping of names to text. Exists only if there are some."""
     artifacts = _In("artifacts")
-    """Whatever is put here is uploaded to MLflow under the same relative path."""
+    """Pictures and tables of evaluations. Whatever is here is uploaded to MLflow under the same
+    relative path."""
     summary = _In("summary.json")
-    """How the run ended; there only once it has ended."""
+    """The result: metrics, SHA-256 of the weights, timings. Exists only once the run has ended."""
     failure = _In("failure.json")
-    """Why it failed; there only until it is resumed and ends well."""
+    """Why the run failed: step, error, traceback. Exists only until it is resumed and ends well."""
     tracking = _In("tracking.json")
     """The MLflow run's id, and how much of the journal has been sent."""
     lock = _In(".lock")
-    """Held, and signed, by the process that writes the run."""
+    """A lock: held, and signed, by the process that writes the run."""
     sending = _In(".sending")
     """A lock: held by the process that sends the run's metrics to MLflow."""
 

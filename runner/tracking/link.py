@@ -22,7 +22,7 @@ from samewise.runner.tracking.address import describe_failure
 
 _LOG = logging.getLogger("samewise.tracking")
 SHARED = "SAMEWISE_SENDERS"
-"""A variable: the socket of a process that forks senders; see `sender_parent`."""
+"""Set by a sweep: the socket of a process that forks senders; see `sender_parent`."""
 
 
 LOG = "sender.log"

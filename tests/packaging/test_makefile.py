@@ -15,6 +15,7 @@ TARGETS = {
     "help",
     "install",
     "demo",
+    "docs",
     "test",
     "test-changed",
     "test-all",
