@@ -1,0 +1,158 @@
+"""What a public project has beside its code: citation, policies, image, CI and hooks say what is true of this checkout."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.utils import canonicalize_name
+
+import samewise
+from samewise.runner.commands import commands
+
+FILES = ("CITATION.cff", "CONTRIBUTING.md", "Dockerfile", "SECURITY.md", ".dockerignore", ".pre-commit-config.yaml")
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict[str, Any]:
+    return tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+
+
+def public_files(repository: Path) -> list[Path]:
+    return [*(repository / name for name in FILES), *(path for path in (repository / ".github").rglob("*") if path.is_file())]
+
+
+def instructions(repository: Path) -> list[tuple[str, str]]:
+    """Each instruction of the Dockerfile with its argument, in one line."""
+    text = re.sub(r"^#.*\n", "", (repository / "Dockerfile").read_text(), flags=re.M).replace("\\\n", " ")
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+
+
+def test_they_name_no_mailbox_and_no_package_index(repository: Path) -> None:
+    texts = {path.name: path.read_text() for path in public_files(repository)}
+    assert len(texts) > len(FILES) + 3
+    assert {name for name, text in texts.items() if re.search(r"[\w.]+@[\w-]+\.\w|pypi\.|pythonhosted|ghcr\.|whl/", text)} == set()
+
+
+def test_the_citation_is_of_this_version(repository: Path, project: dict[str, Any]) -> None:
+    citation = yaml.safe_load((repository / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert (citation["version"], citation["license"]) == (samewise.__version__, project["license"])
+
+
+def test_ci_runs_the_script_with_each_python_that_is_declared(repository: Path, project: dict[str, Any]) -> None:
+    (job,) = yaml.safe_load((repository / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
+    declared = [match[1] for one in project["classifiers"] if (match := re.search(r":: Python :: (3\.\d+)$", one))]
+    assert job["strategy"]["matrix"]["python"] == declared
+    assert job["steps"][-1]["run"] == ".ci/run"
+
+
+def test_issue_templates_are_forms_and_ask_for_commands_that_exist(repository: Path) -> None:
+    folder = repository / ".github" / "ISSUE_TEMPLATE"
+    for path in folder.glob("*.yml"):
+        template = yaml.safe_load(path.read_text())
+        assert path.name == "config.yml" or {"name", "description", "body"} <= template.keys()
+    asked = set(re.findall(r"`samewise ([a-z]+)", (folder / "bug.yml").read_text()))
+    assert "doctor" in asked <= set(commands())
+
+
+def test_every_hook_runs_a_program_of_the_environment(repository: Path, tmp_path: Path) -> None:
+    (repo,) = yaml.safe_load((repository / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repo["repo"] == "local"
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / "sound.py").write_text("x = 1\n")
+    (tmp_path / "unsound.py").write_text("import os\nx = 1\n")
+    for hook in repo["hooks"]:
+        assert hook["language"] == "system"
+        if hook.get("pass_filenames", True):
+            codes = [
+                subprocess.run([*shlex.split(hook["entry"]), name], cwd=tmp_path, capture_output=True, check=False).returncode
+                for name in ("sound.py", "unsound.py")
+            ]
+            assert codes[0] == 0
+            assert codes[1] == (1 if "check" in hook["id"] else codes[1])
+        else:
+            assert (repository / shlex.split(hook["entry"])[2].split()[-1]).is_file()
+
+
+def test_the_image_runs_as_an_ordinary_user_and_takes_only_files_that_exist(repository: Path) -> None:
+    found = instructions(repository)
+    last = found[max(place for place, (name, _) in enumerate(found) if name == "FROM") :]
+    users = [rest for name, rest in last if name == "USER"]
+    assert users
+    assert users[-1] not in ("root", "0")
+    assert ("ENTRYPOINT", '["samewise"]') in last
+    taken = [line[1:] for line in (repository / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert all((repository / name).exists() for name in taken)
+    assert "requirements.lock" in taken
+
+
+def test_the_lock_without_cuda_leaves_out_what_only_torch_needs(repository: Path, tmp_path: Path) -> None:
+    """Compared with who needs what, by the lock's own comments."""
+    shutil.copy(repository / "requirements.lock", tmp_path)
+    (install,) = [rest for name, rest in instructions(repository) if name == "RUN" and "awk" in rest]
+    script = f'pip() {{ echo "$@"; }}\nxargs() {{ /usr/bin/xargs echo "$@"; }}\nTORCH_INDEX=index\n{install}'
+    done = subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    needs = {
+        canonicalize_name(name): set(re.findall(r"^    #(?: via)? +(?!via$)([a-z][\w.-]*)", rest, re.M))
+        for name, rest in entries(repository / "requirements.lock")
+    }
+    kept = {canonicalize_name(name) for name, _ in entries(tmp_path / "chosen.lock")}
+    left_out = set(needs) - kept
+    torch = {"torch", "torchvision", "torchaudio"}
+    assert torch <= left_out
+    assert {name for name in left_out - torch if not needs[name] <= left_out} == set()
+    assert {name for name in kept if name.startswith(("nvidia", "cuda"))} == {"nvidia-ml-py"}
+    assert [re.sub("==.*", "", word) for word in done.stdout.split() if "==" in word] == ["torch", "torchaudio", "torchvision"]
+
+
+def entries(lock: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^([a-z][\w.-]*)==(.*?)(?=^[a-z]|\Z)", lock.read_text(), re.M | re.S)
+
+
+def test_the_wheel_is_made_of_what_the_image_gets(repository: Path, tmp_path: Path) -> None:
+    context, wheels = tmp_path / "source", tmp_path / "wheels"
+    context.mkdir()
+    for line in (repository / ".dockerignore").read_text().splitlines():
+        source = repository / line[1:]
+        if line.startswith("!") and source.is_dir():
+            shutil.copytree(source, context / source.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        elif line.startswith("!"):
+            shutil.copy(source, context)
+    (make,) = [rest for name, rest in instructions(repository) if name == "RUN" and "pip wheel" in rest]
+    words = shlex.split(make.partition("&&")[0].replace("/wheels", str(wheels)))
+    subprocess.run([sys.executable, "-m", *words, "--quiet", "--no-index"], cwd=context, check=True, timeout=60)
+    assert len(list(wheels.glob("samewise-*.whl"))) == 1
+
+
+def builder() -> list[str] | None:
+    """The command of a program here that builds images, if its daemon runs."""
+    for name, is_there in (("docker", ("info",)), ("podman", ("info",)), ("buildah", ("info",))):
+        if shutil.which(name) and subprocess.run([name, *is_there], capture_output=True, check=False).returncode == 0:
+            return [name, "build"]
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_image_trains(repository: Path, tmp_path: Path) -> None:
+    command = builder()
+    if command is None:
+        pytest.skip("no builder of images that runs: docker, podman or buildah")
+    subprocess.run([*command, "-t", "samewise-test", str(repository)], check=True)
+    if command[0] == "buildah":
+        return
+    run = [command[0], "run", "--rm", "--network", "none", "samewise-test", "train", "experiment=resnet18_digits", "debug=tiny", "tracking=none"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
