@@ -115,3 +115,32 @@ def test_an_old_run_can_be_resumed(old_run: Path, samewise: Callable[..., Any]) 
     if after["level"] != before["level"]:
         pytest.skip("this machine's bits are others than those of the one that trained the run")
     assert after["weights_sha256"] == before["weights_sha256"]
+
+
+SWEEP = [
+    *("model=resnet20_cifar", "model.depth=8", "model.width=1", "dataset=digits", "transforms=images", "debug=tiny", "tracking=none"),
+    *("evaluate.pictures=false", "callbacks=none", "max_steps=2", "name=kept", "optimizer.lr=0.1,0.2"),
+]
+"""The overrides of the sweep in `sweep/`."""
+
+
+def test_an_old_sweep_is_shown_and_reported_and_nothing_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]) -> None:
+    shutil.copytree(kept.FILE.parent / "sweep", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    done = samewise("sweep", "kept-516bb63f", "--status", "--trust")
+    assert done.returncode == 0, done.stderr
+    assert "kept-516bb63f: 2 finished" in done.stdout
+    done = samewise("report", "kept-516bb63f", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "0.2" in done.stdout
+    done = samewise("sweep", *SWEEP, "--trust")
+    assert done.returncode == 0, done.stderr
+    assert "kept-516bb63f: 2 points, 0 to run" in done.stderr
+
+
+def test_an_old_bundle_is_checked_and_described(samewise: Callable[..., Any]) -> None:
+    done = samewise("reproduce", kept.FILE.parent / "result.bundle")  # without samewise's own code, to be small
+    assert done.returncode == 4, done.stderr
+    assert "parts match the manifest; identity f94ccf1ded74ee51" in done.stderr
+    assert "is intact" in done.stderr
+    assert "2 steps, level R2" in done.stderr
