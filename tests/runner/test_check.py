@@ -26,7 +26,8 @@ BARE = Project(ROOT)
 
 
 def find_problems(*overrides: str) -> dict[str, Problem]:
-    composed = compose(overrides, project=BARE, strict=False)
+    needed = [more for choice in overrides for more in NEEDED.get(choice, ())]
+    composed = compose([*overrides, *needed], project=BARE, strict=False)
     return {problem.path: problem for problem in problems(composed, BARE)}
 
 
@@ -51,7 +52,10 @@ ANYWHERE = (
     *("checkpoint", "tracking", "reproducibility", "launcher", "sweeper"),
 )
 """Groups whose choices fit any experiment, and therefore each other: composed together, one of each group at a time."""
-NEEDED = {"model=timm": ["model.name=resnet10t"]}
+NEEDED = {
+    "model=timm": ["model.name=resnet10t"],
+    "sweeper=optuna": ["sweeper.sampler=random"],
+}
 """What a choice requires in addition."""
 OF_GROUPS = [[choice for choice in CHOICES if choice.startswith(f"{group}=")] for group in ANYWHERE]
 TOGETHER = [list(filter(None, row)) for row in itertools.zip_longest(*OF_GROUPS)]

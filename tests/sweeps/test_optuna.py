@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import random
@@ -14,6 +15,7 @@ import pytest
 
 from samewise.runner.config.compose import compose, dump
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import Point, SweepFolder
@@ -105,6 +107,48 @@ def test_the_same_seed_suggests_the_same_even_if_interrupted(tmp_path: Path) -> 
     assert parts == whole
     assert len({tuple(one.values.values()) for one in whole}) == 14
     assert finish(open_sweeper(tmp_path / "other", trials=14, seed=4)) != whole
+
+
+# Deprecated, or objects, which YAML cannot hold; or only of warnings.
+UNSTATED = {"seed", "independent_sampler", "constraints_func", "warn_independent_sampling"} | {
+    *("consider_prior", "prior_weight", "consider_magic_clip", "consider_endpoints", "gamma", "weights"),
+    *("x0", "sigma0", "restart_strategy", "inc_popsize", "source_trials", "mutation", "crossover"),
+    *("elite_population_selection_strategy", "child_generation_strategy", "after_trial_strategy"),
+}
+
+
+def sweeper_config(choice: str) -> dict[str, Any]:
+    overrides = ["experiment=resnet18_digits", f"sweeper={choice}"]
+    return plain(compose(overrides, project=BARE).cfg.sweeper)
+
+
+@pytest.mark.parametrize("choice", ["tpe", "hyperband", "gp", "cmaes", "nsgaii"])
+def test_the_configs_state_all_arguments_as_optuna_5_0_has_them(choice: str) -> None:
+    config = sweeper_config(choice)
+    stated = [(optuna_study.SAMPLERS[config["sampler"]], config["sampler_options"])]
+    if config["pruner"]:
+        stated.append((optuna_study.PRUNERS[config["pruner"]], config["pruner_options"]))
+    for made, options in stated:
+        known = inspect.signature(made).parameters.values()
+        assert options == {one.name: one.default for one in known if one.name not in UNSTATED}
+
+
+@pytest.mark.parametrize("objectives", [{"a": "min"}, {"a": "min", "b": "max"}])
+def test_tpe_tries_the_same_settings_with_its_arguments_stated(tmp_path: Path, objectives: dict[str, str]) -> None:
+    def settings(name: str, **options: Any) -> list[Setting]:
+        given = {"objectives": objectives, "trials": 16, **options}
+        sweeper = open_sweeper(tmp_path / name, *SPACE, *MIXED, **given)
+        found = list[Setting]()
+        while (setting := sweeper.ask()) is not None:
+            found.append(setting)
+            metrics = {"a": bowl(dict(setting.values)), "b": float(setting.values["batch_size"])}
+            sweeper.tell(setting, Result("finished", metrics))
+        return found
+
+    stated = sweeper_config("tpe")["sampler_options"]
+    without_null = stated | {"multivariate": len(objectives) == 1}
+    tried = settings("stated", sampler_options=stated)
+    assert tried == settings("defaults") == settings("no null", sampler_options=without_null)
 
 
 def test_new_trials_are_suggested_while_others_are_running(tmp_path: Path) -> None:
