@@ -6,6 +6,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 
 # One thread per process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
 # otherwise each of the many processes that tests start would compile all of samewise again.
@@ -17,7 +18,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $$(($(JOBS) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-changed test-variants test-slow test-oldest test-all bench mutants faults gpu lint types format lock clean
+.PHONY: help install demo docs test test-changed test-variants test-slow test-oldest test-newest test-all bench mutants faults gpu lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,10 +47,20 @@ test-slow: install ## run the slower tests that CI runs too; some install packag
 test-all: install ## run all tests
 	$(PYTEST) $(APART)
 
-# Of the files that test what is built on torch's internals; a test marked `oldest` is slow, and runs nevertheless.
-test-oldest: install $(OLDEST)/.packages ## run the tests of what is built on torch's internals with the oldest torch that is supported (an environment of its own: gigabytes)
-	$(subst $(BIN)/,$(OLDEST)/bin/,$(PYTEST)) $(APART) -m "not variant and (not slow or oldest)" tests/steps tests/pretend/test_one_wait.py $(addprefix tests/runner/test_,$(addsuffix .py,\
-		any_number_of_ranks compiled ddp fsdp initialise launch model_parallel muon on_device optimizers precision profile sync_batch_norm))
+# The files that test what is built on other packages' internals: torch's; Hydra's, OmegaConf's, Optuna's and MLflow's. Of
+# slow tests, those marked `oldest` run.
+BUILT_ON = tests/configs tests/kept tests/pretend/test_one_wait.py tests/steps $(addprefix tests/runner/test_,$(addsuffix .py,\
+	any_number_of_ranks compiled ddp fsdp initialise launch model_parallel muon on_device optimizers precision profile sync_batch_norm \
+	compose mistakes other_choice tracking_commands tracking_pages tracking_stores)) $(addprefix tests/sweeps/test_,$(addsuffix .py,\
+	optuna optuna_sweeps report))
+THERE = $(subst $(BIN)/,$(1)/bin/,$(PYTEST)) $(APART) -m "not variant and (not slow or oldest)" $(BUILT_ON)
+
+test-oldest: install $(OLDEST)/.packages ## run the tests of what other packages could break with the oldest ones that are supported (an environment of its own: gigabytes)
+	$(call THERE,$(OLDEST))
+
+test-newest: install $(NEWEST)/.packages ## run them with the newest torch, Hydra, OmegaConf, MLflow and Optuna, pre-releases too (likewise; `rm -r .venv-newest` for newer ones)
+	@$(NEWEST)/bin/python tests/packaging/newest.py versions
+	$(call THERE,$(NEWEST))
 
 bench: install ## measure, as ratios: a step, other runners (those in the extra `bench`), settings, data, start-up, sweeps
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
@@ -75,17 +86,14 @@ format: install ## format the code, and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# What torch needs and .venv has as well.
-ELSEWHERE := filelock fsspec jinja2 markupsafe mpmath networkx numpy pillow setuptools sympy typing-extensions
-
-lock: ## resolve the dependencies again into requirements.lock, and the oldest torch's into .ci/oldest.lock (needs uv; UPGRADE=--upgrade for newer versions)
+lock: ## resolve the dependencies again into requirements.lock, and the oldest ones into .ci/oldest.lock (needs uv; UPGRADE=--upgrade for newer versions)
 	@command -v uv >/dev/null || { echo "make lock needs uv on the PATH: python3 -m pip install uv"; exit 2; }
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header $(UPGRADE) -o requirements.lock
-	sed -nE 's/^ *"(torch(vision|audio)?)>=([0-9.]+)".*/\1==\3.0/p' pyproject.toml | uv pip compile - --no-config --python-version 3.11 --python-platform linux --generate-hashes --no-header \
-		--no-annotate $(addprefix --no-emit-package ,$(ELSEWHERE)) $(UPGRADE) -o .ci/oldest.lock
+	uv pip compile pyproject.toml --extra sweep --resolution lowest-direct --no-config --python-version 3.11 \
+		--python-platform linux --generate-hashes --no-header --no-annotate $(UPGRADE) -o .ci/oldest.lock
 
 clean: ## remove .venv, caches and builds; runs/ is kept
-	rm -rf $(VENV) $(OLDEST) .cache dist build .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) .cache dist build .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, so that a change of pyproject.toml alone does not go through every locked package again. The lock names every package, so nothing is left to resolve: pip would look for
@@ -98,11 +106,19 @@ $(VENV)/.packages: requirements.lock
 	$(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@touch $@
 
-# Only torch and what it needs; all else is taken from .venv.
+TAKE_THE_REST = $(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >$$(echo $(1)/lib/python*/site-packages)/locked.pth
+
+# The oldest dependencies, and what they need; all else, such as pytest, is taken from .venv.
 $(OLDEST)/.packages: .ci/oldest.lock $(VENV)/.installed
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check --no-deps --require-hashes -r .ci/oldest.lock
-	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >$$(echo $(OLDEST)/lib/python*/site-packages)/locked.pth
+	$(call TAKE_THE_REST,$(OLDEST))
+	@touch $@
+
+$(NEWEST)/.packages: pyproject.toml tests/packaging/newest.py $(VENV)/.installed
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python tests/packaging/newest.py install
+	$(call TAKE_THE_REST,$(NEWEST))
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml

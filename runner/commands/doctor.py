@@ -16,6 +16,7 @@ from pathlib import Path
 
 from samewise.runner import torchaudio_import
 from samewise.runner.errors import first_line
+from samewise.runner.records import tested
 from samewise.runner.records.files import try_writing
 from samewise.runner.records.json_text import to_json
 
@@ -59,11 +60,21 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name in ("torch", "torchvision", "torchaudio", "hydra-core", "omegaconf", "mlflow"):
+    for name, newest in tested.NEWEST.items():
         try:
-            yield Finding(name, "ok", metadata.version(name))
+            version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(name, "bad", "not installed", f"pip install {name}")
+            if name == "optuna":
+                advice = "Optuna's sweepers need it: pip install 'samewise[sweep]'"
+                yield Finding(name, "remark", "not installed", advice)
+            else:
+                yield Finding(name, "bad", "not installed", f"pip install {name}")
+            continue
+        if tested.is_newer(name):
+            advice = f"samewise was tested with {name} up to {newest}"
+            yield Finding(name, "remark", f"{version}, newer than tested", advice)
+        else:
+            yield Finding(name, "ok", version)
     try:
         import torch
 

@@ -1,8 +1,10 @@
 """The page that `samewise ui` opens: runs of the experiment file trained last, the best first, with the columns in which they differ.
 
-MLflow keeps a view of an experiment's runs as a tag of it (`mlflow.sharedViewState.KEY`), which `viewStateShareKey=KEY` in an address opens;
-`workflowType` chooses the sidebar for training over that for language models. So it stands in the source of MLflow 3.17's pages. Speaks HTTP to
-a server of ours, and imports neither torch nor mlflow.
+MLflow keeps a view of an experiment's runs as a tag of it (`mlflow.sharedViewState.KEY`), which
+`viewStateShareKey=KEY` in an address opens; `workflowType` chooses the sidebar for training over that
+for language models. So it stands in the source of the pages of MLflow 3.17 and 3.18, which
+tests/sweeps/test_report.py opens in a browser. Speaks HTTP to a server of ours, and imports neither
+torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samewise.runner.records import tested
 from samewise.runner.tracking.views import Part, StoredRun, note, parts, view
 
 _KIND = "mlflow.experimentKind"
@@ -31,8 +34,11 @@ _SECONDS = 30.0
 def prepare(base: str) -> str:
     """Set up the pages of all experiments with samewise runs, and return the address of the one with the latest run.
 
-    Returns the list of experiments where none has such runs, or the server answers otherwise than expected: then MLflow's pages are as they come.
+    Returns the list of experiments where none has such runs, MLflow is newer than tested, or the
+    server answers otherwise than expected: then MLflow's pages are as they come.
     """
+    if tested.is_newer("mlflow"):
+        return f"{base}/#/experiments"
     try:
         found = _ask(base, "experiments/search", {"max_results": 200, "order_by": ["last_update_time DESC"]}).get("experiments", [])
         latest = dict[str, int]()

@@ -1,7 +1,7 @@
 """The view and description of an experiment's page in MLflow: which runs, their order, columns and charts.
 
 A view is MLflow's own state of that page, as its *Share* writes it: the names are those of `ExperimentPageUIState` and `RunsChartsCardConfig` in the source
-of MLflow 3.17's pages. Imports neither torch nor mlflow.
+of the pages of MLflow 3.17 and 3.18. Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations

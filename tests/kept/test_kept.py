@@ -13,6 +13,8 @@ import pytest
 import samewise_kept_kept as kept
 
 QUICK = ("resnet_cifar10", "wavernn_spoken_digits")
+OF_OTHER_RECIPES = ("conv_tasnet_spoken_digits", "retinanet_bccd", "wav2letter_spoken_digits")
+"""Which run with the oldest and the newest packages, too."""
 LONG = (
     "conv_tasnet_libri2mix",
     "conv_tasnet_wsj0_2mix",
@@ -30,6 +32,7 @@ LONG = (
 def marked(experiment: str) -> Any:
     """With the marks of the suite that tests it."""
     marks = [] if experiment in QUICK else [pytest.mark.slow, *([pytest.mark.long] if experiment in LONG else [])]
+    marks += [pytest.mark.oldest] if experiment in OF_OTHER_RECIPES else []
     return pytest.param(experiment, marks=marks)
 
 

@@ -21,6 +21,7 @@ TARGETS = {
     "test-all",
     "test-slow",
     "test-oldest",
+    "test-newest",
     "test-variants",
     "lint",
     "types",
@@ -75,8 +76,9 @@ def test_an_old_python_is_refused_before_anything_is_created(repository: Path, o
 def test_the_ci_script_is_executable_and_runs_the_expected_targets(repository: Path) -> None:
     script = repository / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    called = re.findall(r"^ *within \w+ (\S+)$", script.read_text(), flags=re.MULTILINE)
-    assert set(called) == {"install", "test", "test-variants", "lint", "types", "test-oldest", "test-slow"}
+    called = re.findall(r"^ *within \w+ ([\w-]+)$", script.read_text(), flags=re.MULTILINE)
+    called += [f"test-{name}" for name in re.findall(r"^with_packages (\w+)$", script.read_text(), flags=re.MULTILINE)]
+    assert set(called) == {"install", "test", "test-variants", "lint", "types", "test-oldest", "test-newest", "test-slow"}
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 

@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from samewise.runner.records import tested
+
 PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;]+)( ; [^\\]+)? \\$")
 
 
@@ -48,11 +50,13 @@ def test_every_requirement_in_the_locks_has_a_hash(lock: list[str], oldest: list
         assert [lines[number] for number in pins if not lines[number + 1].startswith("    --hash=sha256:")] == []
 
 
-def test_the_oldest_torch_is_the_lowest_that_is_declared(project: dict[str, Any], oldest: list[str]) -> None:
-    locked = {match["name"]: Version(match["version"]) for match in filter(None, map(PIN.match, oldest))}
-    declared = {one.name: one.specifier for one in map(Requirement, project["project"]["dependencies"]) if one.name in locked}
-    assert declared.keys() == {"torch", "torchvision", "torchaudio"}
-    assert {name: Version(next(iter(one)).version) for name, one in declared.items()} == {name: locked[name] for name in declared}
+def test_the_oldest_packages_are_the_lowest_that_are_declared(project: dict[str, Any], oldest: list[str]) -> None:
+    locked = {match["name"]: match["version"] for match in filter(None, map(PIN.match, oldest))}
+    extra = project["project"]["optional-dependencies"]["sweep"]
+    for one in map(Requirement, [*project["project"]["dependencies"], *extra]):
+        (lowest,) = (bound.version for bound in one.specifier if bound.operator == ">=")
+        assert Version(locked[one.name]) in one.specifier
+        assert Version(locked[one.name]).release[: len(Version(lowest).release)] == Version(lowest).release
 
 
 def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(project: dict[str, Any], lock: list[str]) -> None:
@@ -66,6 +70,18 @@ def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(proje
         if not versions or not all(version in requirement.specifier for version in versions):
             unmet.append(f"{requirement}: {versions}")
     assert unmet == []
+
+
+def test_the_newest_tested_releases_are_allowed_and_no_older_than_the_locked_ones(project: dict[str, Any], lock: list[str]) -> None:
+    locked = {one["name"]: Version(one["version"]) for one in filter(None, map(PIN.match, lock))}
+    declared = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["sweep"]]
+    bounds = {one.name: one.specifier for one in map(Requirement, declared)}
+    for name, newest in tested.NEWEST.items():
+        assert locked[name].release[:2] <= Version(newest).release
+        assert newest in bounds[name]
+        if name not in ("torchaudio", "mlflow", "optuna"):  # of which later releases are allowed
+            major, minor = Version(newest).release
+            assert f"{major}.{minor + 1}" not in bounds[name]
 
 
 def test_the_licence_is_the_full_text_of_apache_2(repository: Path, project: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from samewise.runner.records import tested
+from samewise.runner.tracking import front_page
 from samewise.runner.tracking.best import Best
 from samewise.runner.tracking.views import StoredRun, note, parts, view
 
@@ -122,6 +124,12 @@ def test_names_are_escaped_in_the_description() -> None:
     told = note("1", parts(odd))
     assert "<img" not in told.replace("\\<", "")
     assert "[a]" not in told.replace("\\[", "")
+
+
+def test_nothing_is_asked_of_an_mlflow_that_is_newer_than_tested(monkeypatch) -> None:
+    monkeypatch.setitem(tested.NEWEST, "mlflow", "3.16")
+    monkeypatch.setattr(front_page, "_ask", lambda *_: pytest.fail("the server was asked"))
+    assert front_page.prepare("http://127.0.0.1:9") == "http://127.0.0.1:9/#/experiments"
 
 
 def test_the_best_so_far_is_unknown_at_first_and_nan_is_worse_than_any_number() -> None:

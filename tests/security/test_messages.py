@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from samewise.recipes.classification import ClassificationScores
 from samewise.runner.config.instantiate import locate
 from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.optim.weights import load_weights
+from samewise.runner.records import tested
 
 TINY = (*DIGITS, "max_steps=1")
 
@@ -112,6 +114,15 @@ def test_doctor_reports_a_run_root_that_is_not_writable(samewise: Callable[..., 
     (line,) = (line for line in told.splitlines() if line.split()[1:2] == ["run_root"])
     assert line.startswith("bad")
     assert "not writable: " in line
+
+
+def test_doctor_names_a_package_that_is_newer_than_tested(samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tested.NEWEST, "omegaconf", "2.2")
+    findings = json.loads(samewise("doctor", "--json").stdout)
+    newer = {one["what"]: one for one in findings if "newer than tested" in one["found"]}
+    assert newer["omegaconf"]["state"] == "remark"
+    assert newer["omegaconf"]["advice"] == "samewise was tested with omegaconf up to 2.2"
+    assert "torch" not in newer
 
 
 def test_a_metric_that_is_text_is_named(samewise: Callable[..., Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
