@@ -2,7 +2,8 @@
 
 In a `console` or `bash` block a line that begins with `$ ` is a command, the lines below it are what it prints, `...` stands for lines left out, and
 `# exit code: N` at a command's end says that it fails. A comment `<!-- not run: REASON -->` before a block keeps it from being run. A line that
-is only a bold file name before a block says what the file holds that a user makes. The page of an example has its files beside it.
+is only a bold file name before a block says what the file holds that a user makes; after `<!-- in the project of PAGE -->` the user also has the files of
+that page. The page of an example has its files beside it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ def make_folder(page: str, folder: Path) -> None:
         kept = shutil.ignore_patterns("__pycache__", "runs")
         shutil.copytree(EXAMPLES[page].parent, folder, dirs_exist_ok=True, ignore=kept)
     else:
-        make_files(PAGES[page].read_text(), folder)
+        text = PAGES[page].read_text()
+        for earlier in re.findall(r"^<!-- in the project of (\S+) -->$", text, re.M):
+            make_folder(earlier, folder)
+        make_files(text, folder)
 
 
 def alike(line: str) -> str:
