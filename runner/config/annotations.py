@@ -21,6 +21,8 @@ from typing import Any, Literal, Union, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from samewise.runner.config.schema import Experiment
+
 _SEQUENCES = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "torch.Generator")
@@ -156,14 +158,24 @@ def expected_type(cfg: DictConfig, path: str) -> str:
     owner = OmegaConf.select(cfg, parent) if parent else cfg
     if not isinstance(owner, DictConfig):
         return ""
-    node = owner._get_node(name)  # pyright: ignore[reportPrivateUsage]
-    if node is None or isinstance(node, list):
+    if name not in list(owner):
         return ""
-    kind = node._metadata.ref_type  # pyright: ignore[reportPrivateUsage]
+    kind = _annotation(path)
+    kinds = [one for one in typing.get_args(kind) if one is not type(None)] if isinstance(kind, types.UnionType) else [kind]
+    is_optional, kind = kind is Any or kinds != [kind], kinds[0]
     if hasattr(kind, "__dataclass_fields__"):
         words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
     elif inner := typing.get_args(kind)[-1:]:  # from dict[str, X] or list[X], the only container types in the schema
         words = f"a {'list' if typing.get_origin(kind) is list else 'mapping of names to values'}, each {describe_type(inner[0]) or 'of any kind'}"
     else:
         words = describe_type(kind) or "Any"
-    return words + (" or null" if node._metadata.optional else "")  # pyright: ignore[reportPrivateUsage]
+    return words + (" or null" if is_optional else "")
+
+
+def _annotation(path: str) -> Any:
+    """What the schema says of the value at a path."""
+    kind: Any = Experiment
+    for name in path.split("."):
+        hints = typing.get_type_hints(kind) if hasattr(kind, "__dataclass_fields__") else {}
+        kind = hints.get(name, typing.get_args(kind)[1] if typing.get_origin(kind) is dict else Any)
+    return kind

@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from samewise.runner.config import other_choice
 from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project, override_of_experiment
 from samewise.runner.config.tree import differences, plain, same
+from samewise.runner.config.yaml_files import write_yaml
 from samewise.runner.errors import ConfigError, Problem
 
 LEFT_OUT = ("name", "run_root", "device", "tracking", "launcher", "sweeper")
@@ -37,7 +36,7 @@ def render(wanted: Composed, name: str, *, project: Project, head: list[str]) ->
         "_self_",
     ]
     said: dict[str, Any] = {"defaults": defaults} | _values(base.cfg, wanted.whole)
-    text = yaml.dump(said, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120, Dumper=get_omega_conf_dumper())
+    text = write_yaml(said, default_flow_style=None, width=120)
     return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
 
 
@@ -96,16 +95,18 @@ def _differences(cfg: Any, base: Mapping[str, Any], wanted: Mapping[str, Any], *
     for key, value in wanted.items():
         if (not under and key in LEFT_OUT) or (key in base and same(base[key], value)):
             continue
-        node = cfg._get_node(key) if isinstance(cfg, DictConfig) else None  # pyright: ignore[reportPrivateUsage]  (a node unresolved)
-        refers = node is not None and _refers(node)
+        refers = _refers(cfg, key)
         if isinstance(value, dict) and isinstance(base.get(key), dict) and not refers:
-            yield from _differences(node, base[key], cast(dict[str, Any], value), references=references, under=(*under, key))
+            yield from _differences(cfg[key], base[key], cast(dict[str, Any], value), references=references, under=(*under, key))
         elif references or not refers:
             yield (*under, key), value
 
 
-def _refers(node: Any) -> bool:
+def _refers(cfg: Any, key: str) -> bool:
     """Whether a value is a reference, or a list that contains one."""
-    if node._is_interpolation():
+    if not isinstance(cfg, DictConfig) or OmegaConf.is_missing(cfg, key):
+        return False
+    if OmegaConf.is_interpolation(cfg, key):
         return True
-    return not isinstance(node, DictConfig) and OmegaConf.is_list(node) and "${" in str(OmegaConf.to_container(node, resolve=False))
+    value = cfg.get(key)
+    return isinstance(value, ListConfig) and "${" in str(OmegaConf.to_container(value, resolve=False))

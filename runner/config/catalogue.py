@@ -8,24 +8,21 @@ import re
 import textwrap
 from functools import cache
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.object_type import ObjectType
-
-from samewise.runner.config.loader import config_loader, groups, text_of
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 
 
 def choices_of(group: str, *, project: Project) -> dict[str, str]:
     """Each choice of a group with the first comment in its file."""
-    loader = config_loader(project)
-    return {name: _comment(loader, f"{group}/{name}") for name in loader.get_group_options(group, ObjectType.CONFIG)}
+    loader = Loader(project)
+    return {name: _comment(loader, f"{group}/{name}") for name in loader.choices_of(group)}
 
 
 def group_summaries(project: Project) -> dict[str, str]:
     """Each group with the description of its key in the schema and its number of choices."""
     found = dict[str, str]()
-    for group, names in groups(config_loader(project)).items():
+    for group, names in Loader(project).groups().items():
         about = GROUPS.get(group) or field_summaries(Experiment).get(group, "")
         found[group] = f"{about} ({len(names)} choice{'' if len(names) == 1 else 's'})".lstrip()
     return found
@@ -59,7 +56,7 @@ def field_summaries(kind: type) -> dict[str, str]:
 _FOR_PROGRAMS = re.compile(r"@package|yaml-language-server:")
 
 
-def _comment(loader: ConfigLoaderImpl, config: str) -> str:
+def _comment(loader: Loader, config: str) -> str:
     """A config file's first comment, not counting `# @package` and editors' directives."""
-    lines = text_of(loader, config).splitlines()[:20]
+    lines = loader.text_of(config).splitlines()[:20]
     return next((line.lstrip("# ").strip() for line in lines if line.startswith("#") and not _FOR_PROGRAMS.search(line)), "")

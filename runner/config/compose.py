@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header, monitors, other_choice
@@ -23,14 +22,14 @@ from samewise.runner.config import overrides as faults
 from samewise.runner.config.deprecated import rename_settings
 from samewise.runner.config.file_faults import NO_FOLDER, NO_SUCH_CHOICE, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
-from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, hydra_settings, remove_hydra, root_config
+from samewise.runner.config.loader import Loader, faults_in_files
 from samewise.runner.config.origins import locate_problems, origins, replaced_value
 from samewise.runner.config.override_text import read_overrides, repeated
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import find_references, require_modest_references, restore_references
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import plain
-from samewise.runner.config.yaml_files import require_modest
+from samewise.runner.config.yaml_files import require_modest, write_yaml
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import hugging_face
 from samewise.runner.records.files import read_text
@@ -126,33 +125,31 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         strict: Raise what is wrong; else return it as `problems`, with the config that the faultless overrides give.
     """
     given = project.with_experiment(given)
-    loader = reader = config_loader(project)
+    loader = reader = Loader(project)
     well, problems = read_overrides(given)
     good = [str(override.input_line) for override in well]
     try:
-        cfg = None if problems else root_config(loader, good)
-        if cfg is not None and (chooses_several(cfg) or _has_choice_among_values(cfg)):
+        cfg = None if problems else loader.compose(good)
+        if cfg is not None and (loader.chooses_several(good) or _has_choice_among_values(cfg)):
             cfg = None
     except faults.FAILURES:
         cfg = None
     if cfg is None:
         in_files = faults_in_files(loader)
-        reader = config_loader(project, in_files)
-        cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(reader, some), groups=groups(loader))
+        reader = Loader(project, in_files)
+        cfg, good, problems = faults.diagnose(given, load=reader.compose, groups=loader.groups())
         if not project.configs:
             problems = [replace(one, hint=one.hint or NO_FOLDER) if one.message == NO_SUCH_CHOICE else one for one in problems]
         problems = [*in_files.problems, *problems]
         if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)
-    chosen = choices_in(cfg)
-    found = hydra_settings(cfg.hydra)
-    cfg = remove_hydra(cfg)
+    chosen = reader.choices(good)
     require_modest_references(cfg)
     cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
     cautions += [*other_choice.weights_caution(reader, good, chosen, cfg), *repeated(well)]
     monitored, taken = settle(cfg, good, replaced_value("evaluate.monitor", reader, good))
     problems += monitored
-    problems += locate_problems([*found, *faults.unresolvable(cfg), *taken], good, project)
+    problems += locate_problems([*faults.unresolvable(cfg), *taken], good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions))
@@ -169,8 +166,8 @@ def settle(cfg: DictConfig, given: Sequence[str], before: Any = None) -> tuple[l
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:
     """Whether a file sets `dataset: digits` as a value; a choice belongs into the defaults list."""
-    nodes: Any = (cfg._get_node(one.name) for one in fields(Experiment) if one.type == "Any")  # pyright: ignore[reportPrivateUsage]
-    return any(node is not None and isinstance(node._value(), str) and is_choice(node._value()) for node in nodes)
+    whole: Any = OmegaConf.to_container(cfg, resolve=False)
+    return any(isinstance(whole[one.name], str) and is_choice(whole[one.name]) for one in fields(Experiment) if one.type == "Any")
 
 
 def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
@@ -234,7 +231,7 @@ def dump(composed: Composed) -> str:
 
 def dump_plain(whole: Any, composed: Composed) -> str:
     """The same for one that is already plain."""
-    text = yaml.dump(whole, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
+    text = write_yaml(whole, default_flow_style=False)
     return header.write(composed.choices, composed.label, find_references(composed.cfg)) + text
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -37,35 +36,30 @@ class FileFaults:
         self.is_unreadable = False
         """Whether a file is not YAML: its values are unknown, so keys that seem to be missing may not be."""
 
-    def __deepcopy__(self, _: object) -> FileFaults:
-        return self  # Hydra copies its sources before reading from them
-
     @property
     def problems(self) -> list[Problem]:
         return list(self._found.values())
 
-    def remove_faults(self, result: ConfigResult, file: Path, name: str, text: str) -> ConfigResult:
-        """The content of a file, without its faulty parts."""
-        lines = lines_of(text)
-        group, package = name.rpartition("/")[0], result.header["package"]
-        under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)
-        whole: Any = OmegaConf.to_container(result.config, resolve=False)
-        if under.partition(".")[0] not in ("", "hydra", *schema.Experiment.__dataclass_fields__):
+    def remove_faults(self, package: str | None, whole: Any, file: Path, name: str, text: str) -> tuple[str | None, dict[Any, Any]]:
+        """The package and the content of a file, without its faulty parts."""
+        lines, group = lines_of(text), name.rpartition("/")[0]
+        under = place_in_config(package, name)
+        if under.partition(".")[0] not in ("", *schema.Experiment.__dataclass_fields__):
             words = "sets nothing in the experiment: its values go under the name of its folder" if whole else "is empty"
             more = "" if whole else f", and set values below; `samewise new {Path(name).name} EXPERIMENT...` writes such a file"
             self._add(Problem("", words, hint=f"begin it with `# @package _global_`{more}", where=str(file)))
-            whole, result.header["package"] = {}, "_global_"
+            package, whole = "_global_", {}
         elif not isinstance(whole, dict):
             self._add(Problem("", "is not a mapping of keys to values", where=str(file)))
             whole = {}
         else:
             self._leave_out_choices(cast(dict[str, Any], whole), group, file, lines)
+            self._leave_out_hydra(cast(dict[str, Any], whole), under, file, lines)
             self._leave_out_misplaced(cast(dict[str, Any], whole), under, file, lines)
             for path, problem in list(_wrong_values(cast(dict[str, Any], whole), under)):
                 _remove(whole, path)
                 self._add(Problem(problem.path, problem.message, problem.value, problem.expected, problem.hint, f"{file}:{lines.get('.'.join(path), 1)}"))
-        result.config = OmegaConf.create(whole)
-        return result
+        return package, whole
 
     def unreadable(self, error: yaml.YAMLError) -> None:
         self.is_unreadable = True
@@ -90,6 +84,14 @@ class FileFaults:
             else:
                 self._add(Problem(problem.path, problem.message, problem.value, "", problem.hint, f"{file}:{lines.get(f'defaults.{number}', 1)}"))
         whole["defaults"] = kept
+
+    def _leave_out_hydra(self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]) -> None:
+        """Remove settings of Hydra itself, such as other places to look for configs."""
+        settings: Any = {} if under else whole.pop("hydra", {})
+        words = "a config file may not set this: samewise uses Hydra only to compose configs"
+        hint = "remove it; further folders of configs are given with --config-dir or in pyproject.toml"
+        for path in [f"hydra.{key}" for key in cast(dict[Any, Any], settings)] if isinstance(settings, dict) else ["hydra"]:
+            self._add(Problem(path, words, hint=hint, where=f"{file}:{lines.get(path, 1)}"))
 
     def _leave_out_misplaced(self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]) -> None:
         """Remove choices of a group that are written among the values (`dataset: digits`)."""
@@ -144,6 +146,11 @@ class FileFaults:
         return Problem(group, NO_SUCH_CHOICE, choice, hint=did_you_mean(str(choice), known) or f"`samewise list {group}` shows them")
 
 
+def place_in_config(package: str | None, name: str) -> str:
+    """The path under which the values of a file are put."""
+    return name.rpartition("/")[0].replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else package
+
+
 def is_choice(value: Any) -> bool:
     """Whether a value in a component's place is the name of a choice, or a list of names, rather than a component."""
     names: Any = value if isinstance(value, list) and value else [value]
@@ -189,7 +196,7 @@ def problem_in_file(error: BaseException) -> Problem:
 
 def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str, ...], Problem]]:
     """Keys that the schema does not have and values of wrong types, by their path in the file."""
-    pending: list[tuple[tuple[str, ...], Any]] = [((key,), value) for key, value in whole.items() if key not in ("defaults", "hydra")]
+    pending: list[tuple[tuple[str, ...], Any]] = [((key,), value) for key, value in whole.items() if key != "defaults"]
     prefix, typed = under.split(".") if under else [], OmegaConf.structured(schema.Experiment)
     for path, value in pending:
         names = [*prefix, *map(str, path)]

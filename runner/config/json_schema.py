@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from samewise.runner.config import json_types, slots
@@ -21,7 +20,7 @@ from samewise.runner.config.catalogue import choices_of, field_summaries
 from samewise.runner.config.file_faults import problem_in_file
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed_object
-from samewise.runner.config.loader import config_loader, groups, text_of
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.overrides import FAILURES
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS, Experiment
@@ -67,10 +66,10 @@ class Writer:
     """Writes the definitions that the schemas share."""
 
     def __init__(self, project: Project) -> None:
-        loader = config_loader(project)
+        loader = Loader(project)
         self.packages = project.packages
         self.problems = list[Problem]()
-        self.choices = {group: choices_of(group, project=project) for group in groups(loader)}
+        self.choices = {group: choices_of(group, project=project) for group in loader.groups()}
         found = slots.known_slots()
         self.places: dict[str, Members] = {place: {one: names for (of, one), names in found.items() if of == kind} for place, kind in slots.KINDS.items()}
         self.parts: Members = {one: names for (kind, one), names in found.items() if any(kind in kinds for kinds in slots.PARTS.values())}
@@ -84,23 +83,22 @@ class Writer:
             for name in names:
                 self._read(loader, group, name, short)
 
-    def _read(self, loader: ConfigLoaderImpl, group: str, name: str, short: dict[str, str]) -> None:
+    def _read(self, loader: Loader, group: str, name: str, short: dict[str, str]) -> None:
         """Collect from a choice's file the components and the keys that it uses."""
         try:
-            loaded = loader.repository.load_config(f"{group}/{name}")
+            file = loader.read(f"{group}/{name}")
         except FAILURES as error:
             problem = problem_in_file(error)
             self.problems.append(dataclasses.replace(problem, path=problem.path or f"{group}/{name}.yaml"))
             return
-        assert loaded is not None
-        raw: Any = OmegaConf.to_container(loaded.config, resolve=False)
-        package = str(loaded.header["package"] or group)
+        raw: Any = OmegaConf.to_container(file.config, resolve=False)
+        package = file.package or group
         under = "" if package == "_global_" else package.replace("/", ".")
         if under and group.partition("/")[0] not in Experiment.__dataclass_fields__:
             self.elsewhere[group] = under
         if under and isinstance(raw, dict):
             self.facts.setdefault(group, set()).update(map(str, raw))
-            comments = re.findall(r"^(\w+):.* # +(.+)$", text_of(loader, f"{group}/{name}"), re.MULTILINE)
+            comments = re.findall(r"^(\w+):.* # +(.+)$", loader.text_of(f"{group}/{name}"), re.MULTILINE)
             self.comments |= {f"{group}.{key}": text for key, text in comments}
         for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add values that it refers to
             self.facts.setdefault(free, set()).add(fact)

@@ -1,34 +1,40 @@
-"""The interface to Hydra: finds config files, and composes a choice of them into one config."""
+"""The interface to Hydra: finds config files, and composes a choice of them into one config.
+
+Hydra decides from the defaults lists which files are merged, and in which order. It sees nothing else of them: they are read and merged here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
+import hydra
 import yaml
-from hydra import version
-from hydra._internal import defaults_list
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source, structured_config_source
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ResultDefault
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathElement
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
+from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.version import VersionBase, setbase
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config.deprecated import rename_settings
-from samewise.runner.config.file_faults import FileFaults
+from samewise.runner.config.file_faults import FileFaults, place_in_config
 from samewise.runner.config.override_text import ONE_CHOICE
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
@@ -38,236 +44,284 @@ from samewise.runner.records.files import read_text
 
 ROOT = "config"
 """The config that every experiment starts from: configs/config.yaml."""
-
-PROJECT, GIVEN = "project", "given"
-"""Whose folder of configs: the project's own, or one that --config-dir names, which may be a stranger's."""
-
-
-class _Shared(ConfigSource):
-    """Not copied for each composition, as Hydra would: nothing changes a source, and a copy of the schema takes longer than composing an experiment from it."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
+SCHEMA = "schema"
+"""The first config that the root builds on: the settings of schema.py, typed."""
+_SETTINGS = "hydra/config"
+"""The config that Hydra puts before the root: the settings of Hydra itself. It is empty here, and the schema has no place for others."""
+_RESOLVERS = ("now", "hydra", "python_version", "hydra_override_dirname", "hydra_deprecated_override_dirname")
+"""What Hydra adds to the `${...}` that every config of the process may use."""
 
 
-class _Inside(_Shared):
-    """Finds configs only in its own folder; `..` or an absolute path would load a file of one folder as if it were in another."""
+@dataclass(frozen=True)
+class ConfigFile:
+    """What a config file says.
 
-    def is_config(self, config_path: str) -> bool:
-        source: Any = super()
-        return _is_inside(config_path) and source.is_config(config_path)
-
-    def is_group(self, config_path: str) -> bool:
-        source: Any = super()
-        return _is_inside(config_path) and source.is_group(config_path)
-
-
-class FileConfigSource(_Inside, file_config_source.FileConfigSource):
-    """Hydra's class with limits, under the same name, so that Hydra recognises it even if a program uses Hydra itself."""
-
-    faults: FileFaults | None = None
-    """Takes what is wrong in a file out of it; None: Hydra raises over it."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        file = Path(self.path) / self._normalize_file_name(config_path)
-        if (text := read_text(file)) is not None:
-            require_modest(text, str(file), interpolations="own" if self.provider == GIVEN else "all")
-        if text is None or self.faults is None:
-            return _renamed(super().load_config(config_path), file, config_path)
-        try:
-            return self.faults.remove_faults(_renamed(super().load_config(config_path), file, config_path), file, config_path, text)
-        except yaml.YAMLError as error:
-            self.faults.unreadable(error)
-            return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create({}), {"package": "_global_"})
-
-
-def _renamed(result: ConfigResult, file: Path, config_path: str) -> ConfigResult:
-    group, package = config_path.rpartition("/")[0], result.header["package"]
-    under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)
-    result.config = rename_settings(cast(DictConfig, result.config), str(file), under)
-    return result
-
-
-class ImportlibResourcesConfigSource(_Inside, importlib_resources_config_source.ImportlibResourcesConfigSource):
-    """Hydra's class under the same name, which parses a file once, in a third less time to compose, and looks once for what is in a package."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        return _parsed((self.provider, self.path, config_path), super().load_config)
-
-    def is_config(self, config_path: str) -> bool:
-        return _found(super().is_config, self.path, config_path)
-
-    def is_group(self, config_path: str) -> bool:
-        return _found(super().is_group, self.path, config_path)
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return _found(super().list, self.path, config_path, results_filter)
-
-
-class StructuredConfigSource(_Shared, structured_config_source.StructuredConfigSource):
-    """Hydra's class under the same name, which copies a node of the schema in a third of the time."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        return _parsed(("", "", config_path), super().load_config)
-
-
-def _parsed(key: tuple[str, str, str], load: Callable[[str], ConfigResult]) -> ConfigResult:
-    if key not in _PARSED:
-        _PARSED[key] = pickle.dumps(load(key[2]), pickle.HIGHEST_PROTOCOL)
-    return pickle.loads(_PARSED[key])
-
-
-def _found(look: Callable[..., Any], package: str, *where: Any) -> Any:
-    key = (look.__name__, package, *where)
-    if key not in _FOUND:
-        _FOUND[key] = look(*where)
-    return _FOUND[key]
-
-
-class _Loader(ConfigLoaderImpl):
-    """Hydra's class without `hydra.searchpath`, which would load from elsewhere and import packages; `hydra_settings` reports it.
-
-    It keeps the list of files that it has composed, which takes Hydra half of the time to compose.
+    Args:
+        path: Where it is; None: the schema, which is not a file.
+        is_project: Whether it is in a config folder of the project's, not in samewise's.
+        package: Where its values belong (`# @package _global_`); None: under the name of its group.
+        defaults: Its defaults list.
+        config: Its other values, with their references.
     """
 
-    _newest: list[ResultDefault]
+    path: Path | None
+    is_project: bool
+    package: str | None
+    defaults: Any
+    config: Any
 
-    def __init__(self, path: ConfigSearchPathImpl) -> None:
-        super().__init__(path)
-        self.chosen = dict[tuple[str, ...], list[ResultDefault]]()
 
-    def load_configuration(self, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any) -> DictConfig:
-        cfg = super().load_configuration(config_name, overrides, *args, **kwargs)
-        self.chosen[tuple(overrides)] = self._newest
+class Loader:
+    """Finds files in the project's config folders, then in samewise's, and composes them.
+
+    A name is Hydra's: `optimizer/sgd`. One with `..`, or an absolute one, is not found: it would load a file of one folder as if it were in another.
+
+    Args:
+        project: Has the config folders.
+        faults: Takes what is wrong in a file of the project's out of it; None: composing raises one of `overrides.FAILURES`.
+    """
+
+    def __init__(self, project: Project, faults: FileFaults | None = None) -> None:
+        for folder in project.configs:
+            _require_no_root(folder / f"{ROOT}.yaml")
+        self._project, self._faults = project, faults
+        self._folders = (*project.configs, _library())
+        self._selected = dict[tuple[str, ...], Any]()
+
+    def is_config(self, name: str) -> bool:
+        """Whether there is such a config."""
+        return name in (SCHEMA, _SETTINGS) or any(self._find(name))
+
+    def is_group(self, name: str) -> bool:
+        """Whether there is such a group: a folder."""
+        return _is_inside(name) and any((folder / name).is_dir() for folder in self._folders)
+
+    def choices_of(self, group: str) -> list[str]:
+        """The configs of a group, sorted."""
+        return sorted({file.stem for place in self._places(group) for file in place.glob("*.yaml") if file.is_file()})
+
+    def groups_in(self, group: str) -> list[str]:
+        """The groups directly in a group, sorted."""
+        return sorted({entry.name for place in self._places(group) for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("_")})
+
+    def groups(self, under: str = "") -> dict[str, list[str]]:
+        """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`); nested groups by their path (`debug/sizes`)."""
+        found = dict[str, list[str]]()
+        for name in self.groups_in(under):
+            group = f"{under}/{name}" if under else name
+            if group != "hydra":
+                found[group] = self.choices_of(group)
+                found |= self.groups(group)
+        return found
+
+    def text_of(self, name: str) -> str:
+        """The content of a config's file; empty if there is none."""
+        return next((read_text(path) or "" for _, path in self._find(name)), "")
+
+    def read(self, name: str) -> ConfigFile:
+        """A config that exists, to be changed as the caller likes."""
+        if name in (SCHEMA, _SETTINGS):
+            return ConfigFile(None, False, "_global_", [], pickle.loads(_schema()) if name == SCHEMA else OmegaConf.create())
+        folder, path = next(self._find(name))
+        text, is_project = read_text(path) or "", folder in self._project.configs
+        if is_project:
+            require_modest(text, str(path), interpolations="own" if folder in self._project.given else "all")
+        if not is_project or self._faults is None:
+            package, defaults, config = pickle.loads(_parsed(str(path), text))
+            return ConfigFile(path, is_project, package, defaults, rename_settings(config, str(path), place_in_config(package, name)) if is_project else config)
+        package = _package(text)
+        try:
+            config = rename_settings(cast(DictConfig, OmegaConf.load(path)), str(path), place_in_config(package, name))
+        except yaml.YAMLError as error:
+            self._faults.unreadable(error)
+            return ConfigFile(path, is_project, "_global_", [], OmegaConf.create())
+        package, values = self._faults.remove_faults(package, OmegaConf.to_container(config, resolve=False), path, name, text)
+        return ConfigFile(path, is_project, package, values.pop("defaults", []), OmegaConf.create(values))
+
+    def select(self, overrides: Sequence[str]) -> Any:
+        """What overrides select, as Hydra describes it: the configs in their order of merging (`defaults`), the overrides of values (`config_overrides`)."""
+        key = tuple(overrides)
+        if key not in self._selected:
+            asking = _asking.set(self)
+            try:
+                with _current_rules():
+                    self._selected[key] = _hydra().compute_defaults_list(ROOT, list(overrides), RunMode.RUN)
+            finally:
+                _asking.reset(asking)
+        return self._selected[key]
+
+    def choices(self, overrides: Sequence[str]) -> dict[str, str]:
+        """The choice of each group; groups with none are left out."""
+        return {group: str(choice) for group, choice in self.select(overrides).overrides.known_choices.items() if choice is not None}
+
+    def chooses_several(self, overrides: Sequence[str]) -> bool:
+        """Whether a list may have chosen several of a group that takes one choice: Hydra then lists no choice for it."""
+        return any(group not in self.select(overrides).overrides.known_choices for group in ONE_CHOICE)
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The root config with overrides, closed to new keys."""
+        selected, cfg = self.select(overrides), OmegaConf.create()
+        with flag_override(cfg, "no_deepcopy_set_nodes", True):
+            for default in selected.defaults:
+                config = self.read(default.config_path).config
+                if default.package:
+                    inner, config = config, OmegaConf.create()
+                    OmegaConf.update(config, default.package, inner, merge=False)
+                try:
+                    cfg.merge_with(config)
+                except OmegaConfBaseException as error:
+                    words = f"In '{default.config_path}': {type(error).__name__} raised while composing config:\n{error}"
+                    raise ConfigCompositionException(words) from None
+        OmegaConf.set_struct(cfg, True)
+        apply(selected.config_overrides, cfg)
         return cfg
 
-    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: Any) -> DictConfig:
-        self._newest = defaults
-        return super()._compose_config_from_defaults_list(defaults, repo)
+    def _find(self, name: str) -> Iterator[tuple[Path, Path]]:
+        """The folders that have a file of this name, and the files; the first is the one that is read."""
+        files = ((folder, folder / (name if name.endswith(".yaml") else f"{name}.yaml")) for folder in self._folders if _is_inside(name))
+        return ((folder, file) for folder, file in files if file.is_file())
 
-    def _process_config_searchpath(self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository) -> None:
-        pass
-
-
-_PARSED = dict[tuple[str, str, str], bytes]()
-"""Pickled, in this process and for it: a copy of a config takes copy.deepcopy three times as long."""
+    def _places(self, group: str) -> Iterator[Path]:
+        return (folder / group for folder in self._folders if _is_inside(group) and (folder / group).is_dir())
 
 
-_FOUND = dict[tuple[Any, ...], Any]()
-"""What is in a package: its files stay as they are while the process lasts."""
+def faults_in_files(loader: Loader) -> FileFaults:
+    """The faults in config files that this loader finds, given its groups and those in the root's defaults list."""
+    chosen = read_yaml(loader.text_of(ROOT))["defaults"]
+    return FileFaults(loader.groups(), {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
 
 
-def _interpolation_map(create: Callable[..., DictConfig], overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
-    """Hydra's function of this name, which makes a map of all choices for every config file: an empty one if no default of the file will look into it."""
-    return create(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else OmegaConf.create()
+def apply(overrides: Iterable[Override], cfg: DictConfig) -> None:
+    """Change values of a config in place, as Hydra does; what it refuses raises one of `overrides.FAILURES`."""
+    for override in overrides:
+        key, value = override.key_or_group, override.value()
+        if override.package is not None:
+            raise ConfigCompositionException(f"there is no group {key}")
+        if str(override.type).endswith("EXTEND_LIST"):  # which only Hydra 1.4 has
+            raise ConfigCompositionException("extend_list(...) is not supported: write the whole list")
+        before: Any = OmegaConf.select(cfg, key, throw_on_missing=False) if override.is_delete() or override.is_add() else None
+        if override.is_delete():
+            if before is None or value not in (None, before):
+                raise ConfigCompositionException(f"{key} does not exist, or has another value")
+            above, _, last = key.rpartition(".")
+            with open_dict(cfg):
+                del (OmegaConf.select(cfg, above) if above else cfg)[last]
+        elif override.is_add() and before is not None and not isinstance(value, dict | list):
+            raise ConfigCompositionException(f"{key} exists")
+        else:
+            OmegaConf.update(cfg, key, value, force_add=override.is_add() or override.is_force_add())
+
+
+_asking = ContextVar[Loader]("asking")
+"""The loader for which Hydra is at work."""
+
+
+class _Source(ConfigSource):
+    """Shows Hydra the configs of the loader that asks it: their defaults lists and packages."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "samewise"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = _asking.get().read(config_path)
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create({"defaults": file.defaults}), {"package": file.package})
+
+    def is_group(self, config_path: str) -> bool:
+        return _asking.get().is_group(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        return _asking.get().is_config(config_path)
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> Any:
+        loader = _asking.get()
+        return loader.choices_of(config_path) if results_filter is ObjectType.CONFIG else loader.groups_in(config_path)
+
+
+class _SearchPath(SearchPathPlugin):
+    """Lets Hydra look for configs nowhere but in samewise's source, as long as samewise asks."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if _asking.get(None) is not None:
+            search_path.get_path()[:] = [SearchPathElement("main", f"{_Source.scheme()}://")]
+
+
+_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""Later versions have one set of rules, and warn if one is chosen."""
+
+
+@contextlib.contextmanager
+def _current_rules() -> Generator[None]:
+    """Let Hydra's newest rules apply, and then those of the program again."""
+    base = VersionBase.instance()
+    before = base.version_base
+    if _BASE:
+        setbase(_BASE["version_base"])
+    try:
+        yield
+    finally:
+        base.version_base = before
 
 
 @cache
-def _set_up_hydra() -> None:
-    version.setbase("1.3")
-    library: Any = defaults_list
-    library._create_interpolation_map = partial(_interpolation_map, library._create_interpolation_map)
-    for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import every plugin
-        SourcesRegistry.instance().types[source.scheme()] = source
-    JobRuntime.instance().set("name", "samewise")
-    ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
-    # Without Hydra's own choices (launcher, sweeper, logging, help): a third of the files, all discarded in `remove_hydra`.
-    ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]), provider="samewise")
+def _hydra() -> ConfigLoader:
+    """Hydra's loader. The program's own use of Hydra stays as it is."""
+    for plugin in (_Source, _SearchPath):
+        Plugins.instance().register(plugin)
+    used = GlobalHydra.instance()
+    theirs, known = used.hydra, set(filter(OmegaConf.has_resolver, _RESOLVERS))
+    used.clear()
+    try:
+        with hydra.initialize_config_module("samewise.configs", job_name=JobRuntime.instance().get("name"), **_BASE):
+            return GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.set_instance(used)
+        used.hydra = theirs
+        for name in filter(OmegaConf.has_resolver, {*_RESOLVERS} - known):
+            OmegaConf.clear_resolver(name)
 
 
-def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigLoaderImpl:
-    """Hydra's loader for the project's config folders, then samewise's. Errors in their files are added to `faults`; without `faults` Hydra raises them."""
-    _set_up_hydra()
-    path = ConfigSearchPathImpl()
-    path.append("hydra", "pkg://hydra.conf")
-    for folder in project.configs:
-        _require_no_root(folder / f"{ROOT}.yaml")
-        path.append(GIVEN if folder in project.given else PROJECT, f"file://{folder}")
-    path.append("main", "pkg://samewise.configs")
-    path.append("schema", "structured://")
-    loader = _Loader(path)
-    for source in loader.get_sources():
-        if isinstance(source, FileConfigSource):
-            source.faults = faults
-    return loader
+@cache
+def _library() -> Path:
+    return Path(str(resources.files("samewise.configs")))
+
+
+@cache
+def _schema() -> bytes:
+    """The schema, pickled in this process and for it: a copy with copy.deepcopy takes three times as long."""
+    return pickle.dumps(OmegaConf.structured(Experiment), pickle.HIGHEST_PROTOCOL)
+
+
+@lru_cache(maxsize=1000)
+def _parsed(file: str, text: str) -> bytes:
+    """The package, the defaults list and the values of a file with this text, pickled for the same reason."""
+    values: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    defaults = values.pop("defaults", []) if isinstance(values, dict) else []
+    return pickle.dumps((_package(text), defaults, OmegaConf.create(values)), pickle.HIGHEST_PROTOCOL)
+
+
+def _package(text: str) -> str | None:
+    """The package that the head of a config file names."""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if not re.match(r"#\s*@", line):
+            break
+        key, *values = line.lstrip("#").split()
+        if len(values) != 1:
+            raise ValueError(f"Expected header format: KEY VALUE, got '{line}'")
+        if key == "@package":
+            return values[0]
+    return None
 
 
 def _require_no_root(file: Path) -> None:
     """Raise a ConfigError for a file that would replace samewise's root config; an identical copy is allowed."""
-    if file.is_file() and read_text(file) != resources.files("samewise.configs").joinpath(f"{ROOT}.yaml").read_text(encoding="utf-8"):
+    if file.is_file() and read_text(file) != (_library() / f"{ROOT}.yaml").read_text(encoding="utf-8"):
         hint = "give it another name; an experiment's file belongs in the folder `experiment`"
         raise ConfigError(Problem(str(file), "would take the place of samewise's own config.yaml, which every experiment starts from", hint=hint))
 
 
-def _is_inside(config_path: str) -> bool:
-    return not config_path.startswith("/") and ".." not in config_path.split("/")
-
-
-def text_of(loader: ConfigLoaderImpl, config: str) -> str:
-    """The content of a config's file (`optimizer/sgd`); empty if there is none."""
-    source = next((one for one in loader.get_sources() if one.is_config(config)), None)
-    if source is None or source.scheme() not in ("file", "pkg"):
-        return ""
-    folder = Path(source.path) if source.scheme() == "file" else resources.files(source.path.replace("/", "."))
-    return folder.joinpath(f"{config}.yaml").read_text(encoding="utf-8")
-
-
-def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
-    """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`); nested groups by their path (`debug/sizes`)."""
-    found = dict[str, list[str]]()
-    for name in loader.repository.get_group_options(under, ObjectType.GROUP):  # Hydra's method of this name creates a repository at each call
-        group = f"{under}/{name}" if under else name
-        if group == "hydra" or name.startswith("_"):
-            continue
-        found[group] = loader.repository.get_group_options(group, ObjectType.CONFIG)
-        found |= groups(loader, group)
-    return found
-
-
-def faults_in_files(loader: ConfigLoaderImpl) -> FileFaults:
-    """The faults in config files that this loader finds, given its groups and those in the root's defaults list."""
-    chosen = read_yaml(text_of(loader, ROOT))["defaults"]
-    return FileFaults(groups(loader), {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
-
-
-def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
-    """The root config with overrides as Hydra composes it, with Hydra's own settings."""
-    return loader.load_configuration(ROOT, list(given), RunMode.RUN, from_shell=False)
-
-
-def chosen_files(loader: ConfigLoaderImpl, given: Sequence[str]) -> list[ResultDefault]:
-    """The config files that overrides choose, in Hydra's order of merging."""
-    known = loader.chosen.get(tuple(given)) if isinstance(loader, _Loader) else None
-    return loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults if known is None else known
-
-
-def choices_in(cfg: DictConfig) -> dict[str, str]:
-    """The choice of each group in the result of `root_config`."""
-    return {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
-
-
-def chooses_several(cfg: DictConfig) -> bool:
-    """Whether a list may have chosen several of a group that takes one choice, in the result of `root_config`: Hydra then lists no choice for it."""
-    return any(group not in cfg.hydra.runtime.choices for group in ONE_CHOICE)
-
-
-def remove_hydra(cfg: DictConfig) -> DictConfig:
-    """Remove Hydra's own settings from the config, in place."""
-    with open_dict(cfg):
-        del cfg["hydra"]
-    return cfg
-
-
-@cache
-def _hydra_defaults() -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(HydraConf(defaults=[])), resolve=False))
-
-
-def hydra_settings(composed: DictConfig) -> list[Problem]:
-    """Problems for settings of Hydra itself in a config file, such as other places to look for configs."""
-    plain, usual = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False)), _hydra_defaults()
-    found = [key for key in plain if key not in ("job", "overrides", "runtime") and plain[key] != usual.get(key)]
-    found += [f"job.{key}" for key, value in plain["job"].items() if key not in ("name", "override_dirname", "config_name") and value != usual["job"].get(key)]
-    found += [group.partition("/")[2] for group in plain["runtime"]["choices"] if str(group).startswith("hydra/")]
-    words = "a config file may not set this: samewise uses Hydra only to compose configs"
-    return [Problem(f"hydra.{key}", words, hint="remove it; further folders of configs are given with --config-dir or in pyproject.toml") for key in found]
+def _is_inside(name: str) -> bool:
+    return not name.startswith("/") and ".." not in name.split("/")

@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.default_element import ResultDefault
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from samewise.runner.config import schema
-from samewise.runner.config.loader import GIVEN, PROJECT, ROOT, chosen_files, config_loader, faults_in_files, text_of
+from samewise.runner.config.loader import Loader, faults_in_files
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat
 from samewise.runner.config.yaml_files import lines_of
@@ -41,12 +39,11 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     By config path: `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `samewise's runner/config/schema.py:157`, or
     `override seed=1`.
     """
-    loader = config_loader(project, faults_in_files(config_loader(project)))
-    defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)
-    found = dict[str, str]()
-    for one in values_of(loader, defaults.defaults):
+    loader = Loader(project, faults_in_files(Loader(project)))
+    selected, found = loader.select(given), dict[str, str]()
+    for one in values_of(loader, selected.defaults):
         _mark(found, one.path, one.value, one.where)
-    for override in defaults.config_overrides:
+    for override in selected.config_overrides:
         if not override.is_delete():
             for path, value in values_in(override.value(), override.key_or_group):
                 _mark(found, path, value, f"{_OVERRIDE}{override.input_line}")
@@ -55,31 +52,26 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
 
 def own_defaults(given: Sequence[str], *, project: Project) -> set[str]:
     """The paths of the values that samewise's own files, as they are chosen, set."""
-    loader = config_loader(project, faults_in_files(config_loader(project)))
-    return {one.path for one in values_of(loader, chosen_files(loader, given)) if one.where.startswith(OURS)}
+    loader = Loader(project, faults_in_files(Loader(project)))
+    return {one.path for one in values_of(loader, loader.select(given).defaults) if one.where.startswith(OURS)}
 
 
-def replaced_value(path: str, loader: ConfigLoaderImpl, given: Sequence[str]) -> Any:
+def replaced_value(path: str, loader: Loader, given: Sequence[str]) -> Any:
     """The value that the chosen files set, if an override replaces it; else None."""
     if not any(text.lstrip("+").startswith(f"{path}=") for text in given):
         return None
-    return next((one.value for one in reversed(list(values_of(loader, chosen_files(loader, given)))) if one.path == path), None)
+    return next((one.value for one in reversed(list(values_of(loader, loader.select(given).defaults))) if one.path == path), None)
 
 
-def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
+def values_of(loader: Loader, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
     """Each value set by the files of a defaults list, in Hydra's order of merging. A list is one value, since it replaces another list."""
     for default in chosen:
-        name = default.config_path
-        if name is None or name.startswith("hydra/"):
-            continue
-        loaded = loader.repository.load_config(name)
-        assert loaded is not None
-        package = default.package if default.package is not None else loaded.header["package"]
-        lines = _lines_of_schema() if name == "schema" else lines_of(text_of(loader, name))
-        own = loaded.provider in (PROJECT, GIVEN)
-        file = _SCHEMA if name == "schema" else f"{loaded.path.removeprefix('file://')}/{name}.yaml" if own else f"{OURS}{name}.yaml"
-        for path, value in values_in(OmegaConf.to_container(loaded.config)):
-            yield FileValue(name, f"{package}.{path}" if package else path, value, f"{file}:{lines[path]}" if path in lines else file)
+        name = str(default.config_path)
+        file, package = loader.read(name), default.package
+        lines = _lines_of_schema() if file.path is None else lines_of(loader.text_of(name))
+        where = _SCHEMA if file.path is None else str(file.path) if file.is_project else f"{OURS}{name}.yaml"
+        for path, value in values_in(OmegaConf.to_container(file.config)):
+            yield FileValue(name, f"{package}.{path}" if package else path, value, f"{where}:{lines[path]}" if path in lines else where)
 
 
 def origin_of(path: str, set_by: Mapping[str, str]) -> str:

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from samewise.runner.config.annotations import argument_names
 from samewise.runner.config.fingerprint import is_outside, reached_code
 from samewise.runner.config.instantiate import SPECIAL, locate
-from samewise.runner.config.loader import chosen_files
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.origins import FileValue, values_in, values_of
 from samewise.runner.config.project import Project, override_of_experiment
 from samewise.runner.config.slots import within
@@ -59,7 +58,7 @@ class Change:
     made: frozenset[str]
 
 
-def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | None) -> list[Change]:
+def changes(loader: Loader, given: Sequence[str], experiment: str | None) -> list[Change]:
     """The groups for which the (valid) overrides choose another option and below which the file of `experiment=` sets something."""
     chosen_by_user = {group: names for text in given if (group := _group(text, loader)) not in ("", *_REDUCED) for names in [_names(text)]}
     if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
@@ -82,12 +81,12 @@ def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | No
     return found
 
 
-def weights_caution(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig) -> list[Problem]:
+def weights_caution(loader: Loader, given: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig) -> list[Problem]:
     """A caution that `debug=...` starts without the weights that the experiment's file names."""
     now = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
     if not {"debug", "experiment"} <= chosen.keys() or now is not None or any(text.startswith("initialise.weights=") for text in given):
         return []
-    defaults = [one for one in chosen_files(loader, given) if (one.config_path or "").startswith(("debug/", "initialise/", _FILES))]
+    defaults = [one for one in loader.select(given).defaults if (one.config_path or "").startswith(("debug/", "initialise/", _FILES))]
     values = [value for value in values_of(loader, defaults) if value.path == "initialise.weights"]
     asked = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
     if asked is None or asked.value is None or not values[-1].config.startswith("debug/"):
@@ -189,8 +188,8 @@ def _may_import(cfg: DictConfig) -> bool:
 class _Choices:
     """The choices that overrides make, and the values that their files set."""
 
-    def __init__(self, loader: ConfigLoaderImpl, given: Sequence[str]) -> None:
-        defaults = chosen_files(loader, given)
+    def __init__(self, loader: Loader, given: Sequence[str]) -> None:
+        defaults = loader.select(given).defaults
         self.chosen = dict[tuple[str, str], tuple[str, ...]]()
         """By group and the path of its values; the choices that are made by another of the same group left out."""
         self.apart = set[tuple[str, str]]()
@@ -206,16 +205,14 @@ class _Choices:
         self.made = frozenset(value.path.rpartition(".")[0] for value in self.others.values() if value.path.rpartition(".")[2] in _MAKES_ONE)
 
 
-def _may_matter(loader: ConfigLoaderImpl, file: str, chosen: Mapping[str, tuple[str, ...]]) -> bool:
+def _may_matter(loader: Loader, file: str, chosen: Mapping[str, tuple[str, ...]]) -> bool:
     """Whether an experiment's file sets something below a chosen group, or builds on another experiment. Quick: most commands end here."""
-    loaded = loader.repository.load_config(file)
-    assert loaded is not None
-    if any(getattr(entry, "path", "_self_") != "_self_" or getattr(entry, "group", "") == "/experiment" for entry in loaded.defaults_list or ()):
+    read = loader.read(file)
+    if any(entry != "_self_" and (isinstance(entry, str) or any(str(key).split()[-1:] == ["/experiment"] for key in entry)) for entry in read.defaults):
         return True
-    keys = set(map(str, loaded.config))
+    keys = set(map(str, read.config))
     for group, names in chosen.items():
-        first = loader.repository.load_config(f"{group.partition('@')[0]}/{names[0]}") if names else None
-        package = str((first.header["package"] if first else None) or "_group_")
+        package = (loader.read(f"{group.partition('@')[0]}/{names[0]}").package if names else None) or "_group_"
         if package.replace("_group_", group.partition("@")[2] or group).partition(".")[0] in keys or not names:
             return True
     return False
@@ -227,10 +224,10 @@ def _names(text: str) -> tuple[str, ...]:
     return () if names in ("", "null") else tuple(name.strip(" '\"").removesuffix(".yaml") for name in names.split(","))
 
 
-def _group(text: str, loader: ConfigLoaderImpl) -> str:
+def _group(text: str, loader: Loader) -> str:
     """The group that an override chooses from; empty if it sets a value."""
     key, _, value = text.lstrip("+~").partition("=")
-    return key if not value.startswith("{") and loader.repository.group_exists(key.partition("@")[0]) else ""
+    return key if not value.startswith("{") and loader.is_group(key.partition("@")[0]) else ""
 
 
 def _overlaps(path: str, others: set[str]) -> bool:

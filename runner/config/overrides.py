@@ -11,7 +11,6 @@ from shlex import quote
 from typing import Any, cast
 
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
@@ -20,6 +19,7 @@ from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError
 from samewise.runner.config import schema
 from samewise.runner.config.annotations import expected_type, is_typed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
+from samewise.runner.config.loader import apply
 from samewise.runner.config.override_text import read_overrides, several_choices
 from samewise.runner.config.tree import leaves, paths
 from samewise.runner.errors import Problem, did_you_mean, first_line, same_words
@@ -254,7 +254,7 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
     value = None if override.is_delete() else override.value()
     before: Any = deepcopy(OmegaConf.select(cfg, key, throw_on_resolution_failure=False)) if isinstance(value, dict) else None
     try:
-        ConfigLoaderImpl._apply_overrides_to_config([override], cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls, one at a time)
+        apply([override], cfg)
         return None
     except FAILURES as error:
         cause = error.__cause__ or error
@@ -267,7 +267,7 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
             return Problem(key, words, value, expected, _meant(f"{key}={value}") or whole)
         if override.is_delete() and (problem := _kept(override, cfg)):
             return problem
-        known = [path for path in paths(cfg) if path.partition(".")[0] != "hydra"]
+        known = list(paths(cfg))
         if key in known and override.is_add():
             return Problem(key, "already exists", value, hint="write it without the +")
         is_mapping = isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig)

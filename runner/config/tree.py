@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from operator import getitem
 from typing import Any, cast
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.errors import ConfigError, Problem
@@ -20,10 +20,7 @@ def plain(node: Any) -> Any:
     An unresolvable interpolation stays as it is written: composing has reported it. Only interpolations are looked up: a lookup takes several times as long.
     """
     if isinstance(node, DictConfig | ListConfig):
-        content: Any = node._value()  # pyright: ignore[reportPrivateUsage]
-        if isinstance(content, dict):
-            return {str(key): _resolved(node, key, child) for key, child in cast(dict[Any, Any], content).items()}
-        return [_resolved(node, place, child) for place, child in enumerate(cast(list[Any], content))] if isinstance(content, list) else content
+        return _resolved(node, (), OmegaConf.to_container(node, resolve=False))
     return node.value if isinstance(node, enum.Enum) else node
 
 
@@ -81,16 +78,14 @@ def shown(value: Any) -> str:
 
 def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
     """Each value's path, unresolved content, and a function that resolves it; ConfigError if a key is a number or another value that is not text."""
-    keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else list(cfg)
-    for key in keys:
-        node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)
+    whole: Any = OmegaConf.to_container(cfg, resolve=False)
+    for key, raw in cast(dict[Any, Any], whole).items() if isinstance(whole, dict) else enumerate(whole):
         path = f"{under}.{key}" if under else str(key)
         if isinstance(cfg, DictConfig) and not isinstance(key, str):
             raise ConfigError(Problem(path, "the key is not text, which components would not get as it is", key, f"text, such as '{key}'", "quote it"))
-        if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):  # pyright: ignore[reportPrivateUsage]
-            yield from leaves(node, path)
+        if isinstance(raw, dict | list):
+            yield from leaves(cast(Any, cfg)[key], path)
         else:
-            raw = node._value() if node is not None and not isinstance(node, list) else None  # pyright: ignore[reportPrivateUsage]
             yield path, raw, partial(getitem, cast(Any, cfg), key)
 
 
@@ -113,12 +108,16 @@ def paths(cfg: DictConfig | ListConfig) -> Iterator[str]:
                 yield whole
 
 
-def _resolved(above: Any, key: Any, child: Any) -> Any:
-    content = child._value()
+def _resolved(cfg: Any, path: tuple[Any, ...], content: Any) -> Any:
+    """The unresolved content at a path with its interpolations resolved."""
+    if isinstance(content, dict):
+        return {str(key): _resolved(cfg, (*path, key), part) for key, part in cast(dict[Any, Any], content).items()}
+    if isinstance(content, list):
+        return [_resolved(cfg, (*path, place), part) for place, part in enumerate(cast(list[Any], content))]
     if not isinstance(content, str) or "${" not in content:
-        return plain(child if isinstance(child, DictConfig | ListConfig) else content)
+        return plain(content)
     try:
-        return plain(above[key])
+        return plain(reduce(getitem, path, cfg))
     except OmegaConfBaseException:
         return content
 

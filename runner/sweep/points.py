@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,7 +19,7 @@ from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
 from samewise.runner.config.earlier_version import as_trained
 from samewise.runner.config.fingerprint import fingerprint_of
-from samewise.runner.config.loader import choices_in, chooses_several, config_loader, groups, remove_hydra, root_config
+from samewise.runner.config.loader import Loader, apply
 from samewise.runner.config.override_text import removed
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
@@ -37,8 +36,8 @@ class Composer:
 
     def __init__(self, project: Project) -> None:
         self._project = project
-        self._loader = config_loader(project)
-        self._groups = groups(self._loader)
+        self._loader = Loader(project)
+        self._groups = self._loader.groups()
         self._parser = OverridesParser.create()
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str], list[other_choice.Change]]] = {}
 
@@ -57,7 +56,7 @@ class Composer:
             base, choices, changed = self._base(tuple(str(override.input_line) for override in of_groups))
             cfg = copy.deepcopy(base)
             rest = [override for override in read if override not in of_groups]
-            ConfigLoaderImpl._apply_overrides_to_config(rest, cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls at this point)
+            apply(rest, cfg)
         except faults.FAILURES:
             return compose(given, project=self._project, strict=False)  # finds what is wrong
         cautions = other_choice.settle(cfg, changed, given, self._project)
@@ -67,11 +66,10 @@ class Composer:
 
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], list[other_choice.Change]]:
         if chosen not in self._bases:
-            cfg = root_config(self._loader, chosen)
-            if chooses_several(cfg) and (problems := compose(chosen, project=self._project, strict=False).problems):
+            cfg = self._loader.compose(chosen)
+            if self._loader.chooses_several(chosen) and (problems := compose(chosen, project=self._project, strict=False).problems):
                 raise ConfigError(*problems)
-            choices = choices_in(cfg)
-            cfg = remove_hydra(cfg)
+            choices = self._loader.choices(chosen)
             require_modest_references(cfg)
             self._bases[chosen] = cfg, choices, other_choice.changes(self._loader, chosen, choices.get("experiment"))
         return self._bases[chosen]

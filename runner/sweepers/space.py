@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
-from samewise.runner.config.loader import config_loader, groups
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.override_text import remove_split_overrides, unreadable
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem, nearest
@@ -131,20 +131,19 @@ class Space:
 
 def read_space(given: Sequence[str], *, project: Project) -> Space:
     """Parse the overrides of a sweep; ConfigError if one cannot be read, or has no values."""
-    loader = config_loader(project)
-    parser = OverridesParser.create(config_loader=loader)
+    groups, parser = Loader(project).groups(), OverridesParser.create()
     parts, read = list[str | Dimension](), list[Override]()
     given, problems = remove_split_overrides(given, parser)
     for text in given:
         try:
             (override,) = parser.parse_overrides([text])
             read.append(override)
-            parts.append(_part(override, text, parser))
+            parts.append(_part(override, text, parser, groups))
         except (HydraException, ValueError) as error:
             problems.append(unreadable(text, error))
         except ConfigError as error:
             problems += error.problems
-    problems += _set_again(read, groups(loader))
+    problems += _set_again(read, groups)
     problems += [_of_whole_sweep(part) for part in parts if isinstance(part, Dimension) and part.name.partition(".")[0] in ("sweeper", "launcher")]
     if problems:
         raise ConfigError(*problems)
@@ -192,7 +191,7 @@ def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
-def _part(override: Override, text: str, parser: OverridesParser) -> str | Dimension:
+def _part(override: Override, text: str, parser: OverridesParser, groups: Mapping[str, Sequence[str]]) -> str | Dimension:
     if not override.is_sweep_override():
         return text
     key, after = SEED if override.key_or_group == SEED and not override.is_add() else override.get_key_element(), text.partition("=")[2]
@@ -207,7 +206,8 @@ def _part(override: Override, text: str, parser: OverridesParser) -> str | Dimen
     before = random.getstate()
     random.seed(text)  # `shuffle(...)`: the same command gives the same order
     try:
-        values = tuple(dict.fromkeys(override.sweep_string_iterator()))
+        found = value.filter(list(groups.get(override.key_or_group, ()))) if isinstance(value, Glob) else override.sweep_string_iterator()
+        values = tuple(dict.fromkeys(found))
     finally:
         random.setstate(before)
     if not values and isinstance(value, RangeSweep):

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import samewise_kept_kept as kept
 
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+
 QUICK = ("resnet_cifar10", "wavernn_spoken_digits")
 OF_OTHER_RECIPES = ("conv_tasnet_spoken_digits", "retinanet_bccd", "wav2letter_spoken_digits")
 """Which run with the oldest and the newest packages, too."""
@@ -43,6 +46,12 @@ KEPT = json.loads(kept.FILE.read_text())
 def test_show_prints_the_same_as_before(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert kept.shown(experiment) == KEPT["show"][experiment]
+
+
+@pytest.mark.parametrize("experiment", kept.EXPERIMENTS)
+def test_a_reduced_experiment_has_the_same_fingerprint_as_before(experiment: str, tmp_path: Path) -> None:
+    _, *overrides = kept.command(experiment, tmp_path)
+    assert compose(overrides, project=Project(tmp_path)).fingerprint == KEPT["fingerprints"][experiment]
 
 
 @pytest.mark.parametrize("experiment", [marked(name) for name in kept.EXPERIMENTS])

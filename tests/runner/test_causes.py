@@ -263,11 +263,11 @@ def test_brackets_in_a_sweep_override_get_a_hint_on_how_to_write_values(here: Pa
 
 
 def test_each_group_is_known_to_take_one_choice_or_several() -> None:
-    from samewise.runner.config.loader import ROOT, config_loader, text_of
+    from samewise.runner.config.loader import ROOT, Loader
     from samewise.runner.config.override_text import LISTS, ONE_CHOICE
     from samewise.runner.config.project import find
 
-    chosen = {key for entry in yaml.safe_load(text_of(config_loader(find()), ROOT))["defaults"] if isinstance(entry, dict) for key in entry}
+    chosen = {key for entry in yaml.safe_load(Loader(find()).text_of(ROOT))["defaults"] if isinstance(entry, dict) for key in entry}
     assert {*LISTS, *ONE_CHOICE} == chosen - {"debug/sizes"}
 
 

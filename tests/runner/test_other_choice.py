@@ -15,7 +15,7 @@ import pytest
 from samewise.runner.cli import main
 from samewise.runner.config.check import problems
 from samewise.runner.config.compose import Composed, compose
-from samewise.runner.config.loader import config_loader, remove_hydra, root_config
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.sweep.points import Composer
@@ -66,7 +66,7 @@ def warnings_of(composed: Composed) -> list[str]:
 
 
 def compose_with_hydra(given: Sequence[str], project: Project) -> Any:
-    return plain(remove_hydra(root_config(config_loader(project), given)))
+    return plain(Loader(project).compose(given))
 
 
 def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_each(mine: Project) -> None:

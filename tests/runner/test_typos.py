@@ -12,7 +12,7 @@ import pytest
 from samewise.runner.config import check
 from samewise.runner.config.check import unread
 from samewise.runner.config.compose import compose
-from samewise.runner.config.loader import config_loader, groups
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at
 from samewise.runner.errors import nearest
@@ -33,7 +33,7 @@ def misspelt(word: str, chance: random.Random) -> str:
 def cases(count: int, seed: int) -> Iterator[tuple[str, str, list[str], list[str]]]:
     """The right name, the wrong one, and what to give: lines of a file (the wrong one in the last), or an override."""
     chance, project = random.Random(seed), Project(Path.cwd())
-    whole, choices = compose([BASE], project=project).whole, groups(config_loader(project))
+    whole, choices = compose([BASE], project=project).whole, Loader(project).groups()
     keys = [f"{part}.{key}" for part in PARTS for key in (at(whole, part) or {}) if not key.startswith("_") and len(key) > 2]
     for number in range(count):
         group, path = chance.choice(["model", "optimizer", "scheduler", "dataset", "recipe", "precision"]), chance.choice(keys)

@@ -13,12 +13,12 @@ import pytest
 from samewise.runner.config import header
 from samewise.runner.config.check import components
 from samewise.runner.config.compose import compose, dump, dump_plain, parse
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import sweep_folder, trust
 from samewise.runner.records.sweep_folder import SweepFolder, label
-from samewise.runner.sweep import points as composing
 from samewise.runner.sweep.points import Composer, compose_points, identity, write_configs
 from samewise.runner.sweep.shared_runs import notes, require_same_data, require_separate
 from samewise.runner.sweep.soundness import require_sound
@@ -137,12 +137,12 @@ def test_the_same_command_is_the_same_sweep() -> None:
 @pytest.mark.long
 def test_what_a_thousand_points_share_is_read_and_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counter[str]()
-    for module, name in ((composing, "root_config"), (components, "problems_in")):
+    for module, name in ((Loader, "compose"), (components, "problems_in")):
         monkeypatch.setattr(module, name, _count_calls(counts, name, getattr(module, name)))
     found = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=range(0.01,0.11,0.01)", "optimizer.momentum=range(0,1,0.1)", "seed=range(10)")
     require_sound(found, BARE)
     assert len(found) == 1000
-    assert counts["root_config"] == 1
+    assert counts["compose"] == 1
     parts = {(key, json.dumps(part, sort_keys=True, default=str)) for one in found for key, part in one.whole.items()}
     assert counts["problems_in"] == len(parts) < 1300  # 100 optimizers, ten seeds, the tags of each point, and what they share
 

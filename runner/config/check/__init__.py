@@ -17,7 +17,7 @@ from samewise.runner.config.check import components
 from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE
-from samewise.runner.config.loader import config_loader, groups, text_of
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.project import Project
 from samewise.runner.config.slots import KINDS
@@ -76,13 +76,13 @@ def _replaced_groups(composed: Composed, wrong: set[str]) -> Iterator[tuple[str,
 
     Yields the group, its choice, the keys that the choice's file sets, and the choices whose component is the one that is named now.
     """
-    loader = config_loader(composed.project)
+    loader = Loader(composed.project)
     for group, choice in composed.choices.items():
         if group not in KINDS or group not in wrong or "_target_" not in (composed.whole.get(group) or {}):
             continue
-        target, sets = composed.whole[group]["_target_"], read_yaml(text_of(loader, f"{group}/{choice}")) or {}
+        target, sets = composed.whole[group]["_target_"], read_yaml(loader.text_of(f"{group}/{choice}")) or {}
         if sets.get("_target_", target) != target:
-            texts = {name: read_yaml(text_of(loader, f"{group}/{name}")) or {} for name in groups(loader)[group]}
+            texts = {name: read_yaml(loader.text_of(f"{group}/{name}")) or {} for name in loader.choices_of(group)}
             yield group, choice, sets, [name for name, text in texts.items() if text.get("_target_") == target]
 
 
