@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from samewise.runner.commands import commands
 
@@ -29,8 +30,27 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    _plugin(args.shell).install()
+    print(_SCRIPTS[args.shell])
     return 0
+
+
+_BASH = """\
+_samewise_completion()
+{
+    local words=($COMP_LINE)
+    local matches=$(COMP_LINE=$COMP_LINE "${words[0]}" -sc query=bash)
+    COMPREPLY=($(compgen -o nospace -o default -W "$matches" -- "${words[$COMP_CWORD]}"))
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o nospace -o default -F _samewise_completion samewise"""
+_FISH = """\
+function samewise_completion
+    set -lx COMP_LINE (commandline -cp)
+    set -l words (commandline -cpo)
+    eval "$words[1] -sc query=fish"
+end
+complete -c samewise -x -a '(samewise_completion)'"""
+_SCRIPTS = {"bash": _BASH, "zsh": f"autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{_BASH}", "fish": _FISH}
 
 
 def answer(argv: Sequence[str]) -> int:
@@ -39,52 +59,64 @@ def answer(argv: Sequence[str]) -> int:
     if shell not in SHELLS or "COMP_LINE" not in os.environ:
         return 2
     try:
-        _plugin(shell).query("config")
+        matches = sorted(filter(INERT.fullmatch, set(_matches(os.environ["COMP_LINE"]))))
     except Exception:  # a half-typed line often does not compose, and an error would be printed into the prompt
         return 1
+    print("\n".join(matches) if shell == "fish" else " ".join(matches))
     return 0
 
 
-def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra's plugins are not typed; importing them here keeps this module light)
-    """Hydra's completion for `shell`, extended by the commands and this program's name."""
-    from hydra._internal.core_plugins.bash_completion import BashCompletion
-    from hydra._internal.core_plugins.fish_completion import FishCompletion
+def _matches(line: str) -> Iterable[str]:
+    """What the last word of a line may become."""
+    *before, word = f"{line}|".split()[1:]
+    before, word = [word for word in before if not word.startswith("-")], word.removesuffix("|")
+    if not before:
+        return (name for name in commands() if name.startswith(word))
+    command, *overrides = before
+    if command == "completion":
+        return (name for name in SHELLS if name.startswith(word))
+    if command == "list":
+        return (group for group in _loader().groups() if group.startswith(word))
+    return (match for match in _of_overrides(overrides, word) if match.startswith(word)) if command in OVERRIDES else ()
 
+
+def _loader():
     from samewise.runner.config import loader, project
 
-    class Taught:
-        """Mixed into Hydra's classes: completes a command's name, then the command's arguments."""
+    return loader.Loader(project.find())
 
-        def _query(self, config_name: str | None, line: str) -> list[str]:
-            return [match for match in self._matches(config_name, line) if INERT.fullmatch(match)]
 
-        def _matches(self, config_name: str | None, line: str) -> list[str]:
-            words = line.split()
-            if not words or (len(words) == 1 and not line.endswith(" ")):
-                return [f"{name} " if shell == "fish" else name for name in commands() if name.startswith(words[0] if words else "")]
-            rest = " ".join(word for word in words[1:] if not word.startswith("-")) + (" " if line.endswith(" ") else "")
-            if words[0] == "list":
-                return [group for group in loader.groups(self.config_loader) if group.startswith(rest.strip())]  # type: ignore[attr-defined]
-            if words[0] == "completion":
-                return [name for name in SHELLS if name.startswith(rest.strip())]
-            if words[0] not in OVERRIDES:
-                return []
-            found: list[str] = super()._query(config_name, rest if rest.strip() else "")  # type: ignore[misc]
-            return [match for match in found if not match.startswith(("hydra", "+hydra", "~hydra", "config", "schema"))]
+def _of_overrides(before: Sequence[str], word: str) -> Iterator[str]:
+    """Groups, choices, keys and values that an override may name after others, and files that it may give as a value."""
+    from hydra.errors import ConfigCompositionException
+    from omegaconf import OmegaConf
 
-    class Bash(Taught, BashCompletion):
-        @staticmethod
-        def _get_exec() -> str:
-            return "samewise"
+    from samewise.runner.config.tree import at, plain
 
-    class Fish(Taught, FishCompletion):
-        @staticmethod
-        def _get_exec() -> list[tuple[str, str]]:
-            return [("samewise", "")]
-
-    found = loader.config_loader(project.find())
-    if shell == "zsh":  # Hydra's script for bash, which zsh runs once bash completions are enabled
-        if len(sys.argv) > 1 and sys.argv[1] == "completion":
-            print("autoload -Uz compinit bashcompinit && compinit && bashcompinit")
-        return Bash(found)
-    return Fish(found) if shell == "fish" else Bash(found)
+    key, sign, value = word.partition("=")
+    if value.startswith((".", "/")):
+        yield from (f"{key}={path}" for path in glob.glob(f"{glob.escape(value)}*"))
+        return
+    loader, mark = _loader(), word[:1] if word[:1] in ("+", "~") else ""
+    groups = loader.groups()
+    if sign and (choices := groups.get(key.removeprefix(mark))):
+        yield from (f"{key}={choice}" for choice in choices)
+        return
+    for group, choices in groups.items() if not sign else ():
+        if f"{mark}{group}".startswith(word) and "/" not in group[len(word) - len(mark) :]:
+            has_groups = any(other.startswith(f"{group}/") for other in groups)
+            yield f"{mark}{group}{'/' if has_groups and not choices else '=' if not has_groups and mark != '~' else ''}"
+    try:
+        cfg = loader.compose(before)
+    except ConfigCompositionException:
+        return
+    if sign:
+        value = at(plain(cfg), key)
+        if value is not None and not isinstance(value, dict | list):
+            yield f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        return
+    above = key.rpartition(".")[0]
+    inner: Any = OmegaConf.to_container(cfg, resolve=False)
+    inner = at(inner, above) if above else inner
+    for name, part in inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, list) else ():
+        yield f"{above}{'.' if above else ''}{name}{'.' if isinstance(part, dict | list) else '='}"

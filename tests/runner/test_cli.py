@@ -346,7 +346,7 @@ def on_path(tmp_path: Path) -> dict[str, str]:
 def test_bash_completes_commands_choices_and_keys(line: str, expected: set[str], tmp_path: Path, on_path: dict[str, str]) -> None:
     script = f"""eval "$(samewise completion bash)"
 COMP_LINE='{line}' COMP_POINT={len(line)} COMP_CWORD={len(line.split()) - 1}
-{"hydra_bash_completion"}
+_samewise_completion
 printf '%s\\n' "${{COMPREPLY[@]}}" """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **on_path}, timeout=120, check=False)
     assert expected <= set(done.stdout.split()), done.stderr

@@ -205,7 +205,7 @@ def test_shell_completion_does_not_run_file_names(line: str, strange: Path) -> N
     (strange / "bin" / "samewise").chmod(0o755)
     script = f"""eval "$(samewise completion bash)"
 COMP_LINE='{line}' COMP_POINT={len(line)} COMP_CWORD={len(line.split()) - 1}
-hydra_bash_completion
+_samewise_completion
 printf '%s\\n' "${{COMPREPLY[@]}}" """
     environment = {**os.environ, "PATH": f"{strange / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=strange, env=environment, timeout=120, check=False)
