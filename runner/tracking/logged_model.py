@@ -23,6 +23,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput
 from mlflow.exceptions import MlflowException
 
+import samewise
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.records import trust
@@ -34,7 +35,7 @@ from samewise.runner.secrets import redact_file
 
 LOADER = "samewise.runner.serving"
 _FOLDER = "run"
-_PACKAGES = ("samewise", "mlflow", "torch", "torchvision", "torchaudio")
+_PACKAGES = ("mlflow", "torch", "torchvision", "torchaudio")
 _RATE = 8000
 
 
@@ -108,7 +109,7 @@ def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id
         mlflow_model=Model(model_id=model_id, run_id=run_id),
         signature=ModelSignature(inputs, params=params),
         input_example=_example(folder, config),
-        pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
+        pip_requirements=[f"samewise=={samewise.__version__}", *(f"{name}=={version(name)}" for name in _PACKAGES)],
     )
     copy = RunFolder(path / _FOLDER)
     copy.path.mkdir()
