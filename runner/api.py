@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from samewise.runner.interfaces import Batch, Prediction
     from samewise.runner.training.predictor import Predictor
 
-_COLUMNS = ("name", "run", "label", "state", "step", "steps", "monitor", "value", "seconds", "changed", "reason", "folder")
+_COLUMNS = ("name", "run", "label", "code", "state", "step", "steps", "monitor", "value", "seconds", "changed", "reason", "folder")
 
 
 @dataclass(frozen=True)

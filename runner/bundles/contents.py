@@ -28,7 +28,7 @@ from samewise.runner.records.roots import alterations
 from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, remove_private_keys
 from samewise.runner.tracking.journal import logged_values
 
-_CHECKED_OUT = "check out the code that it was trained with (environment.json has the commit), or train again with `samewise train --fresh`"
+_CHECKED_OUT = "use the code that it was trained with (`samewise init FOLDER --from RUN` writes it), or train again with `samewise train --fresh`"
 
 
 def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True) -> dict[str, Part]:
@@ -122,7 +122,7 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
             raise ConfigError(Problem(str(file), f"{why}, and the run needs this file", hint="keep secrets in a file that is not code"))
         else:
             print(f"warning: {file} is left out: it {why}", file=sys.stderr)
-    yield f"{CODE}/pyproject.toml", settings_text(project.packages, has_configs=has_configs).encode()
+    yield f"{CODE}/pyproject.toml", settings_text(project.packages, configs=CONFIGS if has_configs else "").encode()
 
 
 def _secret_in(name: Path, file: Path) -> str:

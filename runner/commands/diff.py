@@ -1,4 +1,4 @@
-"""Compare two runs: config, environment, metrics, and the first step and layer where they diverge."""
+"""Compare two runs: config, environment, code, metrics, and the first step that differs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
 from samewise.runner.commands.sync import address
+from samewise.runner.config import project as projects
 from samewise.runner.config.tree import shown
-from samewise.runner.errors import ConfigError, Problem, first_line
-from samewise.runner.records import shapes
+from samewise.runner.errors import ConfigError, Problem, first_line, number_of
+from samewise.runner.records import kept_sources, shapes, sources
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
 from samewise.runner.records.found import RUN
@@ -26,24 +27,30 @@ from samewise.runner.tracking.sender import prepare_environment
 
 if TYPE_CHECKING:
     from samewise.runner.records.divergence import Divergence
+    from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
   samewise diff 3f2a 91bc
   samewise diff runs/resnet18_digits/3f2a9c81d0b4 other/resnet18_digits/3f2a9c81d0b4 --json
   samewise diff 3f2a 91bc --html diff.html       also write a web page
   samewise diff 3f2a 91bc --log                  also log the page to both runs in MLflow
+  samewise diff 3f2a                             the lines of your code that have changed since that run
 
-exit codes: 0 the same bits in all common steps, and the same metrics as far as both runs have them, or the same final weights and metrics if the
+With one RUN: 0 its code has not changed since, 1 it has.
+exit codes, of two runs: 0 the same bits in all common steps, and the same metrics as far as both runs have them, or the same final weights and metrics if the
 traces have no step in common; 1 they differ, a trace was altered, or there is nothing to compare; 2 the input was wrong
 """
 
 
+_MOST_LINES = 60
+"""Lines of code that are printed."""
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 _COMPARED = {"batch": "batches", "input": "inputs", "loss": "losses", "gradients": "gradients", "weights": "weights"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="RUN", help=RUN)
-    parser.add_argument("second", metavar="RUN")
+    parser.add_argument("second", metavar="RUN", nargs="?", help="another run; without it: only the code, as it is now")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained web page")
     parser.add_argument("--log", action="store_true", help="also log the page to MLflow, as the artifact diff/OTHER.html of both runs")
@@ -54,6 +61,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
+    if args.second is None:
+        return _compare_with_now(args, saved.find(args.first, run_root=args.run_root))
     pair = saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root)
     if args.html:
         require_writable("--html", args.html, file=True)
@@ -69,11 +78,26 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found["same"] else 1
 
 
+def _compare_with_now(args: argparse.Namespace, folder: RunFolder) -> int:
+    """Print how the code differs from that of a run."""
+    if args.html or args.log:
+        option = "--html" if args.html else "--log"
+        raise ConfigError(Problem(option, "makes a page about two runs", expected="samewise diff RUN RUN"))
+    projects.find()  # makes its packages importable
+    changed = sources.list_changes(folder.sources)
+    lines = kept_sources.line_differences(folder.sources)
+    if args.json:
+        print(to_json({"same": not changed, "code": changed, "lines": lines}))
+    else:
+        _print_code(changed, lines, most=None)
+    return 1 if changed else 0
+
+
 def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, roots, sources, trace_reader
+    from samewise.runner.records import environment, roots, trace_reader
     from samewise.runner.records.divergence import Divergence, comparable_stages, only_in
     from samewise.runner.training.record_comparison import MEASURED
 
@@ -109,7 +133,8 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         "same": bool(both or ended) and not divergence and same_metrics and not altered and not any(apart) and not (ended and weights[0] != weights[1]),
         "config": config,
         "environment": environment.differences(*(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)),
-        "code": sources.differences(first.sources, second.sources),
+        "code": sources.describe_changes(*(sources.files_in(folder.sources) for folder in folders)),
+        "lines": kept_sources.line_differences(first.sources, second.sources),
         "metrics": metrics,
         "evaluated": evaluated,
         "logged": {f"{name} at step {step}": values for name, (step, *values) in logged.items()},
@@ -195,6 +220,9 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"]), ("Altered", found["altered"])):
         if lines:
             parts += [f"<h2>{title}</h2>", "<ul>", *(f"<li>{escape(str(line))}</li>" for line in lines), "</ul>"]
+    if found["lines"]:
+        text = "\n".join(_lines_of_code(found["lines"]))
+        parts += ["<h2>Lines of code</h2>", f"<pre>{escape(text)}</pre>"]
     return document(" | ".join(names), parts)
 
 
@@ -268,7 +296,7 @@ def _print(found: dict[str, Any]) -> None:
     for line in found["environment"]:
         print(f"  {line}")
     if found["code"]:
-        print(f"code:        differs in {', '.join(found['code'])}")
+        _print_code(found["code"], found["lines"], most=_MOST_LINES)
     for key in ("metrics", "logged"):
         for name, pair in found[key].items():
             print(f"  {name:<24} {' | '.join(_numbers(*pair))}   {_differs(*pair, compared=key == 'logged' or len({*found['evaluated']}) == 1)}".rstrip())
@@ -276,6 +304,27 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {line}")
     for line in _verdict(found):
         print(f"trace:       {line}")
+
+
+def _print_code(changed: Sequence[str], lines: Mapping[str, str], *, most: int | None) -> None:
+    """Print which code differs, and how, in at most so many lines; in colours on a terminal."""
+    from rich.text import Text
+
+    from samewise.runner.records.console import PlainConsole
+
+    print("code:        " + ("differs" if changed else "the same"))
+    for line in changed:
+        print(f"  {line}")
+    console, text = PlainConsole(highlight=False, soft_wrap=True), _lines_of_code(lines)
+    for line in text[:most]:
+        console.print(Text(line, _COLOURS.get(line[:1], "")))
+    if most and (left := len(text) - most) > 0:
+        print(f"  {number_of(left, 'more line')} of code: --html FILE or --json shows all")
+
+
+def _lines_of_code(lines: Mapping[str, str]) -> list[str]:
+    said = [f"{label}: {text}" if text == kept_sources.NOT_KEPT else text for label, text in lines.items()]
+    return "\n".join(said).splitlines()
 
 
 def _same(one: float | None, two: float | None) -> bool:

@@ -1,4 +1,4 @@
-"""Create a project that is ready for `samewise train`."""
+"""Create a project that is ready for `samewise train`; with --from, of a run's code and config."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from samewise.runner.config.project import find
+from samewise.runner.commands import add_trust
+from samewise.runner.config.project import Project, find
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launchers.snapshot import settings_text
+from samewise.runner.records import kept_sources, sources, trust
+from samewise.runner.records.files import damaged_file
+from samewise.runner.records.found import RUN
 
 STARTER = Path(__file__).with_name("starter")
 """The project as it is made; `mylab` stands for the package's name there."""
@@ -20,13 +26,18 @@ STARTER = Path(__file__).with_name("starter")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the project's folder: a new one, or one that is empty")
-    parser.add_argument("--package", metavar="NAME", help="the name of the project's package (default: the folder's name)")
+    origin = parser.add_mutually_exclusive_group()
+    origin.add_argument("--package", metavar="NAME", help="the name of the project's package (default: the folder's name)")
+    origin.add_argument("--from", dest="source", metavar="RUN", help=f"write the code and config of {RUN}")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_trust(parser)
     parser.epilog = """\
 examples:
   samewise init shapes            a project in ./shapes with the package `shapes`
   samewise init . --package lab   in the current folder, if it is empty
+  samewise init again --from 3f2a the code and config of a run: `samewise train` there gives its bits
 
-what it creates:
+what it creates without --from:
   pyproject.toml          [tool.samewise]: the package that configs may name, the folder of configs, the experiment that plain `samewise train` trains
   NAME/data.py, model.py  a data set and a model of your own
   configs/                a choice for each of them, and the experiment `first`
@@ -41,31 +52,95 @@ then:
 
 def run(args: argparse.Namespace) -> int:
     folder: Path = args.folder.expanduser()
+    if args.source:
+        return _write_run(args, folder)
     package = args.package or re.sub(r"\W+", "_", folder.resolve().name.lower(), flags=re.ASCII).strip("_")
     if problem := _not_empty_error(folder) or _name_problem(package, args.package):
         raise ConfigError(problem)
+    _report(folder, lambda: make(folder, package))
+    _write_schema(folder)
+    _say_next(folder)
+    return 0
+
+
+def _write_run(args: argparse.Namespace, folder: Path) -> int:
+    """Write a project with the code and the config of a run."""
+    from samewise.runner.config import as_experiment, saved
+    from samewise.runner.config.fingerprint import targets
+
+    if problem := _not_empty_error(folder):
+        raise ConfigError(problem)
+    source = saved.find(args.source, run_root=args.run_root)
+    wanted, name = saved.config_in(source.config), source.path.absolute().parent.name
+    trust.require(source.config, trust=args.trust, uses="writes its code, for `samewise train` to run")
+    texts, files = kept_sources.texts_of(source.sources), dict[str, str]()
+    for label, text in texts.items():
+        present = sources.place(label)
+        if present is not None and sources.is_library(present):
+            continue
+        if Path(label).is_absolute() or ".." in Path(label).parts:
+            raise damaged_file(source.sources, f"{label} is outside of a project")
+        if text is None:
+            hint = "earlier versions kept none; environment.json names git's commit, if there was one"
+            raise ConfigError(Problem(label, kept_sources.NOT_KEPT, str(source.path), hint=hint))
+        files[label] = text
+    named = {label.partition("/")[0].removesuffix(".py") for label in texts}
+    packages = sorted({target.partition(".")[0] for target in targets(wanted.whole)} & named)
+    files["pyproject.toml"] = settings_text(packages, configs="configs", experiment=name)
+    head = [f"From the run {name}/{source.path.name}"]
+    text = as_experiment.render_whole(wanted, project=Project(folder), head=head)
+    files[f"configs/experiment/{name}.yaml"] = text
+
+    def check(made: Path) -> None:
+        as_experiment.require_same(wanted, name=name, project=find(made))
+
+    _report(folder, lambda: _write(folder, files, check))
+    _say_next(folder)
+    return 0
+
+
+def _report(folder: Path, write: Callable[[], list[str]]) -> None:
+    """Print the names of the files that were written; ConfigError if they could not be."""
     try:
-        made = make(folder, package)
+        made = write()
     except OSError as error:
         words = f"cannot be written: {error.strerror}"
         raise ConfigError(Problem("FOLDER", words, str(error.filename or folder), "a place that you can write to", "nothing was written")) from None
     print(f"made {folder}:")
     print("\n".join(f"  {name}" for name in made))
-    _write_schema(folder)
+
+
+def _say_next(folder: Path) -> None:
     print("\nnext:" + (f"\n  cd {shlex.quote(str(folder))}" if folder.resolve() != Path.cwd() else "") + "\n  samewise train")
-    return 0
 
 
 def make(folder: Path, package: str) -> list[str]:
-    """Write the project, all of it or nothing; return the names of its files. An OSError if it cannot be written."""
+    """Write the starter as `_write` does."""
+    files = dict[str, str]()
+    for source in sorted(STARTER.rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            name, text = str(source.relative_to(STARTER)), source.read_text(encoding="utf-8")
+            files[name.replace("mylab", package)] = text.replace("mylab", package)
+    return _write(folder, files)
+
+
+def _write(
+    folder: Path,
+    files: Mapping[str, str],
+    check: Callable[[Path], None] = lambda made: None,
+) -> list[str]:
+    """Write a project, all of it or, if `check` raises an error, nothing; return its files' names.
+
+    An OSError if it cannot be written.
+    """
     whole = folder.resolve()
     there = next(place for place in (whole, *whole.parents) if place.is_dir())
     with tempfile.TemporaryDirectory(prefix=".samewise-init-", dir=there) as beside:
-        for source in sorted(STARTER.rglob("*")):
-            if source.is_file() and "__pycache__" not in source.parts:
-                target = Path(beside) / str(source.relative_to(STARTER)).replace("mylab", package)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(source.read_text(encoding="utf-8").replace("mylab", package), encoding="utf-8")
+        for name, text in files.items():
+            target = Path(beside, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8", newline="")
+        check(Path(beside))
         made = sorted(str(path.relative_to(beside)) for path in Path(beside).rglob("*") if path.is_file())
         folder.mkdir(parents=True, exist_ok=True)
         _move(Path(beside), folder)

@@ -43,6 +43,7 @@ The new experiment has the fingerprint of the run or experiment it is made from,
 examples:
   samewise new best --from 3f2a                                           after `samewise runs --sort valid/accuracy`
   samewise new second_seed --from 3f2a seed=1
+  samewise init lab --from 3f2a                                           a project, with the run's code
   samewise new small --from resnet18_digits model.width=8 optimizer=adamw optimizer.lr=0.003"""
 
 

@@ -28,17 +28,24 @@ EXAMPLES = """examples:
   samewise runs --where name=resnet18_digits --diff              with the settings in which they differ
   samewise runs --where 'valid/accuracy>0.9' --where optimizer.lr=0.1 --json      for programs, with all metrics
   samewise runs --uri http://tracking:5000 --sort valid/accuracy  the runs in an MLflow store, wherever they were trained
+  samewise runs --where code=9f3c2d1                             the runs of one version of your code
   samewise runs rm 3f2a 91bc                                     list what would be deleted; --yes deletes it
   samewise runs gc                                               the same for all that failed; with --where, for those that failed or were interrupted and match
 
 --sort and --where accept metrics (at the best step; those of evaluate.also at their own) and settings (seed, optimizer.lr) by name, and:
-  name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
+  name, run, label, code, state, step, steps, monitor, value, seconds, changed, reason, folder
+code is a short name for the code of your own packages. rm and gc also delete code that is no
+longer part of any run.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", nargs="?", choices=("list", "rm", "gc"), default="list", help="list (default); rm: delete the given runs; gc: delete those that failed"
+        "action",
+        nargs="?",
+        choices=("list", "rm", "gc"),
+        default="list",
+        help="list (default); rm: delete the given runs; gc: delete those that failed",
     )
     parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rm: {RUN}")
     where = parser.add_mutually_exclusive_group()
@@ -48,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--where", action="append", default=[], metavar="CONDITION", help="only runs that meet this condition: state=failed, 'valid/loss<1' (may be repeated)"
     )
     parser.add_argument("--sort", metavar="KEY", help="by a column or metric, the largest first; --sort=-KEY: the smallest first")
-    parser.add_argument("--diff", action="store_true", help="show what differs between their configs, instead of what was overridden")
+    parser.add_argument("--diff", action="store_true", help="show what differs in config and code, instead of what was overridden")
     parser.add_argument("--yes", action="store_true", help="actually delete the runs; without it, rm and gc only list them")
     parser.add_argument("--json", action="store_true", help="print a JSON list, with all metrics")
 
@@ -84,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action != "list":
         return _delete(found, args)
     differing = (stored if args.uri else selection.varying(found)) if args.diff else {}
+    if args.diff and len({one.code for one in found}) > 1:
+        differing = {one.folder: {"code": one.code, **differing[one.folder]} for one in found}
     if args.json:
         print(to_json([{**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})} for one in found]))
     elif not found:
@@ -109,7 +118,7 @@ def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
     children, unsent = deletion.trained_from(found, args.run_root), deletion.unsent(found)
     kept = "; their records in MLflow stay" if deletion.in_mlflow(found) else ""
     if args.yes:
-        deletion.delete(found)
+        deletion.delete(found, args.run_root)
     done = "deleted" if args.yes else "would be deleted"
     for child in children:
         print(f"warning: {child} was trained from one of these: without its checkpoint, it cannot be trained again or verified", file=sys.stderr)
@@ -139,9 +148,10 @@ def _print(found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]
     paths, left_out = _choose_columns(list(differing.values()))
     shown = {*ListedRun.__dataclass_fields__, *paths, *(monitors if len(monitors) == 1 else ()), *others}
     order = {} if not sorted_by or sorted_by in shown else {sorted_by: values_of("--sort", sorted_by, found)}
-    rows = list[dict[str, str]]()
+    rows, has_codes = list[dict[str, str]](), len({one.code for one in found}) > 1
     for one in found:
-        told = {key: truncate(str(differing[one.folder][key]), _LONGEST) for key in paths} if differing else {"overridden": _shorten_label(one.label)}
+        own = {"overridden": _shorten_label(one.label), **({"code": one.code} if has_codes else {})}
+        told = {key: truncate(str(differing[one.folder][key]), _LONGEST) for key in paths} if differing else own
         value = number(one.value) if len(monitors) == 1 or math.isnan(one.value) else f"{one.monitor} {number(one.value)}"
         rows.append(
             {

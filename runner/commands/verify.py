@@ -135,7 +135,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.bundles.received import store_contradictions
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences, shown
-    from samewise.runner.records import environment, rerun_comparison, roots, sources
+    from samewise.runner.records import environment, kept_sources, rerun_comparison, roots, sources
     from samewise.runner.records.trace import STAGES
     from samewise.runner.training import record_comparison
     from samewise.runner.training.audit_report import audit
@@ -166,6 +166,9 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         altered += store_contradictions(folder)
         altered += record_comparison.alterations(folder, original, again, foreign=bool(foreign or unlike or not recorded))
         changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
+        if changed and any(kept_sources.texts_of(folder.sources).values()):
+            command = f"samewise diff {shlex.quote(str(folder.path))}"
+            changed.append(f"`{command}` shows the lines of code that differ")
         missing = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
         if not folder.metrics.exists() and _is_local(args, folder):
             missing.append(f"{folder.metrics}: is missing: what the run logged was not compared")

@@ -10,10 +10,11 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from samewise.runner.config import other_choice
+from samewise.runner.config.catalogue import choices_of
 from samewise.runner.config.compose import Composed, compose
-from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.fingerprint import data_places, identity
 from samewise.runner.config.project import Project, override_of_experiment
-from samewise.runner.config.tree import differences, plain, same
+from samewise.runner.config.tree import at, differences, plain, same
 from samewise.runner.config.yaml_files import write_yaml
 from samewise.runner.errors import ConfigError, Problem
 
@@ -35,8 +36,31 @@ def render(wanted: Composed, name: str, *, project: Project, head: list[str]) ->
         *({f"{'' if '@' in group else 'override '}/{group}": choice} for group, choice in changed.items()),
         "_self_",
     ]
-    said: dict[str, Any] = {"defaults": defaults} | _values(base.cfg, wanted.whole)
-    text = write_yaml(said, default_flow_style=None, width=120)
+    return _text({"defaults": defaults, **_values(base.cfg, wanted.whole)}, head)
+
+
+def render_whole(wanted: Composed, *, project: Project, head: list[str]) -> str:
+    """The same with all values and full paths: for a project that has no other configs."""
+    places = data_places(wanted.whole)
+    for key in ("initialise.weights", "resume_from"):
+        value = at(wanted.whole, key)
+        if isinstance(value, str) and Path(value).expanduser().exists():
+            places[key] = Path(value).expanduser()
+    for key, place in places.items():
+        OmegaConf.update(wanted.cfg, key, str(place.resolve()))
+    defaults = list[Any]()
+    for group in _groups(wanted, compose(["~experiment"], project=project).choices):
+        choice = wanted.choices.get(group)
+        if "@" not in group:
+            known = choice in choices_of(group, project=project)
+            defaults.append({f"override /{group}": choice if known else None})
+    values: Any = OmegaConf.to_container(wanted.cfg, resolve=False, enum_to_str=True)
+    said = {"defaults": [*defaults, "_self_"]}
+    return _text(said | {key: value for key, value in values.items() if key not in LEFT_OUT}, head)
+
+
+def _text(said: Mapping[str, Any], head: list[str]) -> str:
+    text = write_yaml(dict(said), default_flow_style=None, width=120)
     return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
 
 
@@ -54,24 +78,31 @@ def save(text: str, file: Path, wanted: Composed, *, name: str, project: Project
     with open(file, "x", encoding="utf-8") as handle:
         handle.write(text)
     try:
-        made = compose([f"experiment={name}"], project=project)
-        if made.fingerprint != wanted.fingerprint:
-            found = differences(identity(wanted.whole), identity(made.whole))
-            hint = "a file can add and change values, but not remove them; nothing was written"
-            raise ConfigError(
-                *[Problem(path, "cannot be written as an experiment", before, f"the file would give {after}", hint) for path, before, after in found]
-            )
+        require_same(wanted, name=name, project=project)
     except BaseException:
         file.unlink()
         raise
 
 
+def require_same(wanted: Composed, *, name: str, project: Project) -> None:
+    """Raise a ConfigError if the experiment of that name does not compose to `wanted`."""
+    made = compose([f"experiment={name}"], project=project)
+    if found := differences(identity(wanted.whole), identity(made.whole)):
+        hint = "a file can add and change values, but not remove them; nothing was written"
+        raise ConfigError(*[Problem(path, "cannot be written as an experiment", before, f"the file would give {after}", hint) for path, before, after in found])
+
+
 def _changed_choices(wanted: Composed, base: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    for group in sorted({*wanted.choices, *base} - {"experiment", *_REDUCED, *LEFT_OUT}):
+    for group in _groups(wanted, base):
         choice = wanted.choices.get(group)
         several = choice is None and wanted.whole.get(group) and not any(one.startswith(f"{group}@") for one in wanted.choices)  # unrecorded: as values
         if choice != base.get(group) and not several:
             yield group, choice
+
+
+def _groups(wanted: Composed, base: Mapping[str, str]) -> list[str]:
+    """The groups of which an experiment chooses."""
+    return sorted({*wanted.choices, *base} - {"experiment", *_REDUCED, *LEFT_OUT})
 
 
 def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def snapshot(sweep: SweepFolder) -> Path:
     """
     packages, configs = sweep.facts.get("packages", ()), sweep.facts.get("configs", ())
     found = collect_sources(packages, [Path(folder) for folder in configs], sources.files_in(sweep.sources))
-    settings = settings_text(packages, has_configs=bool(configs))
+    settings = settings_text(packages, configs=CONFIGS if configs else "")
     target = sweep.path.absolute() / "code" / _digest(found, settings)
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,10 +91,11 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))
 
 
-def settings_text(packages: Sequence[str], *, has_configs: bool) -> str:
-    """The copy's pyproject.toml."""
-    lines = ["[tool.samewise]", f"packages = {json.dumps(list(packages))}", *([f'configs = "{CONFIGS}"'] if has_configs else [])]
-    return "\n".join(lines) + "\n"
+def settings_text(packages: Sequence[str], **others: str) -> str:
+    """The pyproject.toml of a copy, with these packages and those other settings that are not empty."""
+    settings = {"packages": list(packages), **{key: value for key, value in others.items() if value}}
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items()]
+    return "".join(["[tool.samewise]\n", *lines])
 
 
 def _digest(files: Iterable[tuple[Path, Path]], settings: str) -> str:

@@ -56,7 +56,7 @@ class RunFolder:
     environment = _In("environment.json")
     """Versions, hardware, threads, variables, git state, data fingerprints."""
     sources = _In("sources.json")
-    """The user's code with which the run started: digests of its functions and classes. Exists only if there is some."""
+    """The user's code with which the run started, if any: digests, and names of the kept texts."""
     trace = _In("trace.jsonl")
     """A line for each step: the step, its loss as a hexadecimal number, digests."""
     metrics = _In("metrics.jsonl")

@@ -14,6 +14,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.kept_checkpoints import choose_checkpoint, note_if_not_meant
 
 RUN: Final = "a run's folder or name, the start of its fingerprint, or its MLflow run id"
+_NO_RUNS = ("mlartifacts", ".code")
 RESTORE: Final = "if it is one, restore config.yaml from a copy: nothing else records what was trained"
 
 
@@ -41,7 +42,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if bare := [
         one
         for one in (given, *run_root.glob("*/*"))
-        if one.is_dir() and one.parent.name != "mlartifacts" and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))
+        if one.is_dir() and one.parent.name not in _NO_RUNS and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))
     ]:
         raise ConfigError(Problem(str(bare[0]), "the folder exists, but has no config.yaml", expected="a run's folder", hint=RESTORE))
     if given.is_file():

@@ -44,7 +44,7 @@ ENVIRONMENT = {
     "level?": str,
     "total_steps?": int,
 }
-SOURCES = {"config?": str, "files?": {str: TEXTS}}
+SOURCES = {"config?": str, "files?": {str: TEXTS}, "texts?": {str: SHA256}}
 TAGS = {str: (str, float, bool, None)}
 TRACKING: dict[str, Any] = {
     "store?": str,

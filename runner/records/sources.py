@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 import sysconfig
@@ -175,10 +176,11 @@ def describe_changes(before: Files, now: Files) -> list[str]:
     return said + [f"{label} was not used" for label in now if label not in before]
 
 
-def differences(first: Path, second: Path) -> list[str]:
-    """The files that differ between two runs, each with the functions and classes that differ."""
-    one, two = files_in(first), files_in(second)
-    return [f"{label}{_describe_change(one[label], two[label], ' (', ')')}" for label in one if label in two and one[label] != two[label]]
+def code_name(record: Path) -> str:
+    """A short name for the recorded code; empty if there is none or, with a warning, it is damaged."""
+    files = read_mapping(record, shapes.SOURCES).get("files")
+    text = json.dumps(files, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:7] if files else ""
 
 
 def warn_of_changes(record: Path) -> None:
@@ -272,10 +274,10 @@ def config_in(record: Path) -> str | None:
     return read_mapping(record, shapes.SOURCES).get("config")
 
 
-def _describe_change(before: Mapping[str, str], now: Mapping[str, str], opening: str = ": ", closing: str = "") -> str:
+def _describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
     named = [name for name in names if name] + (["its top level"] if "" in names and len(before) + len(now) > 2 else [])
-    return f"{opening}{', '.join(named)}{closing}" if named else ""
+    return f": {', '.join(named)}" if named else ""
 
 
 def _is_opaque(file: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records import locks, shapes
+from samewise.runner.records import kept_sources, locks, shapes
 from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import below
@@ -55,8 +55,12 @@ def require_no_links(runs: Sequence[ListedRun]) -> None:
         raise ConfigError(*(Problem(str(link), f"is a link to {link.resolve()}", hint=hint) for link in links))
 
 
-def delete(runs: Sequence[ListedRun]) -> None:
-    """Delete runs' folders with their checkpoints; their records in MLflow stay. ConfigError if one is being written or sent: then none is deleted."""
+def delete(runs: Sequence[ListedRun], run_root: Path) -> None:
+    """Delete runs' folders with their checkpoints; in their run roots and this one, unnamed code.
+
+    Their records in MLflow stay. ConfigError if one is being written or sent: then none is deleted.
+    """
+    folders = [Path(one.folder).resolve() for one in runs]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(soft + 2 * len(runs), hard)), hard))  # a file for each lock
     with contextlib.ExitStack() as held:
@@ -68,10 +72,12 @@ def delete(runs: Sequence[ListedRun]) -> None:
                 except locks.LockHeld as holder:
                     hint = "wait for it, or stop it; nothing has been deleted"
                     raise ConfigError(Problem(one.folder, f"is being {doing} by {holder}", hint=hint)) from None
-        for folder in [Path(one.folder).resolve() for one in runs]:
+        for folder in folders:
             shutil.rmtree(folder)
             if not any(folder.parent.iterdir()):
                 folder.parent.rmdir()
+    for root in {run_root.resolve(), *(folder.parents[1] for folder in folders)}:
+        kept_sources.remove_unnamed(root)
 
 
 def size_of(one: ListedRun) -> int:

@@ -17,8 +17,7 @@ from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records import locks, sources
-from samewise.runner.records.files import write_json
+from samewise.runner.records import kept_sources, locks, sources
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep import shared_runs
 from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
@@ -222,7 +221,7 @@ class Sweep:
         files = {**sources.files_in(self.folder.sources), **{label: digests for one in made for label, digests in one.composed.code.files.items()}}
         if files:
             config, _ = identity(self.space, self.composer, with_code=False)
-            write_json(self.folder.sources, {"config": config, "files": files})
+            kept_sources.write_record(self.folder.sources, config, files)
         self.folder.add_points(points)
         if known is self._points:
             self._points.extend(points)

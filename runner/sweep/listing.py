@@ -15,7 +15,7 @@ import yaml
 from samewise.runner.config import header, saved
 from samewise.runner.config.yaml_files import read_yaml, require_modest
 from samewise.runner.errors import ConfigError
-from samewise.runner.records import locks, shapes
+from samewise.runner.records import locks, shapes, sources
 from samewise.runner.records.files import damaged_file, read_mapping, read_text, warn_once
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.sweep.results import State, best_evaluations, latest
@@ -29,6 +29,7 @@ class ListedRun:
         name: Of the experiment.
         run: The name of its folder: the start of its fingerprint, and its number if it was trained again.
         label: What was overridden.
+        code: The short name of the user's code (`sources.code_name`); empty if there is none.
         state: Where it stands.
         step: Optimizer steps done.
         steps: The total; 0 if unknown.
@@ -45,6 +46,7 @@ class ListedRun:
     name: str
     run: str
     label: str
+    code: str
     state: State
     step: int
     steps: int
@@ -84,6 +86,7 @@ def read_run(folder: RunFolder) -> ListedRun:
         "name": folder.path.absolute().parent.name,
         "run": folder.path.name,
         "label": label,
+        "code": sources.code_name(folder.sources),
         "changed": changed,
         "folder": str(folder.path),
     }

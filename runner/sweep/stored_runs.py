@@ -67,6 +67,7 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
         name=name,
         run=fingerprint,
         label=label.removesuffix(f" ({name})") if label.endswith(f" ({name})") else "",
+        code=tags.get("samewise.code", ""),
         state=_STATES.get(told.status, State.interrupted),
         step=step,
         steps=int(tags.get("env.total_steps") or 0),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from samewise.runner.config import header
 from samewise.runner.config.tree import flat
 from samewise.runner.errors import DamagedFile
-from samewise.runner.records import own_code, shapes
+from samewise.runner.records import own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 
@@ -77,6 +77,7 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
     git = cast(Mapping[str, Any], environment.get("git") or {})
     found = {
         "samewise.fingerprint": fingerprint,
+        "samewise.code": sources.code_name(folder.sources),
         "samewise.level": environment.get("level"),
         "samewise.reproducibility": reproducibility.get("level"),
         "samewise.folder": str(folder.path.absolute()),

@@ -23,7 +23,7 @@ from samewise.runner.config.tree import differing_keys
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError, Interrupted, Problem, TrainingError
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records import checkpoint, environment, shapes, sources, trust
+from samewise.runner.records import checkpoint, environment, kept_sources, shapes, sources, trust
 from samewise.runner.records.files import read_json, read_mapping, write_atomically, write_json
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
@@ -269,13 +269,13 @@ def _require_its_code(run: Run) -> None:
 
 
 def _write_code(run: Run) -> None:
-    """Write the digests of the user's code to the folder."""
+    """Keep the user's code, and write its digests to the folder."""
     code = run.composed.code
     sources.note_imported(code)
     for name in sources.hidden_imports(code, run.composed.project.packages) if code.files else ():
         print(f"warning: {name} was imported by a name that only appears when the code runs; later runs will not notice changes in it", file=sys.stderr)
     if code.files:
-        write_json(run.folder.sources, {"config": fingerprint_of(run.composed.whole), "files": code.files})
+        kept_sources.write_record(run.folder.sources, fingerprint_of(run.composed.whole), code.files)
 
 
 def _surroundings(run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import samewise as in_python
 from samewise.runner.config import header
 from samewise.runner.config.schema import Tracking
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.sources import code_name
 from samewise.runner.tracking.tracker import open_tracker
 
 ACCURACIES = {"0123456789ab": (0.5, 0.9, 0.7), "fedcba987654": (0.4, 0.6, 0.8)}
@@ -31,6 +32,8 @@ def store(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monk
         config = {"seed": number, "run_root": f"elsewhere{number}", "evaluate": {"monitor": "valid/accuracy", "mode": "max"}, "tracking": settings}
         folder.config.write_text(header.write({"dataset": "digits"}, f"seed={number}") + OmegaConf.to_yaml(config))
         folder.environment.write_text(json.dumps({"fingerprint": name * 5, "total_steps": 30}))
+        if number:
+            folder.sources.write_text(json.dumps({"files": {"lab/net.py": {"": "0" * 16}}}))
         tracker = open_tracker(folder, OmegaConf.structured(Tracking(enabled=False)), resume_step=None)
         tracker.start()
         for step, value in enumerate(values, start=1):
@@ -60,7 +63,14 @@ def test_stored_runs_are_listed_with_overrides_differences_and_best_value(samewi
     )
     assert (first["monitor"], first["value"], first["metrics"]) == ("valid/accuracy", 0.9, {"valid/accuracy": 0.9, "valid/loss": pytest.approx(0.1)})
     assert (second["label"], second["state"], second["value"], second["step"]) == ("seed=1", "interrupted", 0.8, 35)
-    assert (first["differs"], second["differs"]) == ({"seed": "0"}, {"seed": "1"})
+    code = code_name(RunFolder(Path(second["folder"])).sources)
+    assert len(code) == 7
+    assert first["differs"] == {"code": "", "seed": "0"}
+    assert second["differs"] == {"code": code, "seed": "1"}
+    from mlflow import MlflowClient
+
+    (found,) = MlflowClient(tracking_uri=store).search_runs(["1"], f"tags.`samewise.code` = '{code}'")
+    assert found.data.tags["samewise.folder"] == second["folder"]
     assert "1 runs in the store are not samewise's" in done.stderr
     table = samewise("runs", "--uri", store, "--where", "state=finished").stdout
     assert "seed=0" in table

@@ -38,7 +38,9 @@ def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
     if not found or not users or composed.is_saved:
         return []
     found = [problem for problem in found if not (set_at(problem.path, composed.set_by) or OURS).startswith(OURS)]
-    known = own_defaults(composed.overrides, project=composed.project) if any(problem.hint for problem in found) else set[str]()
+    # debug=tiny sets sizes that not every choice reads: an experiment made from such a run has them
+    chosen = [*(one for one in composed.overrides if not one.startswith("debug=")), "debug=tiny"]
+    known = own_defaults(chosen, project=composed.project) if any(problem.hint for problem in found) else set[str]()
     return [problem for problem in found if (bool(problem.hint) and problem.path not in known) is alike]
 
 
