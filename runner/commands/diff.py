@@ -36,8 +36,8 @@ EXAMPLES = """examples:
   samewise diff 3f2a 91bc --log                  also log the page to both runs in MLflow
   samewise diff 3f2a                             the lines of your code that have changed since that run
 
-With one RUN: 0 its code has not changed since, 1 it has.
-exit codes, of two runs: 0 the same bits in all common steps, and the same metrics as far as both runs have them, or the same final weights and metrics if the
+exit codes with one RUN: 0 its code has not changed since; 1 it has
+exit codes with two: 0 the same bits in all common steps, and the same metrics as far as both runs have them, or the same final weights and metrics if the
 traces have no step in common; 1 they differ, a trace was altered, or there is nothing to compare; 2 the input was wrong
 """
 

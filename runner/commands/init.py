@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the project's folder: a new one, or one that is empty")
     origin = parser.add_mutually_exclusive_group()
     origin.add_argument("--package", metavar="NAME", help="the name of the project's package (default: the folder's name)")
-    origin.add_argument("--from", dest="source", metavar="RUN", help=f"write the code and config of {RUN}")
+    origin.add_argument("--from", dest="source", metavar="RUN", help=f"write this run's code and config instead: {RUN}")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_trust(parser)
     parser.epilog = """\
