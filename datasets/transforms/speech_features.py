@@ -16,6 +16,7 @@ from torch import Tensor
 from samewise.datasets.parts.signals import mel_bands
 from samewise.runner.errors import ConfigError, Problem, nearest, require_positive
 from samewise.runner.interfaces import Batch, BatchTransform
+from samewise.runner.torch_private import check
 
 _SMALLEST_STD = 1e-5
 _TOP_DB = 80.0
@@ -38,7 +39,7 @@ class FrontEnd(BatchTransform):
         waveform, length = batch["waveform"], batch["length"]
         if not isinstance(waveform, Tensor) or waveform.dim() != 2:
             raise ConfigError(Problem("transforms", f"{type(self).__name__} works on waveforms in a batch [B, T]", type(waveform).__name__))
-        torch._check(length.shape[0] == waveform.shape[0])  # an export knows by this that it is one size  # pyright: ignore[reportPrivateUsage]
+        check(length.shape[0] == waveform.shape[0])  # an export knows by this that it is one size
         self.to(waveform.device)
         features, frames = self.features(waveform.to(torch.float32), length)
         inside = inside_length(frames, features.shape[-1])[:, None]

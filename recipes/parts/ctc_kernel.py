@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samewise.runner.torch_private import ctc_loss, ctc_loss_backward
+
 _NEVER = -1e30
 """The logarithm of a probability that is zero: finite, so that a difference of two of them is a number."""
 _LARGEST = 8192
@@ -133,11 +135,11 @@ def _on_cpu(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: 
     """Torch's own."""
     frames_first = log_probs.transpose(0, 1)
     given: Any = (frames_first, target, lengths, target_lengths)
-    losses, alphas = torch.ops.aten._ctc_loss.Tensor(*given, 0, False)
+    losses, alphas = ctc_loss(*given, 0, False)
     if not gradient:
         return losses, torch.empty(0)
     ones = torch.ones_like(losses)
-    found = torch.ops.aten._ctc_loss_backward.Tensor(ones, *given, losses, alphas, 0, True)
+    found = ctc_loss_backward(ones, *given, losses, alphas, 0, True)
     return losses, found.transpose(0, 1).contiguous()
 
 

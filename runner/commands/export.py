@@ -153,13 +153,13 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> t
     """The model, or its forms, called on the first samples of the validation split; and facts about it."""
     import torch
     from omegaconf import OmegaConf
-    from torch.utils import _pytree as pytree
 
     from samewise.runner.data import streams
     from samewise.runner.data.dataset import without_transforms
     from samewise.runner.exports.call import call_in_form, observe
     from samewise.runner.optim.parametrise import merge
     from samewise.runner.records import kept_checkpoints
+    from samewise.runner.torch_private import pytree
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate
     from samewise.runner.training.restored import at_checkpoint
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import signal_handling
 
 from samewise.runner.config import schema
 from samewise.runner.data.copies import deep_copy, unfit_entry
@@ -25,6 +24,7 @@ from samewise.runner.data.keyed import Failure, Key, KeyedDataset
 from samewise.runner.errors import DataError
 from samewise.runner.interfaces import Batch
 from samewise.runner.processes.this_process import end_with_parent, reopen_files
+from samewise.runner.torch_private import remove_worker_pids
 
 _NOTICE_S = 60
 """How long a worker keeps running after SIGTERM."""
@@ -145,7 +145,7 @@ def _track_workers(loader: DataLoader[Any], begun: weakref.WeakSet[Any]) -> Iter
     finally:
         if any(worker.exitcode for worker in workers):
             # torch's own shutdown would wait for ever for a lock that the worker held when it was killed.
-            signal_handling._remove_worker_pids(id(batches))  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+            remove_worker_pids(id(batches))
             vars(batches)["_shutdown"] = True
             for worker in workers:
                 worker.kill()

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.exports.difference import difference
 from samewise.runner.interfaces import Batch, Form, Recipe
+from samewise.runner.torch_private import pytree
 
 
 class _Enough(BaseException):
@@ -226,7 +226,8 @@ def _first_call(
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         entries = tuple(ModelInput.of(batch, leaf) for leaf in leaves)
-        seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format), (args, kwargs)), entries))
+        args, kwargs = pytree.tree_map_only(Tensor, partial(torch.clone, memory_format=torch.contiguous_format), (args, kwargs))
+        seen.append((name, args, kwargs, entries))
         raise _Enough
 
     with ExitStack() as hooks, torch.no_grad(), suppress(_Enough, Exception):  # a recipe may not predict, or not from a data set's sample

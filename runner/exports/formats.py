@@ -14,10 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx
-from torch._inductor import aoti_compile_and_package, aoti_load_package
-from torch._inductor import config as inductor
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError, first_line
 from samewise.runner.exports.call import Call
@@ -25,6 +21,7 @@ from samewise.runner.exports.format import Format, Run, graph_of, program_of, si
 from samewise.runner.exports.onnx_formats import Onnx
 from samewise.runner.exports.operators import Operator, run_operators
 from samewise.runner.records.files import write_atomically
+from samewise.runner.torch_private import OpOverload, aoti_compile_and_package, aoti_load_package, inductor_config, pytree
 from samewise.runner.training.compiled import keep_headers_apart
 
 
@@ -61,13 +58,13 @@ class Aoti(Format):
     name, file, runtime = "aoti", "model.aoti.pt2", "AOTInductor"
 
     def lacks(self, to_be: str) -> str:
-        compilers = [one for one in inductor.cpp.cxx if one] if to_be == "written" else []
+        compilers = [one for one in inductor_config.cpp.cxx if one] if to_be == "written" else []
         found = not compilers or any(map(shutil.which, compilers))
         return super().lacks(to_be) if found else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
 
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
         keep_headers_apart()
-        with inductor.patch(compile_threads=1):  # otherwise a pool of processes remains
+        with inductor_config.patch(compile_threads=1):  # otherwise a pool of processes remains
             aoti_compile_and_package(program_of(call), package_path=str(path))
 
     def load(self, path: Path) -> Run:

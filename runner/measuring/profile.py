@@ -25,6 +25,7 @@ from samewise.runner.measuring.report import print_report
 from samewise.runner.processes.this_process import end_rank
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.torch_private import dump_memory_snapshot, record_memory_history
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training import launch, memory
 from samewise.runner.training.batches import training_batches
@@ -193,14 +194,14 @@ def _snapshot(device: torch.device, file: Path) -> Generator[None]:
     """On CUDA, record what is allocated within, by line; elsewhere nothing."""
     try:
         if device.type == "cuda":
-            torch.cuda.memory._record_memory_history()  # pyright: ignore[reportPrivateUsage]
+            record_memory_history()
     except RuntimeError as error:  # only torch's own allocator records allocations
         print(f"warning: no memory snapshot: {first_line(error)}", file=sys.stderr)
         device = torch.device("cpu")
     yield
     if device.type == "cuda":
-        torch.cuda.memory._dump_snapshot(str(file))  # pyright: ignore[reportPrivateUsage]
-        torch.cuda.memory._record_memory_history(enabled=None)  # pyright: ignore[reportPrivateUsage]
+        dump_memory_snapshot(str(file))
+        record_memory_history(enabled=None)
 
 
 def profile_rank(composed: Composed, given: Mapping[str, Any]) -> None:

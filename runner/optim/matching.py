@@ -25,21 +25,20 @@ from types import FrameType
 from typing import Any, Final, cast, final
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
-from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.this_process import on_signals
+from samewise.runner.torch_private import ConvNd, NormBase
 
 _LONGEST_S = 2.0
 """Of computing, for one pattern and all names: thousands of names take milliseconds."""
 
 KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
-    # batch and instance norms of all dimensions, and SyncBatchNorm, are _NormBase: the set of torchvision's set_weight_decay, and RMSNorm
-    "norm": (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm),
+    # batch and instance norms of all dimensions, and SyncBatchNorm, are NormBase: the set of torchvision's set_weight_decay, and RMSNorm
+    "norm": (NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm),
     "embedding": (nn.Embedding, nn.EmbeddingBag),
     "linear": (nn.Linear, nn.Bilinear),
-    "convolution": (_ConvNd,),
+    "convolution": (ConvNd,),
     "recurrent": (nn.RNNBase, nn.RNNCellBase),
 }
 

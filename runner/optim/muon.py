@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd
 
 from samewise.runner.errors import ConfigError, Problem, first_few
+from samewise.runner.torch_private import foreach_add, foreach_add_, foreach_copy_, foreach_mul_
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the Newton-Schulz iteration: chosen for the steepest slope at zero, at the price of singular values that end anywhere between about 0.5 and 1.5."""
@@ -79,10 +80,10 @@ class Muon(Optimizer):
             if "momentum_buffer" not in self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(gradient)
         updates = momenta = [self.state[weight]["momentum_buffer"] for weight in trained]
-        torch._foreach_mul_(momenta, group["momentum"])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        torch._foreach_add_(momenta, gradients)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        foreach_mul_(momenta, group["momentum"])
+        foreach_add_(momenta, gradients)
         if group["nesterov"]:
-            updates = torch._foreach_add(gradients, momenta, alpha=group["momentum"])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            updates = foreach_add(gradients, momenta, alpha=group["momentum"])
         for weight, matrix in zip(trained, self._orthogonalised(updates, group, number), strict=True):
             if group["normalize_weights"]:
                 weight.mul_(len(weight) ** 0.5 / weight.norm())
@@ -144,7 +145,7 @@ class _Graph:
 
     def replay(self, updates: Sequence[Tensor]) -> Sequence[Tensor]:
         """bfloat16[M, N] each, which the next replay overwrites."""
-        torch._foreach_copy_(self._given, list(updates))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        foreach_copy_(self._given, list(updates))
         self._graph.replay()
         return self._made
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks  # pyright: ignore[reportPrivateUsage]
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.torch_private import global_optimizer_post_hooks, global_optimizer_pre_hooks, profiler_enabled
 
 
 def step_of(optimizer: Optimizer) -> Callable[[], Any]:
@@ -22,8 +22,8 @@ def step_of(optimizer: Optimizer) -> Callable[[], Any]:
     step: Any = type(optimizer).step
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # pyright: ignore[reportPrivateUsage]
     is_own = not getattr(step, "hooked", False) or "step" in vars(optimizer)
-    is_heard = _global_optimizer_pre_hooks or _global_optimizer_post_hooks or after or any(one is not begin_late_momentum for one in before.values())
-    if is_own or is_heard or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    is_heard = global_optimizer_pre_hooks or global_optimizer_post_hooks or after or any(one is not begin_late_momentum for one in before.values())
+    if is_own or is_heard or profiler_enabled():
         return optimizer.step
     if before:
         begin_late_momentum(optimizer)

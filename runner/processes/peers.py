@@ -213,9 +213,9 @@ def _group_by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
 def _collective() -> str:
     """The last collective that this process started, from torch's flight recorder, in brackets; empty if nothing is recorded."""
     with contextlib.suppress(Exception):  # private, and different in each version: only for a message
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore
+        from samewise.runner.torch_private import dump_fr_trace_json
 
-        entries = json.loads(_dump_fr_trace_json())["entries"]
+        entries = json.loads(dump_fr_trace_json())["entries"]
         last = max(entries, key=lambda entry: entry["record_id"])
         return f" ({last['profiling_name']}, collective {last['collective_seq_id']} of this process)"
     return ""

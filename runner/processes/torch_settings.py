@@ -67,6 +67,8 @@ def switches() -> list[Switch]:
     """General settings before those of operators, which inherit a general one when it is set."""
     import torch
 
+    from samewise.runner.torch_private import get_nnpack_enabled
+
     backends: Any = torch.backends
     deterministic: Any = torch.utils.deterministic
     cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
@@ -86,8 +88,8 @@ def switches() -> list[Switch]:
         *(_switch_of(cudnn, name, default) for name, default in (("enabled", True), ("benchmark", False), ("deterministic", False), ("allow_tf32", True))),
         *(_switch_of(operator, "fp32_precision", "none") for operator in (cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)),
         *(_switch_of(operator, "fp32_precision", "tf32") for operator in (cudnn.conv, cudnn.rnn)),
-        Switch(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True, "oneDNN"),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        Switch(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True, "NNPACK"),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        Switch(lambda: mkldnn.enabled, lambda on: setattr(mkldnn, "enabled", on), True, "oneDNN"),
+        Switch(get_nnpack_enabled, backends.nnpack.set_flags, True, "NNPACK"),
         *(
             Switch(getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"), True, f"{kind}_sdp")
             for kind in ("flash", "mem_efficient", "math", "cudnn")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import first_line
+from samewise.runner.torch_private import foreach_mul_
 
 NAME = "multilinear64"
 """The digest's name in a trace's head."""
@@ -124,7 +125,7 @@ def _sums(rows: Sequence[Tensor]) -> Tensor:
     factors = _factors(rows[0].device, _ROW)
     products = torch.cat(list(rows)).to(torch.int64)
     each = products.split([len(row) for row in rows])
-    torch._foreach_mul_(each, [factors[: len(row)] for row in rows])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    foreach_mul_(each, [factors[: len(row)] for row in rows])
     return torch.cat([up_to[-1:] for up_to in products.cumsum(0).split([len(row) for row in rows])])
 
 

@@ -122,8 +122,9 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
 
 def _read_index(folder: Path, listed: Collection[str]) -> Any:
     """The index, if it describes only tensors in the listed files; pickle.UnpicklingError if it names something else."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+    from samewise.runner.torch_private import StorageInfo
 
     handle = open_to_read(folder / ".metadata") if ".metadata" in listed else None
     if handle is None:
@@ -137,7 +138,7 @@ def _read_index(folder: Path, listed: Collection[str]) -> Any:
             raise pickle.UnpicklingError(f"the index of the shards has {name}, which is not a tensor")
     places: Mapping[Any, Any] = index.storage_data or {}
     for place in places.values():
-        if not isinstance(place, _StorageInfo) or type(place.relative_path) is not str or place.relative_path not in listed or place.transform_descriptors:
+        if not isinstance(place, StorageInfo) or type(place.relative_path) is not str or place.relative_path not in listed or place.transform_descriptors:
             raise pickle.UnpicklingError(f"the index of the shards names a file that is not part of the checkpoint: {getattr(place, 'relative_path', place)!r}")
     return index
 

@@ -159,7 +159,7 @@ def _join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method:
         return Alone()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if is_simulated():
-        from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
+        from samewise.runner.torch_private import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
         return SimulatedPeers(None, rank=rank, size=size, timeout_s=timeout_s)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _current_autograd_node, _current_graph_task_id  # pyright: ignore[reportPrivateUsage] (torch has no public way to ask)
 from torch.utils.checkpoint import CheckpointFunction
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.sharding import parts
+from samewise.runner.torch_private import current_autograd_node, current_graph_task_id
 
 
 class SecondPasses:
@@ -37,13 +37,13 @@ class SecondPasses:
         self._went_back = False
 
     def _enter(self, number: int, name: str, part: nn.Module, inputs: Any) -> None:
-        goes_back = _current_graph_task_id() != -1
+        goes_back = current_graph_task_id() != -1
         if self._went_back and not goes_back:
             self.forget()
         self._went_back = goes_back
         if not torch.is_grad_enabled():  # as in a reentrant checkpoint's forward pass
             return
-        within = goes_back and getattr(_current_autograd_node(), "_forward_cls", None) is CheckpointFunction
+        within = goes_back and getattr(current_autograd_node(), "_forward_cls", None) is CheckpointFunction
         if within or not goes_back:  # otherwise a checkpoint that is not reentrant computes again what was counted
             self._calls[number] = self._calls.get(number, 0) + 1
         if within:

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.states import is_known
 from samewise.runner.strategies.layout import without_graphs
+from samewise.runner.torch_private import BatchNorm, TorchDispatchMode, local_scalar_dense
 
 REFUSED = (torch.optim.Adafactor, torch.optim.Rprop)
 """Optimizers whose arithmetic torch cannot do on shards."""
@@ -67,7 +67,8 @@ def _set_root(model: nn.Module) -> None:
 def _normalise_in_float32(model: nn.Module) -> None:
     """Make batch norms that keep (float32) statistics convert their weights to float32 first, as torch requires."""
     for norm in model.modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.affine and norm.running_mean is not None:  # pyright: ignore[reportPrivateUsage]
+        statistics: Any = norm
+        if isinstance(norm, BatchNorm) and statistics.affine and statistics.running_mean is not None:
             given = dict[str, Any]()
             norm.register_forward_pre_hook(partial(_lend_float32, given))
             norm.register_forward_hook(partial(_take_back, given), always_call=True)
@@ -134,7 +135,7 @@ class _WholeNumbers(TorchDispatchMode):
     """Within it, a number that is read from a sharded tensor, as by `float`, is the whole tensor's; torch gives each process its shard's."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], DTensor):
+        if func is local_scalar_dense and isinstance(args[0], DTensor):
             return func(args[0].full_tensor())
         return func(*args, **(kwargs or {}))
 

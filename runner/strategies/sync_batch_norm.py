@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage] (what torch converts)
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.frozen import is_kept_in_eval_mode, keep_in_eval_mode
+from samewise.runner.torch_private import BatchNorm
 
 HINT = (
     "strategy=ddp strategy.sync_batch_norm=true, with a CUDA device for each replica (level R0); or norms that do not use the batch, such as torch.nn.GroupNorm"
@@ -19,7 +19,7 @@ def require_batch_norm(model: nn.Module, device: torch.device) -> None:
     if device.type != "cuda":
         expected = "a CUDA device for each process"
         raise ConfigError(Problem("strategy.sync_batch_norm", "torch's SyncBatchNorm computes on CUDA devices only", str(device), expected, "device=cuda"))
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if not any(isinstance(module, BatchNorm) for module in model.modules()):
         raise ConfigError(Problem("strategy.sync_batch_norm", "the model has no batch norm to synchronise", True, "false"))
 
 

@@ -14,6 +14,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from samewise.runner.torch_private import foreach_copy_, foreach_zero_
+
 ALIGNMENT = 512
 """Bytes. Some CUDA kernels add in another order if a tensor is not aligned, so each gradient is aligned as in separate memory."""
 
@@ -89,7 +91,7 @@ class Bucket:
         given = {number: parameter.grad for number, parameter in enumerate(self.parameters) if parameter.grad is not None}
         copy_all([flat.views[number] for number in given], list(given.values()))
         if without := [view for number, view in enumerate(flat.views) if number not in given]:
-            torch._foreach_zero_(without)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            foreach_zero_(without)
         for number in given:
             self.touched[number] = True
             self.parameters[number].grad = None
@@ -239,7 +241,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         pairs[0].append(target)
         pairs[1].append(source)
     for pairs in kinds.values():
-        torch._foreach_copy_(*pairs)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        foreach_copy_(*pairs)
 
 
 def copy_buffers(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -38,20 +38,19 @@ class Compiled(nn.Module):
         self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, **isolated),)  # in a tuple: not a submodule
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
-        from torch._dynamo import config, exc
-        from torch._inductor.exc import InductorError
+        from samewise.runner.torch_private import FailOnRecompileLimitHit, InductorError, TorchDynamoException, dynamo_config
 
         if not self._is_told:
             self._is_told = True
             print("compiling the model: the first step waits for it, for seconds or minutes", file=sys.stderr, flush=True)
         try:
-            with config.patch(self._limits):
+            with dynamo_config.patch(self._limits):
                 return self._call[0](*inputs, **further)
-        except exc.FailOnRecompileLimitHit as error:
+        except FailOnRecompileLimitHit as error:
             message = f"the model's input has had more than {self._limits['recompile_limit']} forms (shapes, dtypes), each of which is compiled separately"
             hint = "samples of one size (crops, padding to one length), loader.drop_last=true, a higher compile.max_graphs, or compile=off"
             raise ConfigError(Problem("compile.max_graphs", message, self._limits["recompile_limit"], hint=hint)) from error
-        except (exc.TorchDynamoException, InductorError) as error:
+        except (TorchDynamoException, InductorError) as error:
             raise ConfigError(Problem("compile.mode", f"torch.compile cannot compile the model as one graph: {_reason(error)}", hint="compile=off")) from error
 
     def __getattr__(self, name: str) -> Any:
@@ -85,22 +84,19 @@ def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Cal
 def keep_headers_apart() -> None:
     """Set the folder for what Inductor stores in `default_cache_dir`: its precompiled headers go to /tmp whatever the variable says."""
     use_own_inductor_cache()
-    from torch._inductor import codecache
-    from torch._inductor.runtime import runtime_utils
+    from samewise.runner.torch_private import inductor_codecache, inductor_runtime_utils
 
-    runtime: Any = runtime_utils
-    runtime.default_cache_dir = runtime.cache_dir
-    headers = Path(runtime.cache_dir()) / "precompiled_headers"
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")  # pyright: ignore[reportPrivateUsage, reportConstantRedefinition]
+    inductor_runtime_utils.default_cache_dir = inductor_runtime_utils.cache_dir
+    headers = Path(inductor_runtime_utils.cache_dir()) / "precompiled_headers"
+    inductor_codecache._HEADER_DIR, inductor_codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
 
 
 def _draw_in_order() -> None:
     """Let dropout number its input's values as without compiling, also where Inductor chose another layout: torch 2.11 does not."""
-    from torch._inductor import lowering
+    from samewise.runner.torch_private import inductor_lowering
 
-    known: Any = lowering
-    if not hasattr(known, "constrain_to_fx_strides_if_fallback_random"):
-        known.add_layout_constraint(torch.ops.aten.native_dropout.default, known.constrain_to_fx_strides)
+    if not hasattr(inductor_lowering, "constrain_to_fx_strides_if_fallback_random"):
+        inductor_lowering.add_layout_constraint(torch.ops.aten.native_dropout.default, inductor_lowering.constrain_to_fx_strides)
 
 
 def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]) -> None:
@@ -140,19 +136,18 @@ def facts(settings: Any, device: torch.device) -> dict[str, Any]:
         import triton
 
         return {"compile.triton": triton.__version__}
-    from torch._inductor import cpu_vec_isa
+    from samewise.runner.torch_private import pick_vec_isa
 
-    return {"compile.cxx": _cxx(), "compile.vectors": str(cpu_vec_isa.pick_vec_isa())}
+    return {"compile.cxx": _cxx(), "compile.vectors": str(pick_vec_isa())}
 
 
 def _cxx() -> str | None:
     """The C++ compiler and its version, as it reports them."""
-    from torch._inductor import exc
-    from torch._inductor.cpp_builder import get_cpp_compiler
+    from samewise.runner.torch_private import InvalidCxxCompiler, get_cpp_compiler
 
     try:
         return subprocess.run([get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True).stdout.partition("\n")[0]
-    except (exc.InvalidCxxCompiler, OSError, subprocess.CalledProcessError):
+    except (InvalidCxxCompiler, OSError, subprocess.CalledProcessError):
         return None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.optim.norm import total_norm
+from samewise.runner.torch_private import foreach_norm
 from samewise.runner.training.run import Run
 from samewise.runner.training.step_errors import nonfinite_data
 
@@ -26,7 +27,7 @@ def nonfinite_names(tensors: Iterable[tuple[str, Any]]) -> list[str]:
 def largest(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The largest magnitude of each gradient, float[], non-finite if the gradient is: kept when the gradient's memory is reused."""
     held = [one for one in gradients if one is not None]
-    norms = iter(torch._foreach_norm(held, float("inf")) if held else ())  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    norms = iter(foreach_norm(held, float("inf")) if held else ())
     return [None if one is None else next(norms) for one in gradients]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+
+from samewise.runner.torch_private import CustomPartitionerFn, OpOverload, min_cut_rematerialization_partition
 
 
 class KeepsChanged(CustomPartitionerFn):
@@ -30,7 +31,7 @@ class KeepsChanged(CustomPartitionerFn):
         return forward, backward
 
     def uuid(self) -> bytes:
-        return get_hash_for_files((__file__,))
+        return sha256(Path(__file__).read_bytes()).digest()
 
 
 def _storage_of(node: Any) -> Any:

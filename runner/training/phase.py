@@ -19,6 +19,7 @@ from samewise.runner.optim.states import is_known
 from samewise.runner.optim.unfreezing import Waiting
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import Tally
+from samewise.runner.torch_private import foreach_mul_
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class TrainingPhase:
             leave_buffers(parameters)  # it may keep gradients until the next step, as some published ones do
         gradients = [p.grad for p in parameters if p.grad is not None]
         if tally.weight != 1.0 and gradients:
-            torch._foreach_mul_(gradients, 1.0 / tally.weight)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            foreach_mul_(gradients, 1.0 / tally.weight)
         norm = self.total_norm(gradients)
         if clip_norm is not None and gradients:
             scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)  # so that what is not finite stays where it is, to be named
-            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            foreach_mul_(gradients, scale)
         return norm

@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout, linear
 
+from samewise.runner.torch_private import grid_sampler_2d_cpu_fallback, linear_pointwise
+
 LARGE = 2**20
 """The number of multiplications from which oneDNN computes a product: where it takes about as long as MKL, 50 microseconds on an AMD EPYC."""
 
@@ -42,7 +44,7 @@ def use_portable_operators(*, wanted: bool) -> None:
         _registered.pop()._destroy()
         return
     library = torch.library.Library("aten", "IMPL")
-    always = {"sqrt": _sqrt, "sqrt_": _sqrt_in_place, "sqrt.out": _sqrt_out, "grid_sampler_2d": torch.ops.aten._grid_sampler_2d_cpu_fallback}
+    always = {"sqrt": _sqrt, "sqrt_": _sqrt_in_place, "sqrt.out": _sqrt_out, "grid_sampler_2d": grid_sampler_2d_cpu_fallback}
     for name, function in always.items():
         library.impl(name, function, "CPU", allow_override=True)
     some = {"mm": _mm, "bmm": _bmm, "addmm": _addmm, "_slow_conv2d_forward": _convolve, "_slow_conv2d_backward.output_mask": _convolution_gradients}
@@ -78,7 +80,7 @@ def _is_large(left: Tensor, right: Tensor) -> bool:
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """(m, k), (k, n) and (n) -> (m, n), by oneDNN, in float32."""
-    return torch.ops.mkldnn._linear_pointwise(_plain(left), _plain(right).t(), bias, "none", [], "")
+    return linear_pointwise(_plain(left), _plain(right).t(), bias, "none", [], "")
 
 
 def _plain(matrix: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import OURS
@@ -25,6 +24,7 @@ from samewise.runner.data.device import mover
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_line, raised_at
 from samewise.runner.interfaces import Batch, Prediction, Recipe
 from samewise.runner.precision import Precision
+from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.base import choose_device
 from samewise.runner.training import determinism
 from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_part
@@ -136,7 +136,7 @@ def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
     """Raise a DataError if the model's output has a NaN, which no prediction can be made from: comparisons with it are false, as for what is not found."""
 
     def refuse(module: nn.Module, given: Any, output: Any) -> None:
-        if any(isinstance(one, Tensor) and bool(one.isnan().any()) for one in tree_leaves(output)):
+        if any(bool(one.isnan().any()) for one in tensors_in(output)):
             hint = "its values are too large or too small for the model, or the model's weights are NaN"
             raise DataError(Problem(", ".join(map(str, files)), "the model's output is not a number (NaN)", hint=hint))
 
