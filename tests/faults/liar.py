@@ -29,11 +29,7 @@ class Liar(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        lie = (
-            ""
-            if self.chance.random() < HONEST
-            else self.chance.choice(["drop", "late", "500", "503", "garbage", "cut", "done but dropped", "done but 500", "empty"])
-        )
+        lie = "" if self.chance.random() < HONEST else self.chance.choice(["drop", "late", "500", "503", "garbage", "cut", "done but dropped", "done but 500"])
         if lie == "late":
             time.sleep(self.chance.random())
         status, answer = self._ask(body) if lie in ("", "late", "cut", "done but dropped", "done but 500") else (200, b"")
@@ -45,8 +41,6 @@ class Liar(http.server.BaseHTTPRequestHandler):
                 status, answer = int(lie[-3:]), b"no"
             case "garbage":
                 answer = self.chance.randbytes(200)
-            case "empty":
-                answer = b""  # not {}, by which a server says that it has stored what it was sent: whether that is true, nobody sees
             case _:
                 pass
         self.send_response(status)

@@ -72,7 +72,7 @@ def test_the_ui_imports_nothing_from_the_current_folder(strange: Path, tmp_path_
     store = tmp_path_factory.mktemp("store") / "mlflow.db"
     made = f"import mlflow; mlflow.MlflowClient('sqlite:///{store}').create_experiment('one', artifact_location='{store.parent}/mlartifacts')"
     subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, cwd=store.parent)
-    command = [sys.executable, "-P", "-m", "samewise", "ui", "--run-root", str(store.parent), "--trust"]
+    command = [sys.executable, "-P", "-m", "samewise", "ui", "--run-root", str(store.parent)]
     served = subprocess.Popen(command, cwd=strange, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert served.stdout is not None

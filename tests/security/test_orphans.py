@@ -89,7 +89,7 @@ def test_the_mlflow_server_ends_with_the_ui_command(number: signal.Signals, serv
     """The server has no password, and nobody would know that it is still running."""
     made = f"import mlflow; mlflow.MlflowClient('sqlite:///{tmp_path}/mlflow.db').create_experiment('one', artifact_location='{tmp_path}/mlartifacts')"
     subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, cwd=tmp_path)
-    kill_and_require_end(["ui", "--run-root", str(tmp_path), "--trust"], tmp_path, lambda started: len(started) >= (3 if served else 2), number)
+    kill_and_require_end(["ui", "--run-root", str(tmp_path)], tmp_path, lambda started: len(started) >= (3 if served else 2), number)
 
 
 def kill_and_require_end(arguments: list[str], folder: Path, is_ready: Callable[[set[int]], bool], number: signal.Signals) -> None:
