@@ -7,7 +7,7 @@ from samewise.runner import torchaudio_import as _  # before anything imports to
 if TYPE_CHECKING:
     from samewise.runner.api import LoadedRun, Trained, Transforms, compose, load, predict, runs, sweep, train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LoadedRun", "Trained", "Transforms", "compose", "load", "predict", "runs", "sweep", "train"]
 
 
