@@ -118,6 +118,8 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
 
 
 def _unpack(handle: BinaryIO, size: int, into: Path, expect: str | None) -> Contents:
+    if not hasattr(tarfile, "data_filter"):
+        raise ConfigError(Problem("", "unpacking a bundle needs Python 3.11.4 or newer"))
     with tarfile.open(fileobj=handle, mode="r:") as archive:
         manifest, identity = (_read(archive, name) for name in (MANIFEST, IDENTITY))
         contents = Contents(hashlib.sha256(manifest).hexdigest(), _read_manifest(manifest))

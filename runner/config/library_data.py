@@ -18,7 +18,9 @@ PACKAGES = (*LIBRARIES, "samewise.datasets")
 _WITH_SCHEME = re.compile(r"<?[^/:]+:")
 """`file:/etc/passwd`, `data:;base64,...`, `URL:...`: what urllib opens without a `//`."""
 
-tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # they extract downloads without a filter of their own
+# They extract downloads without a filter of their own. Python 3.11.0 to 3.11.3 have none.
+if hasattr(tarfile, "data_filter"):
+    tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
 
 
 def make_harmless(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
