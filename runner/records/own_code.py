@@ -49,6 +49,10 @@ def changes(environment: Mapping[str, Any]) -> list[str]:
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Where what two environments record of files that both contain differs: a sentence, or nothing."""
+    # Other components, such as a strategy, reach other parts of a file: each record is then compared
+    # with the code as it is now.
+    if (first.get("code_used") or []) != (second.get("code_used") or []):
+        return changes(first) or changes(second)
     before, now = first.get("code", {}), second.get("code", {})
     names = [label for label in before if label in now and before[label] != now[label]]
     one, two = (environment.get("versions", {}).get("samewise") for environment in (first, second))
