@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -275,7 +276,7 @@ def _hydra() -> ConfigLoader:
     theirs, known = used.hydra, set(filter(OmegaConf.has_resolver, _RESOLVERS))
     used.clear()
     try:
-        with hydra.initialize_config_module("samewise.configs", job_name=JobRuntime.instance().get("name"), **_BASE):
+        with warnings.catch_warnings(action="ignore"), hydra.initialize_config_module("samewise.configs", job_name=JobRuntime.instance().get("name"), **_BASE):
             return GlobalHydra.instance().config_loader()
     finally:
         GlobalHydra.set_instance(used)
