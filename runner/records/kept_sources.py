@@ -1,6 +1,6 @@
 """The text of the user's code, kept once for all runs and sweeps of a run root.
 
-`RUN_ROOT/.code/ab/cdef...` has the SHA-256 `abcdef...`, by which their `sources.json` names it.
+`RUN_ROOT/.code/abcdef...` has that SHA-256, by which their `sources.json` names it.
 Imports neither torch nor mlflow, nor that code.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from samewise.runner.records import locks, shapes, sources
@@ -48,8 +47,7 @@ def write_record(record: Path, config: str, files: sources.Files) -> None:
             if text is None or sources.files_present({label: digests}) != {label: digests}:  # edited since
                 continue
             texts[label] = digest = _sha256(text)
-            if not (kept := _place(home, digest)).exists():
-                kept.parent.mkdir(exist_ok=True)
+            if not (kept := home / digest).exists():
                 write_atomically(kept, text)
         write_json(record, {"config": config, "files": files, "texts": texts})
 
@@ -59,7 +57,7 @@ def texts_of(record: Path) -> dict[str, str | None]:
     content, home = read_json(record, shapes.SOURCES) or {}, _home(record.resolve().parents[2])
     texts = dict[str, str | None].fromkeys(content.get("files", {}))
     for label, digest in content.get("texts", {}).items():
-        text = read_text(_place(home, digest))
+        text = read_text(home / digest)
         texts[label] = text if text is not None and _sha256(text) == digest else None
     return texts
 
@@ -86,20 +84,14 @@ def remove_unnamed(run_root: Path) -> None:
     with locks.hold(home / ".lock", wait=True, sign=False):
         paths = run_root.glob("*/*/sources.json")
         named = set(_NAME.findall("\n".join(path.read_text("utf-8", "replace") for path in paths)))
-        for path in home.glob("??/*"):
-            if (name := path.parent.name + path.name) not in named and _NAME.fullmatch(name):
+        for path in home.iterdir():
+            if path.name not in named and _NAME.fullmatch(path.name):
                 path.unlink()
-                with suppress(OSError):  # others are there
-                    path.parent.rmdir()
 
 
 def _home(run_root: Path) -> Path:
     require_no_link(home := run_root / HOME)
     return home
-
-
-def _place(home: Path, digest: str) -> Path:
-    return home / digest[:2] / digest[2:]
 
 
 def _present_text(label: str) -> str | None:

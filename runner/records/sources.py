@@ -236,17 +236,22 @@ _IMPORTED = dict[str, tuple[Any, Mapping[str, str]]]()
 
 
 def note_imported(code: Code) -> None:
-    """Record the digests of the files that this process has imported."""
+    """Record the digests of all that the files define that this process has imported."""
     for label, digests in code.files.items():
         spec = _spec_of(label)
         if spec is not None and _IMPORTED.get(label, (None,))[0] is not spec:
-            _IMPORTED[label] = (spec, digests)
+            file = place(label)
+            _IMPORTED[label] = (spec, (digests_of(file) if file else None) or digests)
 
 
 def edited_since_import(code: Code) -> list[str]:
     """The files that have changed since this process imported them: it would run the old version."""
-    known = {label: _IMPORTED[label] for label in code.files if label in _IMPORTED}
-    return [label for label, (spec, digests) in known.items() if spec is _spec_of(label) and digests != code.files[label]]
+    imported = {label: _IMPORTED[label] for label in code.files if label in _IMPORTED}
+    return [
+        label
+        for label, (spec, digests) in imported.items()
+        if spec is _spec_of(label) and any(digests.get(name) != digest for name, digest in code.files[label].items())
+    ]
 
 
 def _spec_of(label: str) -> Any:
