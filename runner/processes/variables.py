@@ -25,7 +25,8 @@ VARIABLES = (
 # limit of the user's environment. OpenBLAS, behind NumPy, never starts more threads than there are cores, so it gets one.
 ALWAYS = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "OMP_THREAD_LIMIT": str(2**31 - 1), "OPENBLAS_NUM_THREADS": "1"}
 # Without this, MKL may add the threads' parts of a sum as they are ready: on 4 threads, a vector of 99 times a 99 x 144 matrix did not always give the same
-# bits (Intel, oneMKL Developer Guide, "Conditional Numerical Reproducibility"). What the user's environment says stays, and is recorded.
+# bits (Intel, oneMKL Developer Guide, "Conditional Numerical Reproducibility"). What the user's environment says stays, and is recorded. MKL reads it
+# in its first product, which a notebook may compute before it trains: `import samewise` sets it.
 REPRODUCIBLE = {"MKL_CBWR": "AUTO"}
 # Threads that wait leave the core to others, which may be the ones that they wait for; but first they look a while
 # (libgomp reckons with 100 turns a microsecond), where there are cores for all of them. This changes no bits, so what the user's environment says stays.
@@ -34,17 +35,25 @@ HASH_SEED = {"PYTHONHASHSEED": "0"}
 """For ranks, jobs and other processes that this one starts; the command starts with it (.package/samewise/__main__.py)."""
 CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 """Where Inductor keeps what it has compiled, and runs it from."""
+_REPLACED: Final[dict[str, str | None]] = {}
+"""The values, in this process, of the variables that experiments have changed since."""
 
 
 def prepare(settings: Any) -> None:
     """Set the environment variables that torch, MKL, oneDNN and cuBLAS read on start.
 
-    ConfigError if torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
+    ConfigError if torch is already imported and a variable that it may have read would have to change, perhaps back from what another experiment of this
+    process has set. cuBLAS reads its own when it is first used.
     """
-    late = [name for name, value in settings.variables.items() if os.environ.get(name) != str(value) and _is_read(name)]
-    if late:
-        raise ConfigError(*(_too_late(name, str(settings.variables[name])) for name in late))
-    os.environ.update(HASH_SEED | thread_variables(settings.threads) | {name: str(value) for name, value in settings.variables.items()})
+    # Without determinism there is no promise that another experiment's variables could break.
+    replaced = _REPLACED if settings.deterministic else {}
+    wanted = replaced | {name: str(value) for name, value in settings.variables.items()}
+    changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
+    if late := [name for name in changed if _is_read(name)]:
+        raise ConfigError(*(_too_late(name, wanted[name]) if name in settings.variables else _from_earlier(name) for name in late))
+    for name in changed:
+        _REPLACED.setdefault(name, os.environ.pop(name, None))
+    os.environ.update(HASH_SEED | thread_variables(settings.threads) | {name: value for name, value in wanted.items() if value is not None})
     use_own_inductor_cache()
 
 
@@ -76,8 +85,7 @@ def _remove(place: Path, made_by: int) -> None:
 def thread_variables(threads: int) -> dict[str, str]:
     """Variables that make the libraries compute with this number of threads on any number of cores, and wait cheaply."""
     waiting = {} if "OMP_WAIT_POLICY" in os.environ else {name: value for name, value in WAITING.items() if name not in os.environ}
-    reproducible = {name: os.environ.get(name, value) for name, value in REPRODUCIBLE.items()}
-    return {**waiting, **ALWAYS, **reproducible, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {**waiting, **ALWAYS, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def _is_read(variable: str) -> bool:
@@ -86,7 +94,12 @@ def _is_read(variable: str) -> bool:
     return torch is not None and (not variable.startswith("CUBLAS") or torch.cuda.is_initialized())
 
 
-def _too_late(variable: str, value: str) -> Problem:
+def _too_late(variable: str, value: str | None) -> Problem:
     when = "before CUDA is used" if variable.startswith("CUBLAS") else "before torch is imported"
     hint = f"export {variable}={value} before Python starts; in a notebook: restart the kernel, and begin with import os; os.environ['{variable}'] = '{value}'"
     return Problem(f"reproducibility.variables.{variable}", f"must be set {when}, which has already happened in this process", value, hint=hint)
+
+
+def _from_earlier(variable: str) -> Problem:
+    message = "was set by an earlier experiment in this process, and torch has read it"
+    return Problem(variable, message, os.environ.get(variable), hint="use another process; in a notebook: restart the kernel")

@@ -6,9 +6,13 @@ restored too, although every draw is keyed. What cannot be set is refused.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from threadpoolctl import threadpool_limits
 
@@ -21,7 +25,7 @@ def fresh_torch_state() -> Generator[None]:
     """Within it, torch's settings are those of a fresh process; afterwards they are restored.
 
     The experiment's variables must be in the environment already, and its switches are set within. ConfigError if a block is open
-    that would change bits and cannot be closed from here, such as `with torch.autocast(...)`.
+    that would change bits and cannot be closed from here, such as `with torch.autocast(...)`, or if MKL is in another mode for good.
     """
     was_imported = "torch" in sys.modules
     import torch
@@ -38,6 +42,7 @@ def fresh_torch_state() -> Generator[None]:
     try:
         if was_imported:
             _require_no_block()
+            _require_reproducible_products()
         with preserve_generators(), torch.inference_mode(False), torch.enable_grad(), threadpool_limits(1, user_api="blas"):
             yield  # BLAS here means NumPy's: processes.variables.ALWAYS
     finally:
@@ -54,3 +59,28 @@ def _require_no_block() -> None:
     found += ["torch.device(...)"] if torch.get_default_device().type != "cpu" else []
     if found:
         raise ConfigError(*(Problem(f"with {block}", "changes the bits of what runs within it", hint="call samewise outside of the block") for block in found))
+
+
+def _require_reproducible_products() -> None:
+    """Refuse MKL in its default mode, which it keeps from its first product on: that was before `import samewise`, which sets MKL_CBWR."""
+    if os.environ.get("MKL_CBWR") != "OFF" and "CNR:OFF" in _mkl_report():
+        message = "came too late for MKL: torch had multiplied matrices before samewise was imported"
+        hint = "import samewise first; in a notebook: restart the kernel, and import it in the first cell"
+        raise ConfigError(Problem("MKL_CBWR", message, os.environ.get("MKL_CBWR"), hint=hint))
+
+
+@cache
+def _mkl_report() -> str:
+    """What MKL says about a product, with its mode; empty without MKL."""
+    import torch
+
+    mkl = torch.backends.mkl
+    if not mkl.is_available():
+        return ""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "product"
+        os.environ["MKL_VERBOSE_OUTPUT_FILE"] = str(file)
+        with mkl.verbose(mkl.VERBOSE_ON):
+            torch.ones(2, 2).mm(torch.ones(2, 2))
+        del os.environ["MKL_VERBOSE_OUTPUT_FILE"]
+        return file.read_text() if file.exists() else ""  # elsewhere if MKL had begun to write before

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +22,8 @@ from PIL import Image
 
 import samewise as sw
 from samewise.runner.errors import CheckpointError, ConfigError, DataError, TrainingError
+from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.processes.variables import prepare
 
 TINY = [
     "experiment=resnet18_digits",
@@ -189,18 +191,48 @@ def test_a_block_that_would_change_the_bits_is_refused(trained: sw.Trained, bloc
 @pytest.mark.parametrize("imported", ["torch is imported", "CUDA is used"])
 def test_a_variable_already_read_by_a_library_is_refused_and_an_unread_one_is_set(monkeypatch: pytest.MonkeyPatch, imported: str) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(variables, "_REPLACED", {})
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: imported == "CUDA is used")
-    settings = SimpleNamespace(threads=1, variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    settings = partial(SimpleNamespace, threads=1, deterministic=True)
     if imported == "CUDA is used":
         with pytest.raises(ConfigError, match="before CUDA is used"):
-            prepare(settings)
+            variables.prepare(settings(variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}))
     else:
-        import os
-
-        prepare(settings)
+        variables.prepare(settings(variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}))
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         with pytest.raises(ConfigError, match="before torch is imported"):
-            prepare(SimpleNamespace(threads=1, variables={"MKL_CBWR": "COMPATIBLE"}))
+            variables.prepare(settings(variables={"MKL_CBWR": "COMPATIBLE"}))
+
+
+def test_a_variable_of_an_earlier_experiment_is_set_back_or_refused_once_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(variables, "_REPLACED", {})
+    settings, set_here = partial(SimpleNamespace, threads=1, deterministic=True), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    variables.prepare(settings(variables=set_here))
+    variables.prepare(settings(variables={}))
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    variables.prepare(settings(variables=set_here))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(ConfigError, match="CUBLAS_WORKSPACE_CONFIG: was set by an earlier experiment"):
+        variables.prepare(settings(variables={}))
+    variables.prepare(settings(variables={}, deterministic=False))
+
+
+COMPUTES_FIRST = """
+import torch
+torch.ones(2, 2) @ torch.ones(2, 2)
+import samewise
+samewise.train("experiment=resnet18_digits", "debug=tiny")
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+def test_a_product_before_samewise_is_imported_is_refused(tmp_path: Path) -> None:
+    outside = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    done = subprocess.run([sys.executable, "-c", COMPUTES_FIRST], cwd=tmp_path, env=outside, capture_output=True, text=True, check=False)
+    assert "import samewise first" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_signal_handlers_are_left_alone_in_a_thread() -> None:

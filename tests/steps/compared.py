@@ -31,9 +31,7 @@ def disagreements(case: Case, planted: tuple[str, str] | None = None) -> list[st
 
 def differing_bits(case: Case) -> list[str]:
     """The names of the weights that differ from those of the same case on one process."""
-    # In a process of its own, as the ranks: what a test before has trained in this one changes bits.
-    single = case.varied(strategy="single", processes=1, settings={})
-    (_, ours), (_, alone) = _trained(case), ranks.trained(single, apart=True)
+    (_, ours), (_, alone) = _trained(case), _trained(case.varied(strategy="single", processes=1, settings={}))
     return [name for name, value in ours.weights.items() if not torch.equal(value, alone.weights[name])]
 
 

@@ -19,16 +19,15 @@ def end_all() -> None:
         STARTED.pop().kill()
 
 
-def trained(case: Any, planted: tuple[str, str] | None = None, *, apart: bool = False) -> tuple[dict[str, Any], Any]:
+def trained(case: Any, planted: tuple[str, str] | None = None) -> tuple[dict[str, Any], Any]:
     """(the initial weights, the results of the case's training).
 
     Args:
         case: What is trained.
         planted: A module of samewise and the source that replaces its own; the case then runs in a separate process.
-        apart: Run the case in a separate process in any case.
     """
     with tempfile.TemporaryDirectory() as folder:
-        if case.processes == 1 and planted is None and not apart:
+        if case.processes == 1 and planted is None:
             return run(case, Path(folder))
         return _in_processes(case, Path(folder), planted)
 
