@@ -1,4 +1,6 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 60,000 colour images of 32x32 pixels, loaded and verified by torchvision."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 60,000 colour images of 32x32 pixels, loaded and
+verified by torchvision.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ class CIFAR10(InMemoryImages):
 
     Args:
         root: The folder that holds `cifar-10-batches-py`.
-        split: "train" or "valid", cut from the 50,000 training images, or "test", the 10,000 others.
-        held_out: How many of the training images, the last ones, are "valid": 5,000 as in He et al. 2015. 0: "train" has them all.
+        split: "train" or "valid", cut from the 50,000 training images, or "test", the 10,000
+            others.
+        held_out: How many of the training images, the last ones, are "valid": 5,000 as in He et al.
+            2015. 0: "train" has them all.
         download: Fetch the files where they are missing.
         transform: Applied to each image.
 
@@ -29,8 +33,22 @@ class CIFAR10(InMemoryImages):
         ConfigError: the split is unknown, or it would be empty.
     """
 
-    def __init__(self, *, root: str, split: Split, held_out: int = 5000, download: bool = False, transform: Transform | None = None) -> None:
-        images, labels, classes = _read(torchvision.datasets.CIFAR10, root=root, split=split, held_out=held_out, download=download)
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Split,
+        held_out: int = 5000,
+        download: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        images, labels, classes = _read(
+            torchvision.datasets.CIFAR10,
+            root=root,
+            split=split,
+            held_out=held_out,
+            download=download,
+        )
         super().__init__(images, labels, classes=classes, transform=transform)
 
 
@@ -43,13 +61,39 @@ class CIFAR100(InMemoryImages):
         split, held_out, download, transform: As in `CIFAR10`.
     """
 
-    def __init__(self, *, root: str, split: Split, held_out: int = 5000, download: bool = False, transform: Transform | None = None) -> None:
-        images, labels, classes = _read(torchvision.datasets.CIFAR100, root=root, split=split, held_out=held_out, download=download)
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Split,
+        held_out: int = 5000,
+        download: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        images, labels, classes = _read(
+            torchvision.datasets.CIFAR100,
+            root=root,
+            split=split,
+            held_out=held_out,
+            download=download,
+        )
         super().__init__(images, labels, classes=classes, transform=transform)
 
 
-def _read(kind: type[torchvision.datasets.CIFAR10], *, root: str, split: Split, held_out: int, download: bool) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    expected = f"a folder {kind.base_folder} with {', '.join(name for name, _ in kind.train_list + kind.test_list)} as published"
+def _read(
+    kind: type[torchvision.datasets.CIFAR10],
+    *,
+    root: str,
+    split: Split,
+    held_out: int,
+    download: bool,
+) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    expected = (
+        f"a folder {kind.base_folder} with "
+        f"{', '.join(name for name, _ in kind.train_list + kind.test_list)} as published"
+    )
     data = torchvision_files.load_part(kind, split, root=root, expected=expected, download=download)
     images, labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
-    return *torchvision_files.split_held_out(images, labels, split=split, held_out=held_out), data.classes
+    return *torchvision_files.split_held_out(
+        images, labels, split=split, held_out=held_out
+    ), data.classes

@@ -20,14 +20,19 @@ _FIRST_OF_LAST_FIFTH = 1437
 
 @final
 class Digits(InMemoryImages):
-    """Samples `{"image": uint8[1, 8, 8], "label": int}`; the file's grey values 0 to 16 are scaled to 0 to 255.
+    """Samples `{"image": uint8[1, 8, 8], "label": int}`.
 
-    They are the test part of the UCI set "Optical Recognition of Handwritten Digits": 13 people's hands, in blocks, without saying whose is
-    which. So there are two ways to hold out a fifth, both fixed, with no chance in them:
+    The file's grey values 0 to 16 are scaled to 0 to 255.
 
-    - "spread": every fifth image of each class (355 of 1,797). The same hands write in both splits, in equal shares of classes: this is what
-      a random stratified split of these digits measures, as it is usually done with them, and what published figures compare with.
-    - "writers": the last fifth of the file (360 of 1,797), so mostly hands that were not seen in training: the harder question.
+    They are the test part of the UCI set "Optical Recognition of Handwritten Digits": 13 people's
+    hands, in blocks, without saying whose is which. So there are two ways to hold out a fifth, both
+    fixed, with no chance in them:
+
+    - "spread": every fifth image of each class (355 of 1,797). The same hands write in both splits,
+      in equal shares of classes: this is what a random stratified split of these digits measures,
+      as it is usually done with them, and what published figures compare with.
+    - "writers": the last fifth of the file (360 of 1,797), so mostly hands that were not seen in
+      training: the harder question.
 
     The file is read without importing scikit-learn, which would take over a second.
 
@@ -41,17 +46,48 @@ class Digits(InMemoryImages):
         ConfigError: `split` or `hold_out` is not a known choice.
     """
 
-    def __init__(self, *, split: Literal["train", "valid"], hold_out: Literal["spread", "writers"] = "spread", transform: Transform | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        split: Literal["train", "valid"],
+        hold_out: Literal["spread", "writers"] = "spread",
+        transform: Transform | None = None,
+    ) -> None:
         if split not in _SPLITS:
-            raise ConfigError(Problem("split", "this data set has no such split", split, " or ".join(_SPLITS), nearest(split, _SPLITS)))
+            raise ConfigError(
+                Problem(
+                    "split",
+                    "this data set has no such split",
+                    split,
+                    " or ".join(_SPLITS),
+                    nearest(split, _SPLITS),
+                )
+            )
         if hold_out not in _HOLD_OUT:
-            raise ConfigError(Problem("hold_out", "is not a valid way to hold out digits", hold_out, " or ".join(_HOLD_OUT), nearest(hold_out, _HOLD_OUT)))
+            raise ConfigError(
+                Problem(
+                    "hold_out",
+                    "is not a valid way to hold out digits",
+                    hold_out,
+                    " or ".join(_HOLD_OUT),
+                    nearest(hold_out, _HOLD_OUT),
+                )
+            )
         table = _table(_file())
         images = (table[:, :64].astype(np.uint16) * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         labels = table[:, 64].astype(np.int64)
-        held = _every_fifth_of_each_class(labels) if hold_out == "spread" else np.arange(len(labels)) >= _FIRST_OF_LAST_FIFTH
+        held = (
+            _every_fifth_of_each_class(labels)
+            if hold_out == "spread"
+            else np.arange(len(labels)) >= _FIRST_OF_LAST_FIFTH
+        )
         chosen = held if split == "valid" else ~held
-        super().__init__(torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]), classes=[str(digit) for digit in range(10)], transform=transform)
+        super().__init__(
+            torch.from_numpy(images[chosen]),
+            torch.from_numpy(labels[chosen]),
+            classes=[str(digit) for digit in range(10)],
+            transform=transform,
+        )
 
 
 def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
@@ -65,7 +101,13 @@ def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
 def _file() -> Path:
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        raise DataError(Problem("", "the digits come with scikit-learn, which is not installed", hint="pip install scikit-learn"))
+        raise DataError(
+            Problem(
+                "",
+                "the digits come with scikit-learn, which is not installed",
+                hint="pip install scikit-learn",
+            )
+        )
     return Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
@@ -75,9 +117,24 @@ def _table(path: Path) -> np.ndarray:
         with gzip.open(path, "rt") as lines:
             table = np.array([line.split(",") for line in lines], dtype=np.float32).astype(np.uint8)
     except FileNotFoundError:
-        raise DataError(Problem(str(path), "scikit-learn's file of digits was not found", hint="install scikit-learn again")) from None
+        raise DataError(
+            Problem(
+                str(path),
+                "scikit-learn's file of digits was not found",
+                hint="install scikit-learn again",
+            )
+        ) from None
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(Problem(str(path), f"cannot be read: {error}", hint="install scikit-learn again")) from None
+        raise DataError(
+            Problem(str(path), f"cannot be read: {error}", hint="install scikit-learn again")
+        ) from None
     if table.shape != (1797, 65) or table[:, :64].max() > 16 or table[:, 64].max() > 9:
-        raise DataError(Problem(str(path), "is not the table of digits", table.shape, "1797 rows of 64 grey values and a digit"))
+        raise DataError(
+            Problem(
+                str(path),
+                "is not the table of digits",
+                table.shape,
+                "1797 rows of 64 grey values and a digit",
+            )
+        )
     return table

@@ -1,4 +1,6 @@
-"""Generated images, to try a recipe without its data: each class has a pattern, and each image adds its own noise."""
+"""Generated images, to try a recipe without its data: each class has a pattern, and each image adds
+its own noise.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,13 @@ _CELLS = 4
 
 @final
 class GeneratedClassification(InMemoryImages):
-    """Samples `{"image": uint8[channels, size, size], "label": int}`; classes alternate, so every split is balanced.
+    """Samples `{"image": uint8[channels, size, size], "label": int}`.
 
-    A class's pattern is a 4x4 grid of random greys, each image its class's pattern in half contrast under uniform noise: a small
-    network learns them in some tens of steps. Integers throughout, so the pixels are the same on every machine.
+    Classes alternate, so every split is balanced.
+
+    A class's pattern is a 4x4 grid of random greys, each image its class's pattern in half contrast
+    under uniform noise: a small network learns them in some tens of steps. Integers throughout, so
+    the pixels are the same on every machine.
 
     Args:
         size: Height and width in pixels.
@@ -44,18 +49,39 @@ class GeneratedClassification(InMemoryImages):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
-        require_positive({"size": size, "channels": channels, "num_classes": num_classes, "length": length, "frames": 1 if frames is None else frames})
+        require_positive(
+            {
+                "size": size,
+                "channels": channels,
+                "num_classes": num_classes,
+                "length": length,
+                "frames": 1 if frames is None else frames,
+            }
+        )
         labels = torch.arange(length) % num_classes
         patterns = _patterns(seed, num_classes=num_classes, channels=channels, size=size)
         if frames is not None:
             patterns = patterns[:, None]
         shape = (length, *((frames,) if frames else ()), channels, size, size)
-        noise = torch.randint(0, 128, shape, generator=generator_of(f"{seed} noise {split}"), dtype=torch.uint8)
-        super().__init__(patterns[labels] + noise, labels, classes=[f"pattern {number}" for number in range(num_classes)], transform=transform)
+        noise = torch.randint(
+            0, 128, shape, generator=generator_of(f"{seed} noise {split}"), dtype=torch.uint8
+        )
+        super().__init__(
+            patterns[labels] + noise,
+            labels,
+            classes=[f"pattern {number}" for number in range(num_classes)],
+            transform=transform,
+        )
 
 
 def _patterns(seed: int, *, num_classes: int, channels: int, size: int) -> Tensor:
     """uint8[num_classes, channels, size, size], from 0 to 127: the cells of a 4x4 grid, enlarged."""
-    cells = torch.randint(0, 128, (num_classes, channels, _CELLS, _CELLS), generator=generator_of(f"{seed} patterns"), dtype=torch.uint8)
+    cells = torch.randint(
+        0,
+        128,
+        (num_classes, channels, _CELLS, _CELLS),
+        generator=generator_of(f"{seed} patterns"),
+        dtype=torch.uint8,
+    )
     place = torch.arange(size) * _CELLS // size
     return cells[:, :, place][:, :, :, place]

@@ -15,7 +15,8 @@ _TICKS = 1 << 24
 
 @final
 class GeneratedClips(Generated):
-    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`, as `Clips` gives: a gliding triangle wave under a little noise.
+    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`, as `Clips`
+    gives: a gliding triangle wave under a little noise.
 
     Integers throughout, so the samples are the same on every machine.
 
@@ -28,7 +29,16 @@ class GeneratedClips(Generated):
         seed: The data's own, not the experiment's.
     """
 
-    def __init__(self, *, length: int = 128, samples: int = 200, context: int = 168, sample_rate: int = 8000, split: str = "train", seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        length: int = 128,
+        samples: int = 200,
+        context: int = 168,
+        sample_rate: int = 8000,
+        split: str = "train",
+        seed: int = 0,
+    ) -> None:
         super().__init__(length, f"clip {seed} {split}")
         require_positive({"dataset.samples": samples, "dataset.context": context})
         self.sample_rate = sample_rate
@@ -38,5 +48,11 @@ class GeneratedClips(Generated):
         first, last = torch.randint(100, self.sample_rate // 8, (2,), generator=draw).tolist()
         frequency = first + (last - first) * torch.arange(self._frames) // self._frames
         phase = (frequency * _TICKS // self.sample_rate).cumsum(0)
-        wave = triangle_wave(phase, ticks=_TICKS, amplitude=12000) + torch.randint(-300, 301, (self._frames,), generator=draw)
-        return {"waveform": wave.to(torch.float32) / 32768, "name": f"generated {index}", "index": index}
+        wave = triangle_wave(phase, ticks=_TICKS, amplitude=12000) + torch.randint(
+            -300, 301, (self._frames,), generator=draw
+        )
+        return {
+            "waveform": wave.to(torch.float32) / 32768,
+            "name": f"generated {index}",
+            "index": index,
+        }

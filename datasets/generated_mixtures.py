@@ -1,4 +1,6 @@
-"""Generated mixtures, to try a recipe without its data: each voice is a sequence of tones in its own frequency band."""
+"""Generated mixtures, to try a recipe without its data: each voice is a sequence of tones in its
+own frequency band.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _TICKS = 1 << 20
 class GeneratedMixtures(Generated):
     """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`.
 
-    A voice is triangle waves of 50 to 100 ms, each at a frequency of its own within the voice's octave; the bands of neighbouring voices are two octaves
-    apart, so a small network tells them apart in some tens of steps. Integers throughout, so the samples are the same on every machine.
+    A voice is triangle waves of 50 to 100 ms, each at a frequency of its own within the voice's
+    octave; the bands of neighbouring voices are two octaves apart, so a small network tells them
+    apart in some tens of steps. Integers throughout, so the samples are the same on every machine.
 
     Args:
         length: How many mixtures.
@@ -30,10 +33,21 @@ class GeneratedMixtures(Generated):
         seed: The data's own, not the experiment's.
     """
 
-    def __init__(self, *, length: int = 128, seconds: float = 0.5, num_speakers: int = 2, sample_rate: int = 8000, split: str = "train", seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        length: int = 128,
+        seconds: float = 0.5,
+        num_speakers: int = 2,
+        sample_rate: int = 8000,
+        split: str = "train",
+        seed: int = 0,
+    ) -> None:
         super().__init__(length, f"mixture {seed} {split}")
         if not 2 <= num_speakers <= 4:
-            raise ConfigError(Problem("dataset.num_speakers", "must be between 2 and 4", num_speakers))
+            raise ConfigError(
+                Problem("dataset.num_speakers", "must be between 2 and 4", num_speakers)
+            )
         self.sample_rate = sample_rate
         self._frames = max(4, round(seconds * sample_rate))
         self._count = num_speakers
@@ -42,7 +56,12 @@ class GeneratedMixtures(Generated):
         frames = int(torch.randint(self._frames * 3 // 4, self._frames + 1, (), generator=draw))
         voices = torch.randperm(self._count, generator=draw).tolist()
         sources = torch.stack([self._voice(voice, frames, draw) for voice in voices])
-        return {"mixture": sources.sum(0), "sources": sources, "length": frames, "name": f"generated {index}"}
+        return {
+            "mixture": sources.sum(0),
+            "sources": sources,
+            "length": frames,
+            "name": f"generated {index}",
+        }
 
     def _voice(self, voice: int, frames: int, draw: Generator) -> Tensor:
         lowest = 100 * 4**voice if self._count < 4 else 60 * 3**voice

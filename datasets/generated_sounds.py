@@ -13,7 +13,8 @@ from samewise.runner.errors import ConfigError, Problem
 
 @final
 class GeneratedSounds(Dataset[dict[str, Any]]):
-    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`: one of `GeneratedSpeech`'s tones, followed by silence.
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`: one of
+    `GeneratedSpeech`'s tones, followed by silence.
 
     Args:
         length: How many.
@@ -23,12 +24,31 @@ class GeneratedSounds(Dataset[dict[str, Any]]):
         split: Splits share the tones.
     """
 
-    def __init__(self, *, length: int = 256, num_classes: int = 10, seconds: float = 0.1, sample_rate: int = 8000, split: str = "train") -> None:
+    def __init__(
+        self,
+        *,
+        length: int = 256,
+        num_classes: int = 10,
+        seconds: float = 0.1,
+        sample_rate: int = 8000,
+        split: str = "train",
+    ) -> None:
         if not 1 <= num_classes <= 26:
-            raise ConfigError(Problem("dataset.num_classes", "is not a valid number of tones", num_classes, "1 to 26"))
+            raise ConfigError(
+                Problem(
+                    "dataset.num_classes", "is not a valid number of tones", num_classes, "1 to 26"
+                )
+            )
         self.classes = [f"tone {number}" for number in range(num_classes)]
         letters = " " + "abcdefghijklmnopqrstuvwxyz"[:num_classes]
-        self._tones = GeneratedSpeech(length=length, sample_rate=sample_rate, letters=letters, tones=num_classes, characters=(1, 1), split=split)
+        self._tones = GeneratedSpeech(
+            length=length,
+            sample_rate=sample_rate,
+            letters=letters,
+            tones=num_classes,
+            characters=(1, 1),
+            split=split,
+        )
         self.sample_rate, self._frames = sample_rate, max(1, round(seconds * sample_rate))
 
     def __len__(self) -> int:
@@ -36,5 +56,13 @@ class GeneratedSounds(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         spoken = self._tones[index]
-        waveform, label = crop_or_pad(spoken["waveform"], self._frames), ord(spoken["transcript"]) - ord("a")
-        return {"waveform": waveform, "length": min(spoken["length"], self._frames), "label": label, "name": spoken["name"]}
+        waveform, label = (
+            crop_or_pad(spoken["waveform"], self._frames),
+            ord(spoken["transcript"]) - ord("a"),
+        )
+        return {
+            "waveform": waveform,
+            "length": min(spoken["length"], self._frames),
+            "label": label,
+            "name": spoken["name"],
+        }

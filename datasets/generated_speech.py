@@ -18,10 +18,12 @@ _TICKS = 1 << 20
 
 @final
 class GeneratedSpeech(Generated):
-    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`: words of random letters, spelled as tones.
+    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`: words of
+    random letters, spelled as tones.
 
-    A letter is a triangle wave of 40 to 80 ms between 300 Hz and 3 kHz, a space a pause, all under a little noise; a small network learns
-    them in some hundreds of steps. Integers throughout, so the samples are the same on every machine.
+    A letter is a triangle wave of 40 to 80 ms between 300 Hz and 3 kHz, a space a pause, all under
+    a little noise; a small network learns them in some hundreds of steps. Integers throughout, so
+    the samples are the same on every machine.
 
     Args:
         length: How many utterances.
@@ -50,22 +52,37 @@ class GeneratedSpeech(Generated):
         self._letters = letters
         self._tones = min(tones, len(letters) - 1)
         if len(characters) != 2 or not 1 <= characters[0] <= characters[1]:
-            raise ConfigError(Problem("dataset.characters", "is not a valid interval", list(characters), "[low, high], both at least 1"))
+            raise ConfigError(
+                Problem(
+                    "dataset.characters",
+                    "is not a valid interval",
+                    list(characters),
+                    "[low, high], both at least 1",
+                )
+            )
         self._characters = (int(characters[0]), int(characters[1]))
 
     def make(self, index: int, draw: torch.Generator) -> dict[str, Any]:
         fewest, most = self._characters
         count = int(torch.randint(fewest, most + 1, (), generator=draw))
-        chosen = torch.randint(len(self._letters) - self._tones, len(self._letters), (count,), generator=draw)
+        chosen = torch.randint(
+            len(self._letters) - self._tones, len(self._letters), (count,), generator=draw
+        )
         if count > 4:
             chosen[count // 2] = 0
         parts = [self._tone(int(number), draw) for number in chosen]
         waveform = torch.cat(parts)
         waveform = waveform + torch.randint(-600, 601, waveform.shape, generator=draw)
-        return sample(waveform.to(torch.float32) / 32768, "".join(self._letters[int(number)] for number in chosen), f"generated {index}")
+        return sample(
+            waveform.to(torch.float32) / 32768,
+            "".join(self._letters[int(number)] for number in chosen),
+            f"generated {index}",
+        )
 
     def _tone(self, letter: int, draw: torch.Generator) -> Tensor:
-        """int64[T] of 16 bits: a triangle wave and a gap of 10 ms, which tells doubled letters apart."""
+        """int64[T] of 16 bits: a triangle wave and a gap of 10 ms, which tells doubled letters
+        apart.
+        """
         frames = self.sample_rate * int(torch.randint(40, 81, (), generator=draw)) // 1000
         gap = torch.zeros(self.sample_rate // 100, dtype=torch.int64)
         if letter == 0:

@@ -1,4 +1,6 @@
-"""ImageNet-1k (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1,000 classes, as unpacked from its archives."""
+"""ImageNet-1k (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1,000 classes, as
+unpacked from its archives.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,39 @@ import zlib
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, class_folders, list_by_class, list_images
+from samewise.datasets.parts.image_files import (
+    Cache,
+    DecodedBy,
+    ImageFiles,
+    class_folders,
+    list_by_class,
+    list_images,
+)
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.limits import read_bytes, read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
-_LAYOUT = "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder ILSVRC2012_devkit_t12 or the file LOC_val_solution.csv beside train and val"
-_GET = "download it from image-net.org (requires an account), unpack it, and set dataset.root=FOLDER"
+_LAYOUT = (
+    "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder "
+    "ILSVRC2012_devkit_t12 or the file LOC_val_solution.csv beside train and val"
+)
+_GET = (
+    "download it from image-net.org (requires an account), unpack it, and set dataset.root=FOLDER"
+)
 _PACKED, _MOST_UNPACKED = 15, 1 << 26
-"""The kind of a packed part of a file of MATLAB's, and the bytes that one may unpack to: the archive's own have some hundred thousand."""
+"""The kind of a packed part of a file of MATLAB's, and the bytes that one may unpack to: the
+archive's own have some hundred thousand."""
 _WNID = re.compile(r"n\d{8}")
 
 
 @final
 class ImageNet(ImageFiles):
-    """Samples `{"image": uint8[3, H, W], "label": int}`; labels number the WordNet ids in sorted order, as torchvision's weights do.
+    """Samples `{"image": uint8[3, H, W], "label": int}`.
 
-    The true labels of a flat `val` folder come from the development kit (its ground truth by number, and `meta.mat` for the numbers) or from
-    Kaggle's `LOC_val_solution.csv`.
+    Labels number the WordNet ids in sorted order, as torchvision's weights do.
+
+    The true labels of a flat `val` folder come from the development kit (its ground truth by
+    number, and `meta.mat` for the numbers) or from Kaggle's `LOC_val_solution.csv`.
 
     Args:
         root: The folder that holds `train` and `val`.
@@ -52,18 +69,43 @@ class ImageNet(ImageFiles):
         transform: Transform | None = None,
     ) -> None:
         if split not in ("train", "valid"):
-            raise ConfigError(Problem("split", "ImageNet has no labelled split of this name", split, "train or valid", nearest(split, ["train", "valid"])))
+            raise ConfigError(
+                Problem(
+                    "split",
+                    "ImageNet has no labelled split of this name",
+                    split,
+                    "train or valid",
+                    nearest(split, ["train", "valid"]),
+                )
+            )
         base = Path(root).expanduser().absolute()
         for name in ("train", "val"):
             if not (base / name).is_dir():
-                raise DataError(Problem(str(base / name), "ImageNet was not found", expected=_LAYOUT, hint=_GET))
+                raise DataError(
+                    Problem(str(base / name), "ImageNet was not found", expected=_LAYOUT, hint=_GET)
+                )
         wnids = [name for name in class_folders(base / "train") if _WNID.fullmatch(name)]
         if len(wnids) != num_classes:
             hint = f"set dataset.num_classes={len(wnids)} to use this subset" if wnids else _GET
-            raise DataError(Problem(str(base / "train"), f"has {len(wnids)} folders named by WordNet ids", expected=f"{num_classes}, {_LAYOUT}", hint=hint))
+            raise DataError(
+                Problem(
+                    str(base / "train"),
+                    f"has {len(wnids)} folders named by WordNet ids",
+                    expected=f"{num_classes}, {_LAYOUT}",
+                    hint=hint,
+                )
+            )
         here = base / ("train" if split == "train" else "val")
         names, labels = _images(here, wnids, base)
-        super().__init__(here, names, labels, classes=_class_names(wnids), cache=cache, decode=decode, transform=transform)
+        super().__init__(
+            here,
+            names,
+            labels,
+            classes=_class_names(wnids),
+            cache=cache,
+            decode=decode,
+            transform=transform,
+        )
 
 
 def _images(here: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
@@ -89,17 +131,32 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
     if solution.is_file():
         require_regular(solution)
         with open(solution, newline="") as lines:
-            truth = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
+            truth = {
+                row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)
+            }
         found = [truth.get(Path(name).stem) for name in names]
         source = solution
     elif kit.is_dir():
         source = kit / "ILSVRC2012_validation_ground_truth.txt"
         found = _read_development_kit(kit, len(names))
     else:
-        raise DataError(Problem(str(base / "val"), "is a flat folder without labels for its images", expected=_LAYOUT, hint=_GET))
+        raise DataError(
+            Problem(
+                str(base / "val"),
+                "is a flat folder without labels for its images",
+                expected=_LAYOUT,
+                hint=_GET,
+            )
+        )
     unknown = [name for name, wnid in zip(names, found, strict=True) if wnid not in label_of]
     if unknown:
-        raise DataError(Problem(str(source), f"gives no known class for {len(unknown)} of {len(names)} images, the first of them {unknown[0]}"))
+        raise DataError(
+            Problem(
+                str(source),
+                f"gives no known class for {len(unknown)} of {len(names)} images, the "
+                f"first of them {unknown[0]}",
+            )
+        )
     return [label_of[wnid] for wnid in found if wnid is not None]
 
 
@@ -108,16 +165,27 @@ def _read_development_kit(kit: Path, count: int) -> list[str]:
     from scipy.io import loadmat  # takes a while, and only this layout needs it
 
     try:
-        numbers = [int(line) for line in read_text(kit / "ILSVRC2012_validation_ground_truth.txt").split()]
+        numbers = [
+            int(line) for line in read_text(kit / "ILSVRC2012_validation_ground_truth.txt").split()
+        ]
         _require_modest(kit / "meta.mat")
         synsets = loadmat(kit / "meta.mat", squeeze_me=True)["synsets"]
         wnid_of = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         found = [wnid_of[number] for number in numbers]
     except (OSError, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
         expected = "ILSVRC2012_validation_ground_truth.txt and meta.mat"
-        raise DataError(Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)) from None
+        raise DataError(
+            Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)
+        ) from None
     if len(found) != count:
-        raise DataError(Problem(str(kit), f"lists {len(found)} validation images", expected=f"{count}, as val has", hint="unpack ILSVRC2012_img_val.tar again"))
+        raise DataError(
+            Problem(
+                str(kit),
+                f"lists {len(found)} validation images",
+                expected=f"{count}, as val has",
+                hint="unpack ILSVRC2012_img_val.tar again",
+            )
+        )
     return found
 
 
@@ -130,7 +198,9 @@ def _require_modest(path: Path) -> None:
             unpacking = zlib.decompressobj()
             unpacking.decompress(raw[place + 8 : place + 8 + length], _MOST_UNPACKED)
             if unpacking.unconsumed_tail:
-                raise ValueError(f"a part of {path.name} unpacks to more than {_MOST_UNPACKED:,} bytes")
+                raise ValueError(
+                    f"a part of {path.name} unpacks to more than {_MOST_UNPACKED:,} bytes"
+                )
         place += 8 + length
 
 

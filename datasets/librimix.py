@@ -1,4 +1,6 @@
-"""LibriMix: mixtures of LibriSpeech's readers (Cosentino et al., arXiv 2005.11262), as its scripts generate them (github.com/JorisCos/LibriMix)."""
+"""LibriMix: mixtures of LibriSpeech's readers (Cosentino et al., arXiv 2005.11262), as its scripts
+generate them (github.com/JorisCos/LibriMix).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ SUBSETS = ("train-360", "train-100", "dev", "test")
 
 @final
 class LibriMix(MixtureFiles):
-    """Samples as `MixtureFiles`; files are ROOT/LibriSMix/wavRk/MODE/SUBSET/{mix_clean,mix_both,s1,s2,...}/*.wav, ROOT's first folder being optional.
+    """Samples as `MixtureFiles`.
+
+    Files are ROOT/LibriSMix/wavRk/MODE/SUBSET/{mix_clean,mix_both,s1,s2,...}/*.wav, ROOT's first
+    folder being optional.
 
     Args:
         root: Holds the folder Libri2Mix (or Libri3Mix), or is it.
@@ -37,10 +42,29 @@ class LibriMix(MixtureFiles):
         seconds: float | None = None,
     ) -> None:
         if subset not in SUBSETS:
-            raise ConfigError(Problem("dataset.subset", "LibriMix has no such part", subset, ", ".join(SUBSETS), nearest(subset, SUBSETS)))
-        for name, value, allowed in (("sample_rate", sample_rate, (8000, 16000)), ("mode", mode, ("min", "max")), ("speakers", speakers, (2, 3))):
+            raise ConfigError(
+                Problem(
+                    "dataset.subset",
+                    "LibriMix has no such part",
+                    subset,
+                    ", ".join(SUBSETS),
+                    nearest(subset, SUBSETS),
+                )
+            )
+        for name, value, allowed in (
+            ("sample_rate", sample_rate, (8000, 16000)),
+            ("mode", mode, ("min", "max")),
+            ("speakers", speakers, (2, 3)),
+        ):
             if value not in allowed:
-                raise ConfigError(Problem(f"dataset.{name}", "is not a valid choice for LibriMix", value, " or ".join(map(str, allowed))))
+                raise ConfigError(
+                    Problem(
+                        f"dataset.{name}",
+                        "is not a valid choice for LibriMix",
+                        value,
+                        " or ".join(map(str, allowed)),
+                    )
+                )
         given = Path(root).expanduser()
         folder = given if given.name == f"Libri{speakers}Mix" else given / f"Libri{speakers}Mix"
         super().__init__(

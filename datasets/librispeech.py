@@ -1,4 +1,6 @@
-"""LibriSpeech: a thousand hours of read English (Panayotov et al., ICASSP 2015), as unpacked from its archives."""
+"""LibriSpeech: a thousand hours of read English (Panayotov et al., ICASSP 2015), as unpacked from
+its archives.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,30 @@ from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
-SUBSETS = ("dev-clean", "dev-other", "test-clean", "test-other", "train-clean-100", "train-clean-360", "train-other-500")
+SUBSETS = (
+    "dev-clean",
+    "dev-other",
+    "test-clean",
+    "test-other",
+    "train-clean-100",
+    "train-clean-360",
+    "train-other-500",
+)
 
 _ARCHIVE = "LibriSpeech"
 
 
 @final
 class LibriSpeech(Utterances):
-    """Samples as `Utterances`; files are ROOT/LibriSpeech/SUBSET/SPEAKER/CHAPTER/*.flac, each chapter with its transcripts.
+    """Samples as `Utterances`.
+
+    Files are ROOT/LibriSpeech/SUBSET/SPEAKER/CHAPTER/*.flac, each chapter with its transcripts.
 
     Args:
         root: Holds the folder LibriSpeech, or is it.
         subsets: One or several of `SUBSETS`, in the order given.
-        download: Fetch what is missing, by torchaudio; dev-clean has 337 MB, all training sets 60 GB.
+        download: Fetch what is missing, by torchaudio; dev-clean has 337 MB, all training sets 60
+            GB.
         sample_rate: In Hz; the files have 16,000.
         letters, lowercase, ignore: As in `Spelling`.
         cache: As in `Utterances`.
@@ -49,7 +62,15 @@ class LibriSpeech(Utterances):
     ) -> None:
         for subset in subsets:
             if subset not in SUBSETS:
-                raise ConfigError(Problem("dataset.subsets", "LibriSpeech has no such part", subset, ", ".join(SUBSETS), nearest(subset, SUBSETS)))
+                raise ConfigError(
+                    Problem(
+                        "dataset.subsets",
+                        "LibriSpeech has no such part",
+                        subset,
+                        ", ".join(SUBSETS),
+                        nearest(subset, SUBSETS),
+                    )
+                )
         folder = _folder(Path(root).expanduser(), subsets, download=download)
         listed = [line for subset in subsets for line in _list_utterances(folder, subset)]
         super().__init__(
@@ -72,24 +93,53 @@ def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
             continue
         if not download:
             hint = "set dataset.root=FOLDER to where it is, or dataset.download=true to download it"
-            raise DataError(Problem(str(folder / subset), "this part of LibriSpeech was not found", expected="its archive, unpacked", hint=hint))
+            raise DataError(
+                Problem(
+                    str(folder / subset),
+                    "this part of LibriSpeech was not found",
+                    expected="its archive, unpacked",
+                    hint=hint,
+                )
+            )
         from torchaudio.datasets import LIBRISPEECH
 
-        load(partial(LIBRISPEECH, url=subset), root=str(root), expected=f"the folder {_ARCHIVE}/{subset}", download=True)
+        load(
+            partial(LIBRISPEECH, url=subset),
+            root=str(root),
+            expected=f"the folder {_ARCHIVE}/{subset}",
+            download=True,
+        )
     return folder
 
 
 def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
-    """(file, transcript) of all utterances in a subset, speaker by speaker, chapter by chapter, in numerical order.
+    """(file, transcript) of all utterances in a subset, speaker by speaker, chapter by chapter, in
+    numerical order.
 
-    Each chapter's file of transcripts is read once; torchaudio's `get_metadata` reads it anew for each of its utterances.
+    Each chapter's file of transcripts is read once; torchaudio's `get_metadata` reads it anew for
+    each of its utterances.
     """
     found = list[tuple[str, str]]()
-    for listing in sorted((folder / subset).glob("*/*/*.trans.txt"), key=lambda path: [(len(part), part) for part in path.parts[-3:-1]]):
+    for listing in sorted(
+        (folder / subset).glob("*/*/*.trans.txt"),
+        key=lambda path: [(len(part), part) for part in path.parts[-3:-1]],
+    ):
         chapter = listing.parent.relative_to(folder).as_posix()
-        lines = [line.rstrip("\r").partition(" ") for line in read_text(listing).split("\n") if line.strip()]
-        require_files(listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name)
+        lines = [
+            line.rstrip("\r").partition(" ")
+            for line in read_text(listing).split("\n")
+            if line.strip()
+        ]
+        require_files(
+            listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name
+        )
         found += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
     if not found:
-        raise DataError(Problem(str(folder / subset), "contains no transcripts", expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt"))
+        raise DataError(
+            Problem(
+                str(folder / subset),
+                "contains no transcripts",
+                expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt",
+            )
+        )
     return found

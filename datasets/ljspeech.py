@@ -1,4 +1,6 @@
-"""LJSpeech: 24 hours of one woman reading, 22,050 Hz (Ito and Johnson 2017, keithito.com/LJ-Speech-Dataset), as unpacked from its archive."""
+"""LJSpeech: 24 hours of one woman reading, 22,050 Hz (Ito and Johnson 2017,
+keithito.com/LJ-Speech-Dataset), as unpacked from its archive.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ _ARCHIVE = "LJSpeech-1.1"
 
 @final
 class LJSpeech(Clips):
-    """Samples as `Clips`; files are ROOT/LJSpeech-1.1/wavs/*.wav, listed in metadata.csv. ROOT may be the folder LJSpeech-1.1 itself.
+    """Samples as `Clips`.
+
+    Files are ROOT/LJSpeech-1.1/wavs/*.wav, listed in metadata.csv. ROOT may be the folder
+    LJSpeech-1.1 itself.
 
     Args:
         root: Holds the folder LJSpeech-1.1.
-        split: "valid" has each tenth recording, "train" the others: the data set has no split of its own.
+        split: "valid" has each tenth recording, "train" the others: the data set has no split of
+            its own.
         samples, context: As in `Clips`.
         sample_rate: In Hz; the files have 22,050.
         valid_every: 10 for each tenth.
@@ -42,7 +48,9 @@ class LJSpeech(Clips):
         cache: Cache = "none",
     ) -> None:
         if split not in ("train", "valid"):
-            raise ConfigError(Problem("dataset.split", "LJSpeech has no such part", split, "train or valid"))
+            raise ConfigError(
+                Problem("dataset.split", "LJSpeech has no such part", split, "train or valid")
+            )
         if valid_every < 2:
             raise ConfigError(Problem("dataset.valid_every", "must be at least 2", valid_every))
         given = Path(root).expanduser()
@@ -51,8 +59,23 @@ class LJSpeech(Clips):
             lines = read_text(folder / "metadata.csv").split("\n")
         except OSError as error:
             hint = "set dataset.root=FOLDER to where its archive was unpacked"
-            raise DataError(Problem(str(folder / "metadata.csv"), f"LJSpeech was not found: {error.strerror}", expected=_ARCHIVE, hint=hint)) from None
+            raise DataError(
+                Problem(
+                    str(folder / "metadata.csv"),
+                    f"LJSpeech was not found: {error.strerror}",
+                    expected=_ARCHIVE,
+                    hint=hint,
+                )
+            ) from None
         names = [f"{line.partition('|')[0]}.wav" for line in lines if line.strip()]
         require_files(folder / "wavs", names, listed_in="metadata.csv")
-        chosen = [name for number, name in enumerate(names, start=1) if (number % valid_every == 0) == (split == "valid")]
-        super().__init__(Recordings(folder / "wavs", chosen, sample_rate=sample_rate, cache=cache), samples=samples, context=context)
+        chosen = [
+            name
+            for number, name in enumerate(names, start=1)
+            if (number % valid_every == 0) == (split == "valid")
+        ]
+        super().__init__(
+            Recordings(folder / "wavs", chosen, sample_rate=sample_rate, cache=cache),
+            samples=samples,
+            context=context,
+        )

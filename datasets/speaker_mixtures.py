@@ -1,4 +1,6 @@
-"""Mixtures generated from any folder of speakers' recordings: who speaks, what, when and how loudly is random for each."""
+"""Mixtures generated from any folder of speakers' recordings: who speaks, what, when and how loudly
+is random for each.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,26 @@ _SILENCE = 1e-4
 
 @final
 class SpeakerMixtures(Dataset[dict[str, Any]]):
-    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`, all of one length.
+    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`, all of
+    one length.
 
-    Each of S different speakers says recordings of their own, drawn one after the other with pauses between, until the mixture is filled; a long one
-    begins somewhere within. The levels lie apart as in WSJ0-mix (arXiv 1508.04306).
+    Each of S different speakers says recordings of their own, drawn one after the other with pauses
+    between, until the mixture is filled; a long one begins somewhere within. The levels lie apart
+    as in WSJ0-mix (arXiv 1508.04306).
 
     Args:
         root: The folder of recordings.
-        pattern: A regular expression that a file's name, relative to the folder, must match in full to belong to this split, with a group
-            `speaker`. The default takes a folder for each speaker; `[0-9]_(?P<speaker>[a-z]+)_[0-4][.]wav` takes the spoken digits' first takes.
+        pattern: A regular expression that a file's name, relative to the folder, must match in full
+            to belong to this split, with a group `speaker`. The default takes a folder for each
+            speaker; `[0-9]_(?P<speaker>[a-z]+)_[0-4][.]wav` takes the spoken digits' first takes.
         length: How many mixtures an epoch has.
         seconds: The length of a mixture.
         num_speakers: S, how many speakers a mixture has.
         sample_rate: In Hz; files at another rate are resampled.
         levels: Each speaker's level is drawn between these, in dB.
         pause: Pauses before a recording are drawn between these, in seconds.
-        fixed: The mixtures are keyed by their index alone, the same in every epoch: for evaluation. Else by the sample's own stream.
+        fixed: The mixtures are keyed by their index alone, the same in every epoch: for evaluation.
+            Else by the sample's own stream.
         seed: Of fixed mixtures; the data's own, not the experiment's.
         cache: "memory" keeps all recordings decoded.
 
@@ -62,16 +68,30 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         seed: int = 0,
         cache: Cache = "none",
     ) -> None:
-        _require_sound(length=length, num_speakers=num_speakers, sample_rate=sample_rate, seconds=seconds, levels=levels, pause=pause)
+        _require_sound(
+            length=length,
+            num_speakers=num_speakers,
+            sample_rate=sample_rate,
+            seconds=seconds,
+            levels=levels,
+            pause=pause,
+        )
         folder = Path(root).expanduser()
         spoken = _group_by_speaker(folder, pattern, num_speakers)
         self.sample_rate = sample_rate
         self.speakers = list(spoken)
-        self._settings = repr((length, seconds, num_speakers, list(levels), list(pause), fixed, seed))
+        self._settings = repr(
+            (length, seconds, num_speakers, list(levels), list(pause), fixed, seed)
+        )
         self._length, self._fixed, self._seed = length, fixed, seed
         self._count, self._frames = num_speakers, max(1, round(seconds * sample_rate))
         self._levels, self._pause = tuple(map(float, levels)), tuple(map(float, pause))
-        self._recordings = Recordings(folder, [name for names in spoken.values() for name in names], sample_rate=sample_rate, cache=cache)
+        self._recordings = Recordings(
+            folder,
+            [name for names in spoken.values() for name in names],
+            sample_rate=sample_rate,
+            cache=cache,
+        )
         counts = torch.tensor([len(names) for names in spoken.values()])
         self._first, self._counts = (counts.cumsum(0) - counts).tolist(), counts.tolist()
 
@@ -81,7 +101,11 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self._length:
             raise IndexError(index)
-        draw = generator_of(f"mixture {self._seed} {index}") if self._fixed else torch.default_generator
+        draw = (
+            generator_of(f"mixture {self._seed} {index}")
+            if self._fixed
+            else torch.default_generator
+        )
         speakers = torch.randperm(len(self.speakers), generator=draw)[: self._count].tolist()
         sources = torch.stack([self._track(speaker, draw) for speaker in speakers])
         low, high = self._levels
@@ -98,15 +122,26 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
 
     def fingerprint(self) -> str:
         """32 hex digits of the recordings and the settings of the mixtures."""
-        return blake2b(f"{self._recordings.fingerprint()} {self._settings}".encode(), digest_size=16).hexdigest()
+        return blake2b(
+            f"{self._recordings.fingerprint()} {self._settings}".encode(), digest_size=16
+        ).hexdigest()
 
     def _track(self, speaker: int, draw: Generator) -> Tensor:
         """float32[T]: one speaker's recordings in sequence, from a random start."""
         shortest, longest = self._pause
-        pieces, total = list[tuple[int, int, int]](), 0  # (recording, where it begins, where it ends)
+        # (recording, where it begins, where it ends)
+        pieces, total = (
+            list[tuple[int, int, int]](),
+            0,
+        )
         while total < self._frames:
-            index = self._first[speaker] + int(torch.randint(self._counts[speaker], (), generator=draw))
-            begin = total + round((shortest + (longest - shortest) * float(torch.rand((), generator=draw))) * self.sample_rate)
+            index = self._first[speaker] + int(
+                torch.randint(self._counts[speaker], (), generator=draw)
+            )
+            begin = total + round(
+                (shortest + (longest - shortest) * float(torch.rand((), generator=draw)))
+                * self.sample_rate
+            )
             total = begin + self._recordings.frames(index)
             pieces.append((index, begin, total))
         start = int(torch.randint(total - self._frames + 1, (), generator=draw))
@@ -114,7 +149,9 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         for index, begin, end in pieces:
             heard, until = max(begin, start), min(end, start + self._frames)
             if heard < until:
-                track[heard - start : until - start] = self._recordings.stretch(index, heard - begin, until - heard)
+                track[heard - start : until - start] = self._recordings.stretch(
+                    index, heard - begin, until - heard
+                )
         return track
 
 
@@ -122,23 +159,50 @@ def _group_by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list
     """Each speaker's files, by sorted speaker."""
     found = dict[str, list[str]]()
     expected = "a folder for each speaker, or a dataset.pattern of your own"
-    for name, match in match_audio(folder, pattern, marks={"speaker": "speaker"}, expected=expected).items():
+    for name, match in match_audio(
+        folder, pattern, marks={"speaker": "speaker"}, expected=expected
+    ).items():
         found.setdefault(match["speaker"], []).append(name)
     if len(found) < wanted:
         speakers = ", ".join(sorted(found))
-        reason = f"has recordings of {number_of(len(found), 'speaker')} ({speakers}), too few for mixtures of {wanted}"
+        reason = (
+            f"has recordings of {number_of(len(found), 'speaker')} ({speakers}), too few for "
+            f"mixtures of {wanted}"
+        )
         hint = "dataset.pattern marks the part of a file's name that is the speaker"
-        raise DataError(Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint=hint))
+        raise DataError(
+            Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint=hint)
+        )
     return {speaker: found[speaker] for speaker in sorted(found)}
 
 
-def _require_sound(*, length: int, num_speakers: int, sample_rate: int, seconds: float, levels: Sequence[float], pause: Sequence[float]) -> None:
-    for name, value, least in (("length", length, 1), ("num_speakers", num_speakers, 2), ("sample_rate", sample_rate, 1)):
+def _require_sound(
+    *,
+    length: int,
+    num_speakers: int,
+    sample_rate: int,
+    seconds: float,
+    levels: Sequence[float],
+    pause: Sequence[float],
+) -> None:
+    for name, value, least in (
+        ("length", length, 1),
+        ("num_speakers", num_speakers, 2),
+        ("sample_rate", sample_rate, 1),
+    ):
         if value < least:
             raise ConfigError(Problem(f"dataset.{name}", f"must be at least {least}", value))
     if seconds <= 0:
-        raise ConfigError(Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0"))
+        raise ConfigError(
+            Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0")
+        )
     if len(levels) != 2 or levels[0] > levels[1]:
-        raise ConfigError(Problem("dataset.levels", "is not a valid interval", list(levels), "[low, high] in dB"))
+        raise ConfigError(
+            Problem("dataset.levels", "is not a valid interval", list(levels), "[low, high] in dB")
+        )
     if len(pause) != 2 or not 0 <= pause[0] <= pause[1]:
-        raise ConfigError(Problem("dataset.pause", "is not a valid interval", list(pause), "[low, high] in seconds"))
+        raise ConfigError(
+            Problem(
+                "dataset.pause", "is not a valid interval", list(pause), "[low, high] in seconds"
+            )
+        )

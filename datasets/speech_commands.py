@@ -1,4 +1,6 @@
-"""Speech Commands: one-second recordings of single words (Warden 2018, arXiv 1804.03209), by torchaudio."""
+"""Speech Commands: one-second recordings of single words (Warden 2018, arXiv 1804.03209), by
+torchaudio.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _PARTS = {"train": "training", "valid": "validation", "test": "testing"}
 
 @final
 class SpeechCommands(Utterances):
-    """Samples as `Utterances`, with the word as transcript. The splits are the official ones, by speaker.
+    """Samples as `Utterances`, with the word as transcript.
+
+    The splits are the official ones, by speaker.
 
     Args:
         root: Holds SpeechCommands/VERSION/WORD/*.wav.
@@ -39,7 +43,9 @@ class SpeechCommands(Utterances):
         *,
         root: str,
         split: Literal["train", "valid", "test"],
-        version: Literal["speech_commands_v0.01", "speech_commands_v0.02"] = "speech_commands_v0.02",
+        version: Literal[
+            "speech_commands_v0.01", "speech_commands_v0.02"
+        ] = "speech_commands_v0.02",
         download: bool = False,
         sample_rate: int = 16000,
         letters: str = LETTERS,
@@ -49,7 +55,12 @@ class SpeechCommands(Utterances):
     ) -> None:
         check_split(split)
         make = partial(SPEECHCOMMANDS, url=version, subset=_PARTS[split])
-        words = load(make, root=root, expected=f"the folder SpeechCommands/{version}, with its lists of files", download=download)
+        words = load(
+            make,
+            root=root,
+            expected=f"the folder SpeechCommands/{version}, with its lists of files",
+            download=download,
+        )
         listed = [words.get_metadata(index) for index in range(len(words))]
         super().__init__(
             Path(root).expanduser() / "SpeechCommands",

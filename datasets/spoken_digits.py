@@ -1,4 +1,6 @@
-"""The Free Spoken Digit Dataset: 3,000 recordings of the ten digits by six people, 8 kHz (github.com/Jakobovski/free-spoken-digit-dataset)."""
+"""The Free Spoken Digit Dataset: 3,000 recordings of the ten digits by six people, 8 kHz
+(github.com/Jakobovski/free-spoken-digit-dataset).
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,16 @@ _NAME = re.compile(r"([0-9])_([A-Za-z]+)_([0-9]+)\.wav")
 class SpokenDigits(Utterances):
     """Samples as `Utterances`: a digit's name, or several digits of one speaker in sequence.
 
-    The files are ROOT/recordings/DIGIT_SPEAKER_TAKE.wav, or lie in ROOT itself. By the data set's own rule the takes 0 to 4 are for testing.
+    The files are ROOT/recordings/DIGIT_SPEAKER_TAKE.wav, or lie in ROOT itself. By the data set's
+    own rule the takes 0 to 4 are for testing.
 
     Args:
         root: The data set's folder.
         takes: The first and the last take that belong to this split.
         speakers: Their names; None: all.
-        digits: The least and the most digits of an utterance. With more than one, an utterance begins with the recording that its index
-            names; how many follow, which of the same speaker's, and the pauses between are random, by the sample's own stream.
+        digits: The least and the most digits of an utterance. With more than one, an utterance
+            begins with the recording that its index names; how many follow, which of the same
+            speaker's, and the pauses between are random, by the sample's own stream.
         pause: The shortest and the longest pause between two digits, in seconds.
         sample_rate: In Hz; the files have 8,000.
         letters, lowercase, ignore: As in `Spelling`.
@@ -57,16 +61,31 @@ class SpokenDigits(Utterances):
     ) -> None:
         for name, ends, least in (("takes", takes, 0), ("digits", digits, 1), ("pause", pause, 0)):
             if len(ends) != 2 or not least <= ends[0] <= ends[1]:
-                raise ConfigError(Problem(f"dataset.{name}", "is not a valid interval", list(ends), f"[low, high], both at least {least}"))
+                raise ConfigError(
+                    Problem(
+                        f"dataset.{name}",
+                        "is not a valid interval",
+                        list(ends),
+                        f"[low, high], both at least {least}",
+                    )
+                )
         folder = Path(root).expanduser()
         folder = folder / "recordings" if (folder / "recordings").is_dir() else folder
-        chosen = [line for line in _list_recordings(folder) if takes[0] <= line[3] <= takes[1] and (speakers is None or line[2] in speakers)]
+        chosen = [
+            line
+            for line in _list_recordings(folder)
+            if takes[0] <= line[3] <= takes[1] and (speakers is None or line[2] in speakers)
+        ]
         self._digits = (int(digits[0]), int(digits[1]))
         self._pause = (float(pause[0]), float(pause[1]))
         speaker_of = [speaker for _, _, speaker, _ in chosen]
         self.speakers = sorted(set(speaker_of))
-        self._speaker = torch.tensor([self.speakers.index(speaker) for speaker in speaker_of], dtype=torch.int64)
-        self._of_speaker = [torch.nonzero(self._speaker == number).flatten() for number in range(len(self.speakers))]
+        self._speaker = torch.tensor(
+            [self.speakers.index(speaker) for speaker in speaker_of], dtype=torch.int64
+        )
+        self._of_speaker = [
+            torch.nonzero(self._speaker == number).flatten() for number in range(len(self.speakers))
+        ]
         super().__init__(
             folder,
             [name for name, *_ in chosen],
@@ -86,16 +105,35 @@ class SpokenDigits(Utterances):
             indices.append(int(own[int(torch.randint(len(own), ()))]))
             seconds = self._pause[0] + float(torch.rand(())) * (self._pause[1] - self._pause[0])
             parts += [torch.zeros(round(seconds * self.sample_rate)), self.waveform(indices[-1])]
-        return sample(torch.cat(parts), " ".join(map(self.transcript, indices)), "+".join(map(self.name, indices)))
+        return sample(
+            torch.cat(parts),
+            " ".join(map(self.transcript, indices)),
+            "+".join(map(self.name, indices)),
+        )
 
     def fingerprint(self) -> str:
-        return f"{super().fingerprint()}-{self._digits}-{self._pause}" if self._digits != (1, 1) else super().fingerprint()
+        return (
+            f"{super().fingerprint()}-{self._digits}-{self._pause}"
+            if self._digits != (1, 1)
+            else super().fingerprint()
+        )
 
 
 def _list_recordings(folder: Path) -> list[tuple[str, int, str, int]]:
     """(file, digit, speaker, take), by digit, speaker and take."""
-    found = [(name, int(parts[1]), parts[2], int(parts[3])) for name in list_audio(folder, extensions=(".wav",)) if (parts := _NAME.fullmatch(name))]
+    found = [
+        (name, int(parts[1]), parts[2], int(parts[3]))
+        for name in list_audio(folder, extensions=(".wav",))
+        if (parts := _NAME.fullmatch(name))
+    ]
     if not found:
         hint = "set dataset.root=FOLDER to the data set's folder"
-        raise DataError(Problem(str(folder), "contains no spoken digits", expected="files named DIGIT_SPEAKER_TAKE.wav, such as 7_jackson_32.wav", hint=hint))
+        raise DataError(
+            Problem(
+                str(folder),
+                "contains no spoken digits",
+                expected="files named DIGIT_SPEAKER_TAKE.wav, such as 7_jackson_32.wav",
+                hint=hint,
+            )
+        )
     return sorted(found, key=lambda line: line[1:])

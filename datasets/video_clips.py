@@ -16,7 +16,15 @@ from torch.utils.data import Dataset
 from samewise.datasets.parts.contents import CONTENTS, add_sizes, spaced_indices
 from samewise.datasets.parts.image_files import check_classes, class_folders, list_by_class
 from samewise.datasets.parts.limits import require_regular
-from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_exact, require_torchcodec, versions
+from samewise.datasets.parts.video_files import (
+    EXTENSIONS,
+    centre,
+    clip_frames,
+    read_frames,
+    require_exact,
+    require_torchcodec,
+    versions,
+)
 from samewise.runner.errors import ConfigError, DataError, Problem, require_positive
 
 Where = Literal["random", "centre"]
@@ -29,21 +37,27 @@ _FIRST = 2_000
 
 @final
 class VideoClips(Dataset[dict[str, Any]]):
-    """Samples `{"image": uint8[T, 3, H, W], "label": int}`, one clip per video; labels number the class folders in sorted order.
+    """Samples `{"image": uint8[T, 3, H, W], "label": int}`, one clip per video.
+
+    Labels number the class folders in sorted order.
 
     Args:
         root: The folder with the splits' folders in it.
         folder: This split's folder in it; "" for the root itself.
         classes_from: The split's folder that names the classes, as in ImageFolder; None: this one.
-        classes: The folders' names in the order of the labels, as in ImageFolder; None: by `classes_from`.
+        classes: The folders' names in the order of the labels, as in ImageFolder; None: by
+            `classes_from`.
         num_classes: How many classes there should be; None: as many as there are.
         frames: T, the number of frames of a clip.
-        stride: Frames of the video from one of the clip to the next. A video that is too short for it repeats its last frame.
-        clip: "random": begins anywhere, by the sample's stream, so that each epoch sees another; "centre": the middle.
-        transform: Applied to each clip, in the worker: any transform of torchvision.transforms.v2, which treats all frames alike.
+        stride: Frames of the video from one of the clip to the next. A video that is too short for
+            it repeats its last frame.
+        clip: "random": begins anywhere, by the sample's stream, so that each epoch sees another;
+            "centre": the middle.
+        transform: Applied to each clip, in the worker: any transform of torchvision.transforms.v2,
+            which treats all frames alike.
 
-    Raises:
-        DataError: a folder is missing or empty, or its classes are not those expected; or in one of up to 2,000 files, evenly
+    Raises: DataError: a folder is missing or empty, or its classes are not those expected; or in
+        one of up to 2,000 files, evenly
             spaced, frames cannot be found exactly.
         ConfigError: torchcodec or FFmpeg is not there.
     """
@@ -63,17 +77,28 @@ class VideoClips(Dataset[dict[str, Any]]):
     ) -> None:
         require_positive({"dataset.frames": frames, "dataset.stride": stride})
         if clip not in ("random", "centre"):
-            raise ConfigError(Problem("clip", "is not a valid clip position", clip, "random or centre"))
+            raise ConfigError(
+                Problem("clip", "is not a valid clip position", clip, "random or centre")
+            )
         require_torchcodec()  # now, not in the first worker
         base = Path(root).expanduser().absolute()
         self._folder = base / folder
         named = self._folder if classes_from is None else base / classes_from
-        self.classes = list(map(str, classes)) if classes is not None else class_folders(named, of="videos")
+        self.classes = (
+            list(map(str, classes)) if classes is not None else class_folders(named, of="videos")
+        )
         check_classes(self._folder, self.classes, num_classes=num_classes)
         found = list_by_class(self._folder, self.classes, extensions=EXTENSIONS)
         if not found:
             expected = f"folders by class with videos ({', '.join(EXTENSIONS)})"
-            raise DataError(Problem(str(self._folder), "has no videos", expected=expected, hint="set dataset.root=FOLDER"))
+            raise DataError(
+                Problem(
+                    str(self._folder),
+                    "has no videos",
+                    expected=expected,
+                    hint="set dataset.root=FOLDER",
+                )
+            )
         self._names = np.array([os.fsencode(name) for name in found])
         self._labels = list(found.values())
         for index in spaced_indices(len(self._names), _FIRST):
@@ -85,14 +110,19 @@ class VideoClips(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         clip = read_frames(self.path(index), self._choose_frames)
-        return {"image": clip if self._transform is None else self._transform(clip), "label": self._labels[index]}
+        return {
+            "image": clip if self._transform is None else self._transform(clip),
+            "label": self._labels[index],
+        }
 
     def path(self, index: int) -> Path:
         """The file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
 
     def fingerprint(self) -> str:
-        """32 hex digits of the decoder, classes, names, labels, sizes of the files (of up to 100,000), and the first and last 64 KiB of 64."""
+        """32 hex digits of the decoder, classes, names, labels, sizes of the files (of up to
+        100,000), and the first and last 64 KiB of 64.
+        """
         digest = blake2b(repr((versions(), self.classes, self._labels)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         add_sizes(digest, self.path, len(self))

@@ -16,8 +16,8 @@ class WavFolder(Clips):
 
     Args:
         root: The folder.
-        pattern: A regular expression that a file's name, relative to the folder, must match in full: `[0-9]_jackson_[0-9]+[.]wav` is one of the
-            spoken digits' speakers.
+        pattern: A regular expression that a file's name, relative to the folder, must match in
+            full: `[0-9]_jackson_[0-9]+[.]wav` is one of the spoken digits' speakers.
         samples, context: As in `Clips`.
         sample_rate: In Hz; files at another rate are resampled.
         cache: "memory" keeps all recordings decoded.
@@ -27,6 +27,21 @@ class WavFolder(Clips):
         ConfigError: the pattern is not a valid regular expression.
     """
 
-    def __init__(self, *, root: str, samples: int, context: int, sample_rate: int, pattern: str = ".+", cache: Cache = "none") -> None:
+    def __init__(
+        self,
+        *,
+        root: str,
+        samples: int,
+        context: int,
+        sample_rate: int,
+        pattern: str = ".+",
+        cache: Cache = "none",
+    ) -> None:
         folder = Path(root).expanduser()
-        super().__init__(Recordings(folder, list(match_audio(folder, pattern)), sample_rate=sample_rate, cache=cache), samples=samples, context=context)
+        super().__init__(
+            Recordings(
+                folder, list(match_audio(folder, pattern)), sample_rate=sample_rate, cache=cache
+            ),
+            samples=samples,
+            context=context,
+        )

@@ -1,4 +1,6 @@
-"""WSJ0-2mix and WSJ0-3mix: mixtures of the Wall Street Journal's readers (Hershey et al., arXiv 1508.04306), as MERL's scripts generate them."""
+"""WSJ0-2mix and WSJ0-3mix: mixtures of the Wall Street Journal's readers (Hershey et al., arXiv
+1508.04306), as MERL's scripts generate them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ _SUBSETS = {"train": "tr", "valid": "cv", "test": "tt"}
 
 @final
 class WSJ0Mix(MixtureFiles):
-    """Samples as `MixtureFiles`; files are ROOT/Sspeakers/wavRk/MODE/{tr,cv,tt}/{mix,s1,s2,...}/*.wav, ROOT's first folder being optional.
+    """Samples as `MixtureFiles`.
+
+    Files are ROOT/Sspeakers/wavRk/MODE/{tr,cv,tt}/{mix,s1,s2,...}/*.wav, ROOT's first folder being
+    optional.
 
     Args:
         root: Holds the folder 2speakers (or 3speakers), or is it.
@@ -41,7 +46,14 @@ class WSJ0Mix(MixtureFiles):
             ("speakers", speakers, (2, 3)),
         ):
             if value not in allowed:
-                raise ConfigError(Problem(f"dataset.{name}", "is not a valid choice for WSJ0-mix", value, " or ".join(map(str, allowed))))
+                raise ConfigError(
+                    Problem(
+                        f"dataset.{name}",
+                        "is not a valid choice for WSJ0-mix",
+                        value,
+                        " or ".join(map(str, allowed)),
+                    )
+                )
         given = Path(root).expanduser()
         folder = given if given.name == f"{speakers}speakers" else given / f"{speakers}speakers"
         super().__init__(

@@ -1,4 +1,6 @@
-"""YesNo: sixty recordings of a man saying yes or no eight times in Hebrew (openslr.org/1), transcribed in English."""
+"""YesNo: sixty recordings of a man saying yes or no eight times in Hebrew (openslr.org/1),
+transcribed in English.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _WORDS = {"0": "no", "1": "yes"}
 
 @final
 class YesNo(Utterances):
-    """Samples as `Utterances`; a file named 0_1_1_0_0_1_1_1.wav says "no yes yes no no yes yes yes".
+    """Samples as `Utterances`.
+
+    A file named 0_1_1_0_0_1_1_1.wav says "no yes yes no no yes yes yes".
 
     Args:
         root: Holds waves_yesno/*.wav.
@@ -49,13 +53,37 @@ class YesNo(Utterances):
         cache: Cache = "memory",
     ) -> None:
         if split not in ("train", "valid"):
-            raise ConfigError(Problem("split", "YesNo has no such split", split, "train or valid", nearest(split, ("train", "valid"))))
+            raise ConfigError(
+                Problem(
+                    "split",
+                    "YesNo has no such split",
+                    split,
+                    "train or valid",
+                    nearest(split, ("train", "valid")),
+                )
+            )
         if held_out < 2:
-            raise ConfigError(Problem("dataset.held_out", "leaves nothing to train on", held_out, "a whole number from 2"))
-        load(YESNO, root=root, expected=f"the folder {_FOLDER}, with its 60 recordings", download=download)
+            raise ConfigError(
+                Problem(
+                    "dataset.held_out",
+                    "leaves nothing to train on",
+                    held_out,
+                    "a whole number from 2",
+                )
+            )
+        load(
+            YESNO,
+            root=root,
+            expected=f"the folder {_FOLDER}, with its 60 recordings",
+            download=download,
+        )
         folder = Path(root).expanduser() / _FOLDER
         names = list_audio(folder, extensions=(".wav",))
-        chosen = [name for place, name in enumerate(names) if (place % held_out == held_out - 1) == (split == "valid")]
+        chosen = [
+            name
+            for place, name in enumerate(names)
+            if (place % held_out == held_out - 1) == (split == "valid")
+        ]
         super().__init__(
             folder,
             chosen,
@@ -69,5 +97,11 @@ class YesNo(Utterances):
 def _transcript(folder: Path, name: str) -> str:
     parts = Path(name).stem.split("_")
     if any(part not in _WORDS for part in parts):
-        raise DataError(Problem(str(folder / name), "is not a recording of YesNo", expected="a name of zeros and ones, such as 0_1_1_0_0_1_1_1.wav"))
+        raise DataError(
+            Problem(
+                str(folder / name),
+                "is not a recording of YesNo",
+                expected="a name of zeros and ones, such as 0_1_1_0_0_1_1_1.wav",
+            )
+        )
     return " ".join(_WORDS[part] for part in parts)

@@ -41,7 +41,10 @@ def code(text: object) -> str:
 def prose(text: str) -> str:
     """A docstring's text, in which nothing but code is markup, in a cell of a table."""
     parts = re.split(r"(`+[^`]+`+)", text)
-    escaped = [part if place % 2 else re.sub(r"([\\*_<>\[\]#~^])", r"\\\1", part) for place, part in enumerate(parts)]
+    escaped = [
+        part if place % 2 else re.sub(r"([\\*_<>\[\]#~^])", r"\\\1", part)
+        for place, part in enumerate(parts)
+    ]
     return " ".join("".join(escaped).replace("|", "\\|").split())
 
 
@@ -59,21 +62,30 @@ def kind(schema: Mapping[str, Any]) -> str:
         return " / ".join(map(code, schema["enum"]))
     if "anyOf" in schema:
         several = schema["anyOf"]
-        if any(one.get("type") == "array" for one in several):  # a component or a text that can stand for a list seldom does
+        if any(
+            one.get("type") == "array" for one in several
+        ):  # a component or a text that can stand for a list seldom does
             several = [one for one in several if one.get("type") in ("array", "null")]
         return " or ".join(dict.fromkeys(filter(None, map(kind, several))))
     if "type" not in schema:
         return "any" if schema.get("$ref") == json_types.ANY["$ref"] else "component"
     names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     inner = kind(schema["items"]) if isinstance(schema.get("items"), dict) else "any"
-    return " or ".join(WORDS.get(name, name) for name in names) + (f" of {inner}" if inner != "any" else "")
+    return " or ".join(WORDS.get(name, name) for name in names) + (
+        f" of {inner}" if inner != "any" else ""
+    )
 
 
 def keys(properties: Mapping[str, Any], under: str = "") -> str:
     """A table of keys: type, default and meaning."""
     found = {name: one for name, one in properties.items() if name not in OF_EVERY_FILE}
     rows = (
-        (code(under + name), kind(one), code(json.dumps(one["default"])) if "default" in one else "", prose(one.get("description", "")))
+        (
+            code(under + name),
+            kind(one),
+            code(json.dumps(one["default"])) if "default" in one else "",
+            prose(one.get("description", "")),
+        )
         for name, one in found.items()
     )
     return table(("key", "type", "default", "meaning"), rows) if found else "No arguments.\n"
@@ -94,22 +106,43 @@ def command_page() -> str:
 def settings_page(found: Mapping[str, Any]) -> str:
     """The typed settings: those of the root, and of each section."""
     root: dict[str, Any] = found["root"]["allOf"][0]["properties"]
-    sections = {name: found.get(name, root[name]) for name, one in get_type_hints(Experiment).items() if is_dataclass(one)}
+    sections = {
+        name: found.get(name, root[name])
+        for name, one in get_type_hints(Experiment).items()
+        if is_dataclass(one)
+    }
     page = "# Settings\n\nThe keys whose types are fixed. Keys of components are those of their [groups](groups.md).\n\n"
-    page += keys({name: one for name, one in root.items() if name not in sections and name not in found})
+    page += keys(
+        {name: one for name, one in root.items() if name not in sections and name not in found}
+    )
     for name, one in sections.items():
-        page += f"\n## {name}\n\n{root[name]['description']}\n\n{keys(one['properties'], f'{name}.')}"
+        page += (
+            f"\n## {name}\n\n{root[name]['description']}\n\n{keys(one['properties'], f'{name}.')}"
+        )
     return page
 
 
-def group_pages(writer: Writer, found: Mapping[str, Any], summaries: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def group_pages(
+    writer: Writer, found: Mapping[str, Any], summaries: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     """Each group and its page: choices, keys, and the arguments of its choices' components."""
     for group, names in writer.choices.items():
         path = writer.elsewhere.get(group, group)
-        page = f"# {group}\n\n{prose(summaries[group])}\n\n" + table(("choice", "what it is"), ((code(name), prose(text)) for name, text in names.items()))
+        page = f"# {group}\n\n{prose(summaries[group])}\n\n" + table(
+            ("choice", "what it is"), ((code(name), prose(text)) for name, text in names.items())
+        )
         own = found.get(group, {}).get("properties", {})
-        page += f"\n## Keys\n\n{keys(own, f'{group}.')}" if group in ("dataset", "transforms", "initialise") else ""
-        used = {name for place, targets in writer.used.items() if f"{place}.".startswith(f"{path}.") for name in targets}
+        page += (
+            f"\n## Keys\n\n{keys(own, f'{group}.')}"
+            if group in ("dataset", "transforms", "initialise")
+            else ""
+        )
+        used = {
+            name
+            for place, targets in writer.used.items()
+            if f"{place}.".startswith(f"{path}.")
+            for name in targets
+        }
         for name in sorted(used):
             page += f"\n## {name.rpartition('.')[2]}\n\n{code(name)}: {prose(found[name].get('description', ''))}\n\n{keys(found[name]['properties'])}"
         yield group, page
@@ -120,20 +153,37 @@ def documented(file: Path) -> Iterator[tuple[str, str]]:
     for scope in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         body = scope.body if isinstance(scope, ast.Module | ast.ClassDef) else []
         for line, after in itertools.pairwise(body):
-            if isinstance(line, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            if (
+                isinstance(line, ast.Assign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
                 yield ast.unparse(line), str(after.value.value)
 
 
 def variable_page() -> str:
     """The environment variables that samewise reads."""
-    files = [file for folder in ("runner", "datasets") for file in sorted((ROOT / folder).rglob("*.py"))]
-    found = {name[0]: text for file in files for line, text in documented(file) if (name := re.search(r"\bSAMEWISE_\w+", line))}
-    return "# Environment variables\n\n" + table(("variable", "meaning"), ((code(name), prose(text)) for name, text in sorted(found.items())))
+    files = [
+        file for folder in ("runner", "datasets") for file in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    found = {
+        name[0]: text
+        for file in files
+        for line, text in documented(file)
+        if (name := re.search(r"\bSAMEWISE_\w+", line))
+    }
+    return "# Environment variables\n\n" + table(
+        ("variable", "meaning"), ((code(name), prose(text)) for name, text in sorted(found.items()))
+    )
 
 
 def file_page() -> str:
     """The files in the folder of a run."""
-    found = [(match[1], text) for line, text in documented(ROOT / "runner" / "records" / "folder.py") if (match := re.search(r"_In\('(.+)'\)", line))]
+    found = [
+        (match[1], text)
+        for line, text in documented(ROOT / "runner" / "records" / "folder.py")
+        if (match := re.search(r"_In\('(.+)'\)", line))
+    ]
     head = "# Files of a run\n\nThe folder of a run is `RUN_ROOT/NAME/FINGERPRINT`, with the first 12 digits of the fingerprint.\n\n"
     return head + table(("file", "what it is"), ((code(name), prose(text)) for name, text in found))
 
@@ -141,13 +191,19 @@ def file_page() -> str:
 def exit_code_page(help_: str) -> str:
     """The exit codes that `samewise --help` lists."""
     rows = re.findall(r"^  (\d)  (.+)$", help_, re.MULTILINE)
-    return "# Exit codes\n\n" + table(("exit code", "meaning"), ((number, prose(text)) for number, text in rows))
+    return "# Exit codes\n\n" + table(
+        ("exit code", "meaning"), ((number, prose(text)) for number, text in rows)
+    )
 
 
 def python_page() -> str:
     """What mkdocstrings makes into the reference of the Python interface."""
     page = "# Python\n\nThe functions of `samewise`, and the classes from which your own components inherit.\n\n"
-    return page + "".join(f"::: samewise.{name}\n\n" for name in API) + "::: samewise.runner.interfaces\n"
+    return (
+        page
+        + "".join(f"::: samewise.{name}\n\n" for name in API)
+        + "::: samewise.runner.interfaces\n"
+    )
 
 
 def write(folder: Path) -> None:
@@ -155,7 +211,9 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder = folder.resolve()
     for name in ("docs", "examples"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("reference.py", "build"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("reference.py", "build")
+        )
     for page in ROOT.glob("*.md"):
         shutil.copy(page, folder)
     for page in folder.rglob("*.md"):
@@ -166,10 +224,19 @@ def write(folder: Path) -> None:
                 shutil.copy(ROOT / linked.relative_to(folder), linked)
     writer, summaries = Writer(Project(Path())), group_summaries(Project(Path()))
     found = writer.definitions()
-    pages = {"commands": command_page(), "settings": settings_page(found), "environment": variable_page(), "files": file_page(), "python": python_page()}
+    pages = {
+        "commands": command_page(),
+        "settings": settings_page(found),
+        "environment": variable_page(),
+        "files": file_page(),
+        "python": python_page(),
+    }
     pages["exit_codes"] = exit_code_page(pages["commands"])
     rows = ((f"[{group}](groups/{group}.md)", prose(text)) for group, text in summaries.items())
-    pages["groups"] = "# Groups and their choices\n\nGROUP=CHOICE on the command line takes a choice of a group.\n\n" + table(("group", "what it is"), rows)
+    pages["groups"] = (
+        "# Groups and their choices\n\nGROUP=CHOICE on the command line takes a choice of a group.\n\n"
+        + table(("group", "what it is"), rows)
+    )
     pages |= {f"groups/{group}": page for group, page in group_pages(writer, found, summaries)}
     for name, page in pages.items():
         file = folder / "reference" / f"{name}.md"

@@ -40,30 +40,50 @@ class MeasuredAdversarial:
 
 @final
 class GenerativeAdversarial(Recipe):
-    """Batches are `{"image": float32[B, C, H, W] in [-1, 1]}`; other entries of an image data set are ignored.
+    """Batches are `{"image": float32[B, C, H, W] in [-1, 1]}`.
 
-    A step first trains the discriminator D, on the batch and on as many generated images, then the generator G against it, with noise of its own.
-    With D's logits, the sums over the batch are
+    Other entries of an image data set are ignored.
 
-    - "non_saturating" (Goodfellow et al. 2014, arXiv 1406.2661, section 3): D: softplus(-D(x)) + softplus(D(G(z))); G: softplus(-D(G(z)))
-    - "hinge" (Lim, Ye 2017, arXiv 1705.02894): D: max(0, 1 - D(x)) + max(0, 1 + D(G(z))); G: -D(G(z))
+    A step first trains the discriminator D, on the batch and on as many generated images, then the
+    generator G against it, with noise of its own. With D's logits, the sums over the batch are
 
-    The model has the parts `generator` and `discriminator`; called with noise and images it gives D's logits of the images and of the generated ones, as
-    `samewise.recipes.models.dcgan.DCGAN` does.
+    - "non_saturating" (Goodfellow et al. 2014, arXiv 1406.2661, section 3): D: softplus(-D(x)) +
+      softplus(D(G(z))); G: softplus(-D(G(z)))
+    - "hinge" (Lim, Ye 2017, arXiv 1705.02894): D: max(0, 1 - D(x)) + max(0, 1 + D(G(z))); G:
+      -D(G(z))
+
+    The model has the parts `generator` and `discriminator`; called with noise and images it gives
+    D's logits of the images and of the generated ones, as `samewise.recipes.models.dcgan.DCGAN`
+    does.
 
     Args:
         noise: Length of the noise vector, float32[B, noise] from N(0, 1).
         loss: "non_saturating" or "hinge".
-        compared: How many images, real and generated, the energy distance compares: the first of the split.
+        compared: How many images, real and generated, the energy distance compares: the first of
+            the split.
     """
 
     gives = "images made of noise, with numbers from -1 to 1"
 
-    def __init__(self, *, noise: int = 64, loss: LossName = "non_saturating", compared: int = 1024) -> None:
+    def __init__(
+        self, *, noise: int = 64, loss: LossName = "non_saturating", compared: int = 1024
+    ) -> None:
         if noise < 1:
-            raise ConfigError(Problem("recipe.noise", "is not a valid length", noise, "a whole number of at least 1"))
+            raise ConfigError(
+                Problem(
+                    "recipe.noise", "is not a valid length", noise, "a whole number of at least 1"
+                )
+            )
         if loss not in _LOSSES:
-            raise ConfigError(Problem("recipe.loss", "is not an adversarial loss", loss, " or ".join(_LOSSES), nearest(loss, _LOSSES)))
+            raise ConfigError(
+                Problem(
+                    "recipe.loss",
+                    "is not an adversarial loss",
+                    loss,
+                    " or ".join(_LOSSES),
+                    nearest(loss, _LOSSES),
+                )
+            )
         if compared < 2:
             raise ConfigError(Problem("recipe.compared", "is too small", compared, "at least 2"))
         self.noise = noise
@@ -75,7 +95,10 @@ class GenerativeAdversarial(Recipe):
         return (_DISCRIMINATOR, _GENERATOR)
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Sums over the B images, in float32 for any precision of the model; the discriminator's in its parts `real` and `fake`."""
+        """Sums over the B images, in float32 for any precision of the model.
+
+        The discriminator's in its parts `real` and `fake`.
+        """
         images = batch["image"]
         noise = self._noise(images)
         if phase.name == _GENERATOR.name:
@@ -83,19 +106,30 @@ class GenerativeAdversarial(Recipe):
             return Loss(self._generator_loss(fake.float()), count=len(images))
         real, fake = model(noise, images)  # only the discriminator gathers gradients in its phase
         parts = self._discriminator_loss(real.float(), fake.float())
-        return Loss(parts["real"] + parts["fake"], count=len(images), parts={name: part.detach() for name, part in parts.items()})
+        return Loss(
+            parts["real"] + parts["fake"],
+            count=len(images),
+            parts={name: part.detach() for name, part in parts.items()},
+        )
 
     def measure(self, model: Any, batch: Batch) -> MeasuredAdversarial:
         images = batch["image"]
         generated = model.generator(self._noise(images))
         real, fake = (model.discriminator(some) > 0 for some in (images, generated))
-        return MeasuredAdversarial(real=real.cpu(), fake=fake.cpu(), images=images.float().cpu(), generated=generated.float().cpu())
+        return MeasuredAdversarial(
+            real=real.cpu(),
+            fake=fake.cpu(),
+            images=images.float().cpu(),
+            generated=generated.float().cpu(),
+        )
 
     def scores(self, dataset: Any) -> AdversarialScores:
         return AdversarialScores(compared=self.compared)
 
     def _noise(self, images: Tensor) -> Tensor:
-        """float32[B, noise], drawn on the CPU so that every device gets the same numbers, from the runner's stream."""
+        """float32[B, noise], drawn on the CPU so that every device gets the same numbers, from the
+        runner's stream.
+        """
         return torch.randn(len(images), self.noise).to(images.device, non_blocking=True)
 
     def _discriminator_loss(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
@@ -109,7 +143,8 @@ class GenerativeAdversarial(Recipe):
 
 @final
 class AdversarialScores(Scores):
-    """How often the discriminator is right on unseen images, and how much generated images differ from them.
+    """How often the discriminator is right on unseen images, and how much generated images differ
+    from them.
 
     Args:
         compared: How many of either the energy distance compares.
@@ -130,11 +165,16 @@ class AdversarialScores(Scores):
         self.count += len(measured.real)
 
     def compute(self) -> dict[str, float]:
-        """`energy_distance` in grey values at the images' scale; `real_accuracy` and `fake_accuracy`, the discriminator's."""
+        """`energy_distance` in grey values at the images' scale.
+
+        `real_accuracy` and `fake_accuracy`, the discriminator's.
+        """
         if self.count < 2:
             raise DataError("the evaluated split has fewer than two images")
         return {
-            "energy_distance": energy_distance(torch.cat(self._kept["real"]), torch.cat(self._kept["fake"])),
+            "energy_distance": energy_distance(
+                torch.cat(self._kept["real"]), torch.cat(self._kept["fake"])
+            ),
             "real_accuracy": self._right["real"] / self.count,
             "fake_accuracy": self._right["fake"] / self.count,
         }
@@ -147,20 +187,26 @@ class AdversarialScores(Scores):
 
 
 def energy_distance(first: Tensor, second: Tensor) -> float:
-    """The unbiased 2 E|X - Y| - E|X - X'| - E|Y - Y'| of two samples (Székely, Rizzo 2013, doi 10.1016/j.jspi.2013.03.018).
+    """The unbiased 2 E|X - Y| - E|X - X'| - E|Y - Y'| of two samples (Székely, Rizzo 2013, doi
+    10.1016/j.jspi.2013.03.018).
 
-    It is 0 in the mean if and only if both come from one distribution, needs no network and no parameter. |.| is the root mean square over an image's
-    pixels, so the unit is that of a pixel.
+    It is 0 in the mean if and only if both come from one distribution, needs no network and no
+    parameter. |.| is the root mean square over an image's pixels, so the unit is that of a pixel.
 
     Args:
         first: float[N, ...], N at least 2.
         second: float[M, ...], M at least 2.
     """
     x, y = (some.flatten(1).double() for some in (first, second))
-    across, within_x, within_y = _distances(x, y).mean(), *(_distances(some, some).sum() / (len(some) * (len(some) - 1)) for some in (x, y))
+    across, within_x, within_y = (
+        _distances(x, y).mean(),
+        *(_distances(some, some).sum() / (len(some) * (len(some) - 1)) for some in (x, y)),
+    )
     return float(2 * across - within_x - within_y) / x.shape[1] ** 0.5
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
-    """float64[N, M], computed directly: with a matrix product, equal rows would not have distance zero."""
+    """float64[N, M], computed directly: with a matrix product, equal rows would not have distance
+    zero.
+    """
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")

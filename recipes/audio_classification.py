@@ -1,4 +1,6 @@
-"""Audio classification: one label per recording, from the output of a front end: an image of its spectrum, or a sequence."""
+"""Audio classification: one label per recording, from the output of a front end: an image of its
+spectrum, or a sequence.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ from samewise.runner.interfaces import Batch
 
 @final
 class AudioClassification(Classification):
-    """Batches are `{"waveform": float32[B, T], "length": int64[B], "label": int64[B]}`; the transforms add `features` float32[B, F, N].
+    """Batches are `{"waveform": float32[B, T], "length": int64[B], "label": int64[B]}`.
+
+    The transforms add `features` float32[B, F, N].
 
     Args:
         sample_rate: In Hz; a file of the user's at another rate is resampled.
-        seconds: How much the model hears: of a longer file the middle, a shorter one is followed by silence.
-        dimensions: 2: the model is given features as images of one channel, float32[B, 1, F, N], as any model of images takes them. 1: as sequences,
-            float32[B, F, N]; with transforms=waveform that is float32[B, 1, T].
+        seconds: How much the model hears: of a longer file the middle, a shorter one is followed by
+            silence.
+        dimensions: 2: the model is given features as images of one channel, float32[B, 1, F, N], as
+            any model of images takes them. 1: as sequences, float32[B, F, N]; with
+            transforms=waveform that is float32[B, 1, T].
         num_classes, label_smoothing, top_k, loss, metrics: As in `Classification`.
     """
 
@@ -41,25 +47,54 @@ class AudioClassification(Classification):
         loss: nn.Module | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(num_classes=num_classes, label_smoothing=label_smoothing, top_k=top_k, loss=loss, metrics=metrics)
+        super().__init__(
+            num_classes=num_classes,
+            label_smoothing=label_smoothing,
+            top_k=top_k,
+            loss=loss,
+            metrics=metrics,
+        )
         if dimensions not in (1, 2):
-            raise ConfigError(Problem("recipe.dimensions", "is not a valid number of dimensions for features", dimensions, "2 (an image) or 1 (a sequence)"))
+            raise ConfigError(
+                Problem(
+                    "recipe.dimensions",
+                    "is not a valid number of dimensions for features",
+                    dimensions,
+                    "2 (an image) or 1 (a sequence)",
+                )
+            )
         self.takes, self.extensions = "recordings", EXTENSIONS
         self.dimensions = dimensions
         self._sample_rate, self._seconds = sample_rate, seconds
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Collate samples with `waveform` float32[T] and `label`; shorter ones are padded with silence.
+        """Collate samples with `waveform` float32[T] and `label`.
+
+        Shorter ones are padded with silence.
 
         Raises:
             DataError: a sample of another form, or a label out of range.
         """
         for sample in samples:
             if not isinstance(sample, dict) or not {"waveform", "label"} <= sample.keys():
-                form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, dict) else f"a {type(sample).__name__}"
-                raise DataError(Problem("dataset", "a sample is not a recording and its label", form, "a dict with `waveform` and `label`"))
+                form = (
+                    f"a dict with {sorted(map(str, sample))}"
+                    if isinstance(sample, dict)
+                    else f"a {type(sample).__name__}"
+                )
+                raise DataError(
+                    Problem(
+                        "dataset",
+                        "a sample is not a recording and its label",
+                        form,
+                        "a dict with `waveform` and `label`",
+                    )
+                )
         waveforms = [sample["waveform"] for sample in samples]
-        lengths = [int(sample.get("length", len(waveform))) for sample, waveform in zip(samples, waveforms, strict=True)]
+        lengths = [
+            int(sample.get("length", len(waveform)))
+            for sample, waveform in zip(samples, waveforms, strict=True)
+        ]
         return {
             "waveform": nn.utils.rnn.pad_sequence(waveforms, batch_first=True),
             "length": torch.tensor(lengths, dtype=torch.int64),
@@ -68,7 +103,13 @@ class AudioClassification(Classification):
 
     def inputs(self, batch: Batch) -> Tensor:
         if "features" not in batch:
-            raise ConfigError(Problem("transforms", "give the model no features to read", hint="transforms=mel, mfcc or waveform"))
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    "give the model no features to read",
+                    hint="transforms=mel, mfcc or waveform",
+                )
+            )
         return batch["features"] if self.dimensions == 1 else batch["features"][:, None]
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
@@ -80,4 +121,8 @@ class AudioClassification(Classification):
         """A recording with a placeholder label."""
         waveform, _ = read_audio(file, sample_rate=self._sample_rate)
         wanted = max(1, round(self._seconds * self._sample_rate))
-        return {"waveform": crop_or_pad(waveform, wanted), "length": min(len(waveform), wanted), "label": 0}
+        return {
+            "waveform": crop_or_pad(waveform, wanted),
+            "length": min(len(waveform), wanted),
+            "label": 0,
+        }

@@ -1,4 +1,6 @@
-"""Speech separation: a mixture of S speakers into S signals, with permutation-invariant scale-invariant SDR (Luo and Mesgarani, arXiv 1809.07454)."""
+"""Speech separation: a mixture of S speakers into S signals, with permutation-invariant
+scale-invariant SDR (Luo and Mesgarani, arXiv 1809.07454).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
-from samewise.recipes.parts.si_sdr import best_assignment, order_by_assignment, pairwise_si_sdr, select_assigned, si_sdr
+from samewise.recipes.parts.si_sdr import (
+    best_assignment,
+    order_by_assignment,
+    pairwise_si_sdr,
+    select_assigned,
+    si_sdr,
+)
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.recipes.parts.tables import write_csv
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few, none_hint, number_of
@@ -32,7 +40,8 @@ class Example:
 
     Args:
         position: In the batch.
-        signals: int16[1 + 2 S, T]: the mixture, the S true signals, the S estimates in the order of the true ones.
+        signals: int16[1 + 2 S, T]: the mixture, the S true signals, the S estimates in the order of
+            the true ones.
     """
 
     position: int
@@ -47,7 +56,8 @@ class MeasuredSeparation:
         names: B, of the mixtures.
         si_sdr: float64[B, S], of the estimates, in the order of the true signals.
         si_sdr_before: float64[B, S], of the mixture itself taken for each of them.
-        sdr: float64[B, S], as `si_sdr`, but of BSS-eval's SDR, NaN for a silent source, which has none; None where it was not asked for.
+        sdr: float64[B, S], as `si_sdr`, but of BSS-eval's SDR, NaN for a silent source, which has
+            none; None where it was not asked for.
         sdr_before: float64[B, S], of the mixture itself.
         examples: The best and the worst of the batch.
     """
@@ -62,50 +72,72 @@ class MeasuredSeparation:
 
 @final
 class Separation(Recipe):
-    """Batches are `{"mixture": float32[B, T], "sources": float32[B, S, T], "length": int64[B], "name": [B]}`, padded with zeros.
+    """Batches are `{"mixture": float32[B, T], "sources": float32[B, S, T], "length": int64[B],
+    "name": [B]}`, padded with zeros.
 
-    The model takes float32[B, 1, T] and gives float32[B, S, T] in any order and at any loudness, as `torchaudio.models.ConvTasNet` does.
+    The model takes float32[B, 1, T] and gives float32[B, S, T] in any order and at any loudness, as
+    `torchaudio.models.ConvTasNet` does.
 
-    Evaluation separates mixtures at their own length, so that its figures do not depend on how the split is cut into batches: ConvTasNet's normalisation
-    takes in all of its input, padding too. In training it does: the loss of a mixture depends on the longest one of its micro-batch, unless all are equally
-    long, as with `dataset.seconds` below the shortest.
+    Evaluation separates mixtures at their own length, so that its figures do not depend on how the
+    split is cut into batches: ConvTasNet's normalisation takes in all of its input, padding too. In
+    training it does: the loss of a mixture depends on the longest one of its micro-batch, unless
+    all are equally long, as with `dataset.seconds` below the shortest.
 
     Args:
         sample_rate: Of all signals, in Hz.
-        sdr: Evaluate the SDR of BSS eval too (Vincent et al. 2006, by torchmetrics: any filter of 512 taps counts as no distortion); some 20 ms a
-            signal on one core. It is from -160 dB, for silence, to 160 dB, for what float64 cannot tell from the source. A silent source has none: it is
-            left out of the means, with a warning that names its mixture.
+        sdr: Evaluate the SDR of BSS eval too (Vincent et al. 2006, by torchmetrics: any filter of
+            512 taps counts as no distortion); some 20 ms a signal on one core. It is from -160 dB,
+            for silence, to 160 dB, for what float64 cannot tell from the source. A silent source
+            has none: it is left out of the means, with a warning that names its mixture.
     """
 
-    gives = "one signal for each speaker, in any order and at any loudness, at recipe.sample_rate Hz"
+    gives = (
+        "one signal for each speaker, in any order and at any loudness, at recipe.sample_rate Hz"
+    )
     takes = "recordings"
     extensions = EXTENSIONS
 
     def __init__(self, *, sample_rate: int = 8000, sdr: bool = True) -> None:
         if sample_rate < 1:
-            raise ConfigError(Problem("recipe.sample_rate", "is not a valid rate", sample_rate, "a whole number of Hz greater than 0"))
+            raise ConfigError(
+                Problem(
+                    "recipe.sample_rate",
+                    "is not a valid rate",
+                    sample_rate,
+                    "a whole number of Hz greater than 0",
+                )
+            )
         self.sample_rate = sample_rate
         self.sdr = sdr
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Collate and pad samples. Each is a dict with `mixture` float32[T] and, except for prediction, `sources` float32[S, T].
+        """Collate and pad samples.
 
-        Raises:
-            DataError: a sample has another form, or its sources are not as long as the mixture or not as many as the others'.
+        Each is a dict with `mixture` float32[T] and, except for prediction, `sources` float32[S,
+        T].
+
+        Raises: DataError: a sample has another form, or its sources are not as long as the mixture
+            or not as many as the others'.
         """
         _check(samples)
         mixtures = [sample["mixture"] for sample in samples]
         batch: Batch = {"mixture": pad_sequence(mixtures, batch_first=True)}
         if "sources" in samples[0]:
-            batch["sources"] = pad_sequence([sample["sources"].t() for sample in samples], batch_first=True).transpose(1, 2).contiguous()
+            batch["sources"] = (
+                pad_sequence([sample["sources"].t() for sample in samples], batch_first=True)
+                .transpose(1, 2)
+                .contiguous()
+            )
         batch["length"] = torch.tensor([len(mixture) for mixture in mixtures])
         batch["name"] = [str(sample.get("name", "")) for sample in samples]
         return batch
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Minus the SI-SDR in dB, averaged over speakers with the best assignment, summed over the B mixtures.
+        """Minus the SI-SDR in dB, averaged over speakers with the best assignment, summed over the
+        B mixtures.
 
-        Evaluation's is the same at any loudness; this is the published formula, whose 1e-8 counts in very quiet signals (`si_sdr`).
+        Evaluation's is the same at any loudness; this is the published formula, whose 1e-8 counts
+        in very quiet signals (`si_sdr`).
         """
         estimates = _separate(model, batch["mixture"], batch["sources"].shape[1])
         pairwise = pairwise_si_sdr(estimates, batch["sources"], _inside(batch))
@@ -119,12 +151,16 @@ class Separation(Recipe):
         assignment = best_assignment(pairwise)
         estimates = order_by_assignment(estimates, assignment)
         reached = select_assigned(pairwise, assignment).cpu()
-        before = si_sdr(batch["mixture"].double()[:, None], sources, inside[:, None], any_loudness=True).cpu()
+        before = si_sdr(
+            batch["mixture"].double()[:, None], sources, inside[:, None], any_loudness=True
+        ).cpu()
         after_sdr, before_sdr = self._bss_eval(estimates, batch) if self.sdr else (None, None)
         gain = (reached - before).mean(1)
         shown = dict.fromkeys((int(gain.argmin()), int(gain.argmax())))
         examples = tuple(Example(place, self._excerpt(batch, estimates, place)) for place in shown)
-        return MeasuredSeparation(list(batch["name"]), reached, before, after_sdr, before_sdr, examples)
+        return MeasuredSeparation(
+            list(batch["name"]), reached, before, after_sdr, before_sdr, examples
+        )
 
     def scores(self, dataset: Any) -> SeparationScores:
         return SeparationScores(sample_rate=self.sample_rate)
@@ -148,31 +184,60 @@ class Separation(Recipe):
         mixture, lengths = batch["mixture"], batch["length"].tolist()
         if min(lengths) == mixture.shape[1]:
             return _separate(model, mixture, count)
-        each = [_separate(model, mixture[place : place + 1, :length], count)[0] for place, length in enumerate(lengths)]
-        return torch.stack([nn.functional.pad(one, (0, mixture.shape[1] - one.shape[1])) for one in each])
+        each = [
+            _separate(model, mixture[place : place + 1, :length], count)[0]
+            for place, length in enumerate(lengths)
+        ]
+        return torch.stack(
+            [nn.functional.pad(one, (0, mixture.shape[1] - one.shape[1])) for one in each]
+        )
 
     def _bss_eval(self, estimates: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Two float64[B, S] in dB: the SDR of the estimates, and of the mixture as an estimate of each source."""
-        from torchmetrics.functional.audio import signal_distortion_ratio  # importing it takes seconds
+        """Two float64[B, S] in dB: the SDR of the estimates, and of the mixture as an estimate of
+        each source.
+        """
+        # Importing it takes seconds
+        from torchmetrics.functional.audio import (
+            signal_distortion_ratio,
+        )
 
         after, before = list[Tensor](), list[Tensor]()
         sources, mixtures = batch["sources"].double().cpu(), batch["mixture"].double().cpu()
         for place, length in enumerate(batch["length"].tolist()):
             true = sources[place, :, :length]
-            both = torch.stack([estimates[place, :, :length].cpu(), mixtures[place, :length].expand_as(true)])
+            both = torch.stack(
+                [estimates[place, :, :length].cpu(), mixtures[place, :length].expand_as(true)]
+            )
             found, heard = torch.full(both.shape[:2], torch.nan, dtype=torch.float64), true.any(1)
             if bool(heard.any()):
                 with _one_thread():
-                    of_heard = signal_distortion_ratio(both[:, heard], true.expand_as(both)[:, heard], filter_length=min(512, length))
-                found[:, heard] = of_heard.nan_to_num(_MOST_SDR, _MOST_SDR, -_MOST_SDR) if bool(torch.isfinite(both).all()) else of_heard
+                    of_heard = signal_distortion_ratio(
+                        both[:, heard],
+                        true.expand_as(both)[:, heard],
+                        filter_length=min(512, length),
+                    )
+                found[:, heard] = (
+                    of_heard.nan_to_num(_MOST_SDR, _MOST_SDR, -_MOST_SDR)
+                    if bool(torch.isfinite(both).all())
+                    else of_heard
+                )
             after.append(found[0])
             before.append(found[1])
         return torch.stack(after), torch.stack(before)
 
     def _excerpt(self, batch: Batch, estimates: Tensor, place: int) -> Tensor:
         length = min(int(batch["length"][place]), round(_HEARD_S * self.sample_rate))
-        mixture, sources = batch["mixture"][place, :length].double().cpu(), batch["sources"][place, :, :length].double().cpu()
-        signals = torch.cat([mixture[None], sources, at_natural_loudness(mixture, estimates[place, :, :length].cpu())])
+        mixture, sources = (
+            batch["mixture"][place, :length].double().cpu(),
+            batch["sources"][place, :, :length].double().cpu(),
+        )
+        signals = torch.cat(
+            [
+                mixture[None],
+                sources,
+                at_natural_loudness(mixture, estimates[place, :, :length].cpu()),
+            ]
+        )
         return (signals / signals.abs().max().clamp(min=1.0) * _FULL_SCALE).round().to(torch.int16)
 
 
@@ -198,24 +263,35 @@ class SeparationScores(Scores):
     def add(self, measured: MeasuredSeparation) -> None:
         first = len(self._rows)
         for place, name in enumerate(measured.names):
-            reached, before = measured.si_sdr[place].mean().item(), measured.si_sdr_before[place].mean().item()
+            reached, before = (
+                measured.si_sdr[place].mean().item(),
+                measured.si_sdr_before[place].mean().item(),
+            )
             row = {"si_sdr": reached, "si_sdri": reached - before}
             if measured.sdr is not None and measured.sdr_before is not None:
                 heard = ~measured.sdr_before[place].isnan()
                 self._silent += [] if bool(heard.all()) else [name]
                 if bool(heard.any()):
                     sdr = measured.sdr[place][heard].mean().item()
-                    row |= {"sdr": sdr, "sdri": sdr - measured.sdr_before[place][heard].mean().item()}
+                    row |= {
+                        "sdr": sdr,
+                        "sdri": sdr - measured.sdr_before[place][heard].mean().item(),
+                    }
             self._rows.append((name, row))
         for example in measured.examples:
-            gain, number = self._rows[first + example.position][1]["si_sdri"], first + example.position
+            gain, number = (
+                self._rows[first + example.position][1]["si_sdri"],
+                first + example.position,
+            )
             for heap, order in ((self._worst, -gain), (self._best, gain)):
                 heapq.heappush(heap, (order, -number, example.signals))
                 if len(heap) > self._kept:
                     heapq.heappop(heap)
 
     def compute(self) -> dict[str, float]:
-        """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their improvement over the mixture), and `loss`, minus `si_sdr`."""
+        """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their
+        improvement over the mixture), and `loss`, minus `si_sdr`.
+        """
         if not self._rows:
             raise DataError("the evaluated split is empty")
         totals, counts = dict[str, float](), dict[str, int]()
@@ -228,16 +304,30 @@ class SeparationScores(Scores):
     def doubts(self) -> list[Problem]:
         if not self._silent:
             return []
-        which = f"{number_of(len(self._silent), 'mixture')} with a silent source ({first_few(self._silent, 3)})"
-        hint = "si_sdr and the loss count such a source as badly separated: leave these mixtures out"
-        return [Problem("sdr", f"{which}, which has no SDR and is left out of sdr and sdri", hint=hint)]
+        which = (
+            f"{number_of(len(self._silent), 'mixture')} with a silent source "
+            f"({first_few(self._silent, 3)})"
+        )
+        hint = (
+            "si_sdr and the loss count such a source as badly separated: leave these mixtures out"
+        )
+        return [
+            Problem("sdr", f"{which}, which has no SDR and is left out of sdr and sdri", hint=hint)
+        ]
 
     def save_pictures(self, folder: Path) -> None:
-        """Write the best and worst separated mixtures as WAV files, their spectrograms, and a table of all mixtures."""
+        """Write the best and worst separated mixtures as WAV files, their spectrograms, and a table
+        of all mixtures.
+        """
         columns = [column for column in self.compute() if column != "loss"]
-        lines = ([name, *(f"{row[column]:.2f}" if column in row else "" for column in columns)] for name, row in self._rows)
+        lines = (
+            [name, *(f"{row[column]:.2f}" if column in row else "" for column in columns)]
+            for name, row in self._rows
+        )
         write_csv(folder / "mixtures.csv", ("mixture", *columns), lines)
-        shown = {-place: ("worst", signals) for _, place, signals in sorted(self._worst, reverse=True)}
+        shown = {
+            -place: ("worst", signals) for _, place, signals in sorted(self._worst, reverse=True)
+        }
         for _, place, signals in sorted(self._best, reverse=True):
             shown.setdefault(-place, ("best", signals))
         rows = list[list[tuple[str, Tensor]]]()
@@ -246,9 +336,18 @@ class SeparationScores(Scores):
             titles = _titles(len(signals) // 2)
             waveforms = signals / _FULL_SCALE
             for title, waveform in zip(titles, waveforms, strict=True):
-                save_wav(folder / f"{kind}_{number:05d}_{title.replace(' ', '_')}.wav", waveform, sample_rate=self.sample_rate)
+                save_wav(
+                    folder / f"{kind}_{number:05d}_{title.replace(' ', '_')}.wav",
+                    waveform,
+                    sample_rate=self.sample_rate,
+                )
             heading = f"{kind}, {row['si_sdri']:+.1f} dB: {name}"
-            rows.append([(heading if not place else title, waveform) for place, (title, waveform) in enumerate(zip(titles, waveforms, strict=True))])
+            rows.append(
+                [
+                    (heading if not place else title, waveform)
+                    for place, (title, waveform) in enumerate(zip(titles, waveforms, strict=True))
+                ]
+            )
         save_spectrograms(folder / "spectrograms.png", rows, sample_rate=self.sample_rate)
 
 
@@ -261,17 +360,31 @@ class Separated(Prediction):
         self.sample_rate = sample_rate
 
     def values(self) -> dict[str, Any]:
-        return {"speakers": len(self.signals), "seconds": round(self.signals.shape[1] / self.sample_rate, 3)}
+        return {
+            "speakers": len(self.signals),
+            "seconds": round(self.signals.shape[1] / self.sample_rate, 3),
+        }
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        signals = self.signals / self.signals.abs().max().clamp(min=1.0)  # together, so that they stay as loud as they are to each other
-        files = [save_wav(folder / f"{name}_speaker_{number}.wav", one, sample_rate=self.sample_rate) for number, one in enumerate(signals, start=1)]
+        # Together, so that they stay as loud as they are to each other
+        signals = self.signals / self.signals.abs().max().clamp(min=1.0)
+        files = [
+            save_wav(folder / f"{name}_speaker_{number}.wav", one, sample_rate=self.sample_rate)
+            for number, one in enumerate(signals, start=1)
+        ]
         rows = [[(f"{name}: speaker {number}", one)] for number, one in enumerate(signals, start=1)]
-        return [*files, save_spectrograms(folder / f"{name}_spectrograms.png", rows, sample_rate=self.sample_rate)]
+        return [
+            *files,
+            save_spectrograms(
+                folder / f"{name}_spectrograms.png", rows, sample_rate=self.sample_rate
+            ),
+        ]
 
 
 def at_natural_loudness(mixture: Tensor, estimates: Tensor) -> Tensor:
-    """float64[S, T]: estimates (of arbitrary scale), scaled so that their sum is closest to the mixture float64[T] (least squares)."""
+    """float64[S, T]: estimates (of arbitrary scale), scaled so that their sum is closest to the
+    mixture float64[T] (least squares).
+    """
     estimates = estimates / estimates.norm(dim=1, keepdim=True).clamp(min=1e-12)
     # A little of the diagonal keeps signals that are alike, or silent, from blowing up.
     products = estimates @ estimates.t() + 1e-6 * torch.eye(len(estimates), dtype=estimates.dtype)
@@ -282,38 +395,89 @@ def _separate(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
     """float32[B, S, T] or wider, the model's output, checked."""
     output = model(mixture[:, None])
     wanted = [len(mixture), "speakers" if count is None else count, mixture.shape[1]]
-    if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[0] != wanted[0] or output.shape[2] != wanted[2]:
+    if (
+        not isinstance(output, Tensor)
+        or output.dim() != 3
+        or output.shape[0] != wanted[0]
+        or output.shape[2] != wanted[2]
+    ):
         form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(Problem("model", "does not return one signal per speaker, as long as the mixture", form, f"a tensor {wanted}", none_hint(output)))
+        raise ConfigError(
+            Problem(
+                "model",
+                "does not return one signal per speaker, as long as the mixture",
+                form,
+                f"a tensor {wanted}",
+                none_hint(output),
+            )
+        )
     if count is not None and output.shape[1] != count:
-        reason = f"gives {output.shape[1]} signals, but the data set's mixtures have {count} speakers"
-        raise ConfigError(Problem("model", reason, hint="set model.num_sources=${dataset.num_speakers}"))
+        reason = (
+            f"gives {output.shape[1]} signals, but the data set's mixtures have {count} speakers"
+        )
+        raise ConfigError(
+            Problem("model", reason, hint="set model.num_sources=${dataset.num_speakers}")
+        )
     return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
 def _inside(batch: Batch) -> Tensor:
     """bool[B, T]: true before each mixture's end."""
-    return torch.arange(batch["mixture"].shape[1], device=batch["mixture"].device) < batch["length"][:, None]
+    return (
+        torch.arange(batch["mixture"].shape[1], device=batch["mixture"].device)
+        < batch["length"][:, None]
+    )
 
 
 def _titles(speakers: int) -> list[str]:
     names = [f"speaker {number}" for number in range(1, speakers + 1)]
-    return ["mixture", *(f"{name} true" for name in names), *(f"{name} estimated" for name in names)]
+    return [
+        "mixture",
+        *(f"{name} true" for name in names),
+        *(f"{name} estimated" for name in names),
+    ]
 
 
 def _check(samples: Sequence[Any]) -> None:
     for sample in samples:
-        if not isinstance(sample, Mapping) or "mixture" not in sample or ("sources" in sample) != ("sources" in samples[0]):
-            form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
-            raise DataError(Problem("dataset", "a sample is not a mixture with its sources", form, "a dict with `mixture` [T] and `sources` [S, T]"))
-        if "sources" in sample and sample["sources"].shape != (len(samples[0]["sources"]), len(sample["mixture"])):
+        if (
+            not isinstance(sample, Mapping)
+            or "mixture" not in sample
+            or ("sources" in sample) != ("sources" in samples[0])
+        ):
+            form = (
+                f"a dict with {sorted(map(str, sample))}"
+                if isinstance(sample, Mapping)
+                else f"a {type(sample).__name__}"
+            )
+            raise DataError(
+                Problem(
+                    "dataset",
+                    "a sample is not a mixture with its sources",
+                    form,
+                    "a dict with `mixture` [T] and `sources` [S, T]",
+                )
+            )
+        if "sources" in sample and sample["sources"].shape != (
+            len(samples[0]["sources"]),
+            len(sample["mixture"]),
+        ):
             shape, name = list(sample["sources"].shape), sample.get("name", "a mixture")
-            raise DataError(Problem("dataset", f"the sources of {name} do not fit", shape, f"{[len(samples[0]['sources']), len(sample['mixture'])]}"))
+            raise DataError(
+                Problem(
+                    "dataset",
+                    f"the sources of {name} do not fit",
+                    shape,
+                    f"{[len(samples[0]['sources']), len(sample['mixture'])]}",
+                )
+            )
 
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    """Within it, torch uses one thread: MKL's batched solver fails with two ("Parameter 6 was incorrect on entry to DLASWP", torch 2.14.1)."""
+    """Within it, torch uses one thread: MKL's batched solver fails with two ("Parameter 6 was
+    incorrect on entry to DLASWP", torch 2.14.1).
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,6 @@
-"""Speech recognition by letters: connectionist temporal classification, greedy or beam decoding, character and word error rates."""
+"""Speech recognition by letters: connectionist temporal classification, greedy or beam decoding,
+character and word error rates.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +26,35 @@ _LONGEST_KERNEL = 10_000
 
 @final
 class SpeechRecognition(Recipe):
-    """Batches are `waveform` float32[B, T], `length` int64[B], `target` int64[B, U], `target_length` int64[B], and the lists `transcript` and `name`.
+    """Batches are `waveform` float32[B, T], `length` int64[B], `target` int64[B, U],
+    `target_length` int64[B], and the lists `transcript` and `name`.
 
-    The transforms make of the waveforms what the model reads, `features` float32[B, F, N] and `feature_length` int64[B]. The model gives
-    scores or log-probabilities float32[B, K, M], class 0 being the blank and the others the letters; where it has a method
-    `output_lengths(feature_length)`, it is called with the lengths beside the features; where not, M follows from its 1-d convolutions, and
-    utterances are evaluated one by one.
+    The transforms make of the waveforms what the model reads, `features` float32[B, F, N] and
+    `feature_length` int64[B]. The model gives scores or log-probabilities float32[B, K, M], class 0
+    being the blank and the others the letters; where it has a method
+    `output_lengths(feature_length)`, it is called with the lengths beside the features; where not,
+    M follows from its 1-d convolutions, and utterances are evaluated one by one.
 
-    The loss of an utterance is its negative log-likelihood divided by its characters, and a step's loss the mean over utterances: what
-    `torch.nn.CTCLoss` gives by default, and the published recipe (pytorch/audio, examples/pipeline_wav2letter) trains on. Error rates
-    compare with the transcripts themselves; there, both sides are collapsed as paths are, which loses doubled letters.
+    The loss of an utterance is its negative log-likelihood divided by its characters, and a step's
+    loss the mean over utterances: what `torch.nn.CTCLoss` gives by default, and the published
+    recipe (pytorch/audio, examples/pipeline_wav2letter) trains on. Error rates compare with the
+    transcripts themselves; there, both sides are collapsed as paths are, which loses doubled
+    letters.
 
     Args:
         letters: Of the labels 1, 2, ....
         decoder: "greedy", or "beam" (needs flashlight-text).
         beam: Options of `decoder="beam"`, as of `ctc.beam_decoder`.
-        impossible: What to do with a transcript that has more letters than the model gives frames: "error", or "skip". In training it then adds
-            nothing to the loss but is counted, as with `zero_infinity` of `torch.nn.CTCLoss`; an evaluation's loss is the mean over the others. Both
-            log their share as `skipped`.
+        impossible: What to do with a transcript that has more letters than the model gives frames:
+            "error", or "skip". In training it then adds nothing to the loss but is counted, as with
+            `zero_infinity` of `torch.nn.CTCLoss`; an evaluation's loss is the mean over the others.
+            Both log their share as `skipped`.
         sample_rate: For the time axis of pictures, in Hz; None: none.
     """
 
     gives = (
-        "for each frame a score of the blank (0) and of each of recipe.letters (from 1); greedy decoding takes the best of each frame, "
+        "for each frame a score of the blank (0) and of each of recipe.letters (from 1); "
+        "greedy decoding takes the best of each frame, "
         "merges equal neighbours, and leaves out the blanks"
     )
     takes = "recordings"
@@ -61,9 +69,14 @@ class SpeechRecognition(Recipe):
         impossible: Literal["error", "skip"] = "error",
         sample_rate: int | None = None,
     ) -> None:
-        for name, value, choices in (("decoder", decoder, ("greedy", "beam")), ("impossible", impossible, ("error", "skip"))):
+        for name, value, choices in (
+            ("decoder", decoder, ("greedy", "beam")),
+            ("impossible", impossible, ("error", "skip")),
+        ):
             if value not in choices:
-                raise ConfigError(Problem(f"recipe.{name}", "no such choice", value, " or ".join(choices)))
+                raise ConfigError(
+                    Problem(f"recipe.{name}", "no such choice", value, " or ".join(choices))
+                )
         self.letters = letters
         self._number = {letter: number for number, letter in enumerate(letters, start=1)}
         if len(self._number) != len(letters):
@@ -75,7 +88,9 @@ class SpeechRecognition(Recipe):
         self._sample_rate = sample_rate
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Pad samples `{"waveform": float32[T], "transcript": str}` with zeros; `name`, if present, identifies them.
+        """Pad samples `{"waveform": float32[T], "transcript": str}` with zeros.
+
+        `name`, if present, identifies them.
 
         Raises:
             DataError: a sample of another form, or an unknown letter.
@@ -98,7 +113,11 @@ class SpeechRecognition(Recipe):
         log_probs, lengths = self._read(model, batch)
         nats, possible, explain = self._nats(log_probs, lengths, batch)
         if self._impossible == "skip":
-            return Loss(torch.where(possible, nats, 0.0).sum(), count=len(nats), parts={"skipped": (~possible).sum().float()})
+            return Loss(
+                torch.where(possible, nats, 0.0).sum(),
+                count=len(nats),
+                parts={"skipped": (~possible).sum().float()},
+            )
         if possible.is_cpu:
             explain()
         return Loss(torch.where(possible, nats, torch.inf).sum(), count=len(nats), explain=explain)
@@ -111,10 +130,27 @@ class SpeechRecognition(Recipe):
         loss = torch.where(possible, nats.detach(), -1.0).cpu()  # a likelihood's is never negative
         possible = loss != -1.0
         hypotheses = self._decode(log_probs, lengths)
-        edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
-        shown = {0, max(range(len(edits)), key=lambda place: edits[place] / max(1, len(batch["transcript"][place])))}
-        told = [value if fits else None for value, fits in zip(loss.tolist(), possible.tolist(), strict=True)]
-        lines = [self._line(batch, place, hypotheses[place], edits[place], told[place], drawn=place in shown) for place in range(len(edits))]
+        edits = [
+            transcripts.edit_distance(said, read)
+            for said, read in zip(batch["transcript"], hypotheses, strict=True)
+        ]
+        shown = {
+            0,
+            max(
+                range(len(edits)),
+                key=lambda place: edits[place] / max(1, len(batch["transcript"][place])),
+            ),
+        }
+        told = [
+            value if fits else None
+            for value, fits in zip(loss.tolist(), possible.tolist(), strict=True)
+        ]
+        lines = [
+            self._line(
+                batch, place, hypotheses[place], edits[place], told[place], drawn=place in shown
+            )
+            for place in range(len(edits))
+        ]
         return MeasuredSpeech(torch.where(possible, loss, 0.0), possible, lines)
 
     def scores(self, dataset: Any) -> SpeechScores:
@@ -127,11 +163,26 @@ class SpeechRecognition(Recipe):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         log_probs, frames = self._read(model, batch)
-        if short := [name or "dataset" for name, count in zip(batch["name"], frames.tolist(), strict=True) if count < 1]:
-            raise DataError(*(Problem(name, "the recording is too short for the model, which gives no frame for it") for name in short))
+        if short := [
+            name or "dataset"
+            for name, count in zip(batch["name"], frames.tolist(), strict=True)
+            if count < 1
+        ]:
+            raise DataError(
+                *(
+                    Problem(
+                        name,
+                        "the recording is too short for the model, which gives no frame for it",
+                    )
+                    for name in short
+                )
+            )
         texts = self._decode(log_probs, frames)
         lengths = batch["length"].tolist()
-        return [Understood(text, batch["waveform"][place, : lengths[place]].cpu(), self._sample_rate) for place, text in enumerate(texts)]
+        return [
+            Understood(text, batch["waveform"][place, : lengths[place]].cpu(), self._sample_rate)
+            for place, text in enumerate(texts)
+        ]
 
     def _labels(self, text: Any, name: str) -> Tensor:
         where = name or "dataset"
@@ -141,39 +192,97 @@ class SpeechRecognition(Recipe):
             return torch.tensor([self._number[letter] for letter in text], dtype=torch.int64)
         except KeyError as error:
             hint = f"the transcript is {text[:60]!r}; set dataset.letters, or dataset.ignore"
-            raise DataError(Problem(where, "the transcript has an unknown letter", error.args[0], self.letters, hint)) from None
+            raise DataError(
+                Problem(
+                    where, "the transcript has an unknown letter", error.args[0], self.letters, hint
+                )
+            ) from None
 
     def _read(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probabilities float32[B, K, M], and the number of valid frames int64[B]."""
         if "features" not in batch:
-            raise ConfigError(Problem("transforms", "give the model no features to read", hint="transforms=mfcc, mel or waveform"))
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    "give the model no features to read",
+                    hint="transforms=mfcc, mel or waveform",
+                )
+            )
         features, frames = batch["features"], batch["feature_length"]
         measurer = next((part for part in model.modules() if hasattr(part, "output_lengths")), None)
-        count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
-        if int(count(model, torch.tensor(features.shape[-1]))) < 1:  # padded, as they are beside a longer recording
-            features = nn.functional.pad(features, (0, _shortest(partial(count, model)) - features.shape[-1]))
-        output = _apply(model, features, frames, partial(count, model), with_lengths=measurer is not None)
-        if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[1] != len(self.letters) + 1:
-            form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            expected = f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and {len(self.letters)} letters"
+        count: Any = (
+            _lengths_after_convolutions
+            if measurer is None
+            else lambda _, lengths: measurer.output_lengths(lengths)
+        )  # type: ignore[union-attr]
+        if (
+            int(count(model, torch.tensor(features.shape[-1]))) < 1
+        ):  # padded, as they are beside a longer recording
+            features = nn.functional.pad(
+                features, (0, _shortest(partial(count, model)) - features.shape[-1])
+            )
+        output = _apply(
+            model, features, frames, partial(count, model), with_lengths=measurer is not None
+        )
+        if (
+            not isinstance(output, Tensor)
+            or output.dim() != 3
+            or output.shape[1] != len(self.letters) + 1
+        ):
+            form = (
+                f"a tensor {list(output.shape)}"
+                if isinstance(output, Tensor)
+                else type(output).__name__
+            )
+            expected = (
+                f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and "
+                f"{len(self.letters)} letters"
+            )
             hint = none_hint(output) or "set model.num_classes"
-            raise ConfigError(Problem("model", "does not return a score for every letter at every frame", form, expected, hint))
+            raise ConfigError(
+                Problem(
+                    "model",
+                    "does not return a score for every letter at every frame",
+                    form,
+                    expected,
+                    hint,
+                )
+            )
         if int(count(model, torch.tensor(features.shape[-1]))) != output.shape[-1]:
             hint = "give the model a method output_lengths(lengths)"
-            raise ConfigError(Problem("model", "has a number of frames that its 1-d convolutions do not account for", output.shape[-1], hint=hint))
+            raise ConfigError(
+                Problem(
+                    "model",
+                    "has a number of frames that its 1-d convolutions do not account for",
+                    output.shape[-1],
+                    hint=hint,
+                )
+            )
         return output.float().log_softmax(1), count(model, frames)
 
-    def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], None]]:
-        """float32[B] in nats per character; bool[B], whether there are enough frames for a finite loss; and a function that raises if not.
+    def _nats(
+        self, log_probs: Tensor, lengths: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Callable[[], None]]:
+        """float32[B] in nats per character.
+
+        Bool[B], whether there are enough frames for a finite loss; and a function that raises if
+        not.
 
         On the CPU where CTC is computed there.
         """
         target, target_length = batch["target"], batch["target_length"]
         if not ctc.stays_on(log_probs, target):
-            known = torch.cat([target.flatten(), target_length, lengths]).to("cpu", non_blocking=True)
-            log_probs = log_probs.float().cpu()  # waits for the device, and so for what was asked of it before
+            known = torch.cat([target.flatten(), target_length, lengths]).to(
+                "cpu", non_blocking=True
+            )
+            # Waits for the device, and so for what was asked of it before
+            log_probs = log_probs.float().cpu()
             size = len(log_probs)
-            target, target_length, lengths = known[: -2 * size].view(target.shape), known[-2 * size : -size], known[-size:]
+            target, target_length, lengths = (
+                known[: -2 * size].view(target.shape),
+                known[-2 * size : -size],
+                known[-size:],
+            )
         needed = ctc.frames_needed(target, target_length)
         possible = needed <= lengths
 
@@ -181,20 +290,41 @@ class SpeechRecognition(Recipe):
             if bool(possible.all()):
                 return
             place = int((~possible).nonzero()[0])
-            reason = f"its transcript needs {int(needed[place])} frames, but the model gives only {int(lengths[place])} for so short a recording"
-            hint = f"the transcript is {batch['transcript'][place][:60]!r}; recipe.impossible=skip skips such recordings"
+            reason = (
+                f"its transcript needs {int(needed[place])} frames, but the model gives only "
+                f"{int(lengths[place])} for so short a recording"
+            )
+            hint = (
+                f"the transcript is {batch['transcript'][place][:60]!r}; "
+                "recipe.impossible=skip skips such recordings"
+            )
             raise DataError(Problem(batch["name"][place] or "dataset", reason, hint=hint))
 
-        # An impossible target is replaced by the empty one: no infinity, and no gradient, gets near the others.
-        nats = ctc.negative_log_likelihood(log_probs, lengths, target, torch.where(possible, target_length, 0))
+        # An impossible target is replaced by the empty one: no infinity, and no gradient, gets near
+        # the others.
+        nats = ctc.negative_log_likelihood(
+            log_probs, lengths, target, torch.where(possible, target_length, 0)
+        )
         return nats / target_length.clamp(min=1), possible, explain
 
     def _decode(self, log_probs: Tensor, lengths: Tensor) -> list[str]:
         if self._beam is not None:
             return ctc.beam_search(log_probs, lengths, letters=self.letters, **self._beam)
-        return ["".join(self.letters[label - 1] for label in labels) for labels in ctc.greedy(log_probs, lengths)]
+        return [
+            "".join(self.letters[label - 1] for label in labels)
+            for labels in ctc.greedy(log_probs, lengths)
+        ]
 
-    def _line(self, batch: Batch, place: int, hypothesis: str, edits: int, loss: float | None, *, drawn: bool) -> transcripts.Line:
+    def _line(
+        self,
+        batch: Batch,
+        place: int,
+        hypothesis: str,
+        edits: int,
+        loss: float | None,
+        *,
+        drawn: bool,
+    ) -> transcripts.Line:
         length = int(batch["length"][place])
         return transcripts.Line(
             name=batch["name"][place],
@@ -203,7 +333,9 @@ class SpeechRecognition(Recipe):
             edits=edits,
             loss=loss,
             seconds=length / self._sample_rate if self._sample_rate else None,
-            spectrogram=transcripts.spectrogram(batch["waveform"][place, :length]) if drawn else None,
+            spectrogram=transcripts.spectrogram(batch["waveform"][place, :length])
+            if drawn
+            else None,
         )
 
 
@@ -223,35 +355,70 @@ class Understood(Prediction):
         self._seconds = len(waveform) / sample_rate if sample_rate else None
 
     def values(self) -> dict[str, Any]:
-        return {"text": self.text, **({} if self._seconds is None else {"seconds": round(self._seconds, 3)})}
+        return {
+            "text": self.text,
+            **({} if self._seconds is None else {"seconds": round(self._seconds, 3)}),
+        }
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """Write `NAME.txt`, and `NAME.png` with the spectrogram and the text."""
         text, picture = folder / f"{name}.txt", folder / f"{name}.png"
         text.write_text(self.text + "\n", encoding="utf-8")
-        transcripts.save_spectrogram(picture, transcripts.spectrogram(self._waveform), title=self.text, seconds=self._seconds)
+        transcripts.save_spectrogram(
+            picture, transcripts.spectrogram(self._waveform), title=self.text, seconds=self._seconds
+        )
         return [text, picture]
 
 
 def _waveform(sample: Any) -> Tensor:
     found = sample.get("waveform") if isinstance(sample, Mapping) else None
     if not isinstance(found, Tensor) or found.dim() != 1 or "transcript" not in sample:
-        form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
-        raise DataError(Problem("dataset", "a sample is not an utterance", form, "a dict with `waveform`, a tensor [frames], and `transcript`"))
+        form = (
+            f"a dict with {sorted(map(str, sample))}"
+            if isinstance(sample, Mapping)
+            else f"a {type(sample).__name__}"
+        )
+        raise DataError(
+            Problem(
+                "dataset",
+                "a sample is not an utterance",
+                form,
+                "a dict with `waveform`, a tensor [frames], and `transcript`",
+            )
+        )
     return found.float()
 
 
-def _apply(model: nn.Module, features: Tensor, frames: Tensor, count: Callable[[Tensor], Tensor], *, with_lengths: bool) -> Any:
-    """The model's output for a batch. In evaluation, each utterance at its own length where padding would count.
+def _apply(
+    model: nn.Module,
+    features: Tensor,
+    frames: Tensor,
+    count: Callable[[Tensor], Tensor],
+    *,
+    with_lengths: bool,
+) -> Any:
+    """The model's output for a batch.
 
-    So it does in a model that is not told the lengths, and in a norm over time, as in wav2vec 2.0's base models.
+    In evaluation, each utterance at its own length where padding would count.
+
+    So it does in a model that is not told the lengths, and in a norm over time, as in wav2vec 2.0's
+    base models.
     """
     norms = any(isinstance(part, nn.GroupNorm | nn.InstanceNorm1d) for part in model.modules())
     apart = not model.training and (norms or not with_lengths)
-    cut = [length if length >= 1 and int(count(torch.tensor(length))) >= 1 else features.shape[-1] for length in (frames.tolist() if apart else ())]
+    cut = [
+        length if length >= 1 and int(count(torch.tensor(length))) >= 1 else features.shape[-1]
+        for length in (frames.tolist() if apart else ())
+    ]
     if all(length == features.shape[-1] for length in cut):
         return model(features, frames) if with_lengths else model(features)
-    each = [model(features[place : place + 1, ..., :length], *((frames[place : place + 1],) if with_lengths else ())) for place, length in enumerate(cut)]
+    each = [
+        model(
+            features[place : place + 1, ..., :length],
+            *((frames[place : place + 1],) if with_lengths else ()),
+        )
+        for place, length in enumerate(cut)
+    ]
     if not all(isinstance(one, Tensor) and one.dim() == 3 for one in each):
         return each[0]
     longest = max(int(count(torch.tensor(features.shape[-1]))), *(one.shape[-1] for one in each))
@@ -259,8 +426,12 @@ def _apply(model: nn.Module, features: Tensor, frames: Tensor, count: Callable[[
 
 
 def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
-    """The number of frames after a model's 1-d convolutions in sequence: T // 2 + 1 for torchaudio's Wav2Letter on features."""
-    return length_after_all([layer for layer in model.modules() if isinstance(layer, nn.Conv1d)], lengths)
+    """The number of frames after a model's 1-d convolutions in sequence: T // 2 + 1 for
+    torchaudio's Wav2Letter on features.
+    """
+    return length_after_all(
+        [layer for layer in model.modules() if isinstance(layer, nn.Conv1d)], lengths
+    )
 
 
 def _shortest(count: Callable[[Tensor], Tensor]) -> int:

@@ -1,4 +1,6 @@
-"""Checks the arguments of the functions in `api`: wrong types and unknown names are errors, phrased in Python's terms."""
+"""Checks the arguments of the functions in `api`: wrong types and unknown names are errors, phrased
+in Python's terms.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ _VALUED = {
     **{name: f'{name}="%s"' for name in ("checkpoint", "weights", "sort", "output")},
     **{name: f"{name}=%s" for name in ("threshold", "batch")},
 }
-_SWITCHES = {"trust": "trust=True", "fresh": "fresh=True", "diff": "diff=True", "retry-failed": "retry_failed=True"}
+_SWITCHES = {
+    "trust": "trust=True",
+    "fresh": "fresh=True",
+    "diff": "diff=True",
+    "retry-failed": "retry_failed=True",
+}
 """Options of the commands, as arguments here: those that take a value, and the others."""
 _NAMED = {"RUN": "run", "FILE": "files"}
 PATH = (str, os.PathLike)
@@ -34,7 +41,10 @@ _TAKES: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "weights": ("is not a callback's name", "a string: 'ema'", (str,)),
     "sort": ("is not a column or a metric", "a string: 'valid/accuracy'", (str,)),
     "uri": ("is not an address", "a string: 'sqlite:///mlflow.db'", (str,)),
-    **dict.fromkeys(("fresh", "diff", "wait", "retry_failed", "trust"), ("is not a switch", "True or False", (bool,))),
+    **dict.fromkeys(
+        ("fresh", "diff", "wait", "retry_failed", "trust"),
+        ("is not a switch", "True or False", (bool,)),
+    ),
     "checkpoint": ("is not a checkpoint", "'best', 'last' or a step", (str, Integral)),
     "threshold": ("is not a valid score", "a number from 0 to 1", (Real,)),
     "batch": ("is not a valid number of files", "a whole number from 1", (Integral,)),
@@ -44,12 +54,16 @@ _SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "packages": ("is not a package", "a name, or a list of names: 'mylab'", (str,)),
     "config_dirs": ("is not a folder", "a string or a path, or a list of them", PATH),
 }
-"""Allowed arguments: how messages describe them, what is expected, and their types; one of them, and one or a list."""
+"""Allowed arguments: how messages describe them, what is expected, and their types; one of them,
+and one or a list."""
 _COMMANDS = re.compile(r"(`[^`]*`)")
 
 
 def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a function to refuse arguments of wrong types; its errors name arguments (`run_root=`) where those of a command name options (`--run-root`)."""
+    """Decorate a function to refuse arguments of wrong types.
+
+    Its errors name arguments (`run_root=`) where those of a command name options (`--run-root`).
+    """
     signature = inspect.signature(function)
     defaults = {name: one.default for name, one in signature.parameters.items()}
 
@@ -57,14 +71,21 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **named: _P.kwargs) -> _R:
         try:
             _require_known(function.__name__, signature, named)
-            _require_types(function.__name__, signature.bind_partial(*args, **named).arguments, defaults)
+            _require_types(
+                function.__name__, signature.bind_partial(*args, **named).arguments, defaults
+            )
             return function(*args, **named)
         except SamewiseError as error:
             error.problems = tuple(
                 replace(
                     one,
-                    path=one.path[2:].replace("-", "_") if one.path.startswith("--") else _NAMED.get(one.path, one.path),
-                    **{name: _in_python_terms(getattr(one, name)) for name in ("message", "expected", "hint")},
+                    path=one.path[2:].replace("-", "_")
+                    if one.path.startswith("--")
+                    else _NAMED.get(one.path, one.path),
+                    **{
+                        name: _in_python_terms(getattr(one, name))
+                        for name in ("message", "expected", "hint")
+                    },
                 )
                 for one in error.problems
             )
@@ -75,16 +96,23 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _require_known(function: str, signature: inspect.Signature, named: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for an argument that the function does not have, which is often meant as an override."""
+    """Raise a ConfigError for an argument that the function does not have, which is often meant as
+    an override.
+    """
     kinds = {name: one.kind for name, one in signature.parameters.items()}
     known = [name for name, kind in kinds.items() if kind is not inspect.Parameter.VAR_POSITIONAL]
     takes_overrides = not {"overrides", "experiment"}.isdisjoint(set(kinds) - set(known))
     problems = list[Problem]()
     for name, value in named.items() if inspect.Parameter.VAR_KEYWORD not in kinds.values() else ():
         if name not in known:
-            text = f"overrides are strings: samewise.{function}({'run, ' if 'run' in kinds else ''}'{name}={value}')"
+            text = (
+                "overrides are strings: "
+                f"samewise.{function}({'run, ' if 'run' in kinds else ''}'{name}={value}')"
+            )
             hint = did_you_mean(name, known) or (text if takes_overrides else nearest(name, known))
-            problems.append(Problem(name, f"samewise.{function} has no such argument", value, hint=hint))
+            problems.append(
+                Problem(name, f"samewise.{function} has no such argument", value, hint=hint)
+            )
     if problems:
         raise ConfigError(*problems)
 
@@ -95,13 +123,34 @@ def _require_types(function: str, given: Mapping[str, Any], defaults: Mapping[st
     for name, value in given.items():
         if name == "overrides" and (wrong := [one for one in value if not isinstance(one, str)]):
             run = "run, " if "run" in given else ""
-            hint = f"{run}*overrides" if isinstance(wrong[0], list | tuple) else f"{run}'device=cpu'" if run else "'experiment=NAME', 'optimizer.lr=0.05'"
-            problems.append(Problem(name, "are strings, each an argument of its own", wrong[0], hint=f"samewise.{function}({hint})"))
+            hint = (
+                f"{run}*overrides"
+                if isinstance(wrong[0], list | tuple)
+                else f"{run}'device=cpu'"
+                if run
+                else "'experiment=NAME', 'optimizer.lr=0.05'"
+            )
+            problems.append(
+                Problem(
+                    name,
+                    "are strings, each an argument of its own",
+                    wrong[0],
+                    hint=f"samewise.{function}({hint})",
+                )
+            )
         if name not in (*_TAKES, *_SEVERAL) or (value is None and defaults[name] is None):
             continue
         message, expected, kinds = _TAKES.get(name) or _SEVERAL[name]
-        each = value if name in _SEVERAL and isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        problems += [Problem(name, message, one, expected) for one in each if not isinstance(one, kinds) or (bool not in kinds and isinstance(one, bool))]
+        each = (
+            value
+            if name in _SEVERAL and isinstance(value, Sequence) and not isinstance(value, str)
+            else [value]
+        )
+        problems += [
+            Problem(name, message, one, expected)
+            for one in each
+            if not isinstance(one, kinds) or (bool not in kinds and isinstance(one, bool))
+        ]
     if problems:
         raise ConfigError(*problems)
 
@@ -111,7 +160,11 @@ def _in_python_terms(text: str) -> str:
     parts = _COMMANDS.split(text)
     for place in range(0, len(parts), 2):
         for option, argument in _VALUED.items():
-            parts[place] = re.sub(rf"--{option}[ =]([\w./-]*\w)", lambda found, argument=argument: argument % found[1], parts[place])
+            parts[place] = re.sub(
+                rf"--{option}[ =]([\w./-]*\w)",
+                lambda found, argument=argument: argument % found[1],
+                parts[place],
+            )
             parts[place] = re.sub(rf"--{option}\b", argument.partition("=")[0], parts[place])
         for option, argument in _SWITCHES.items():
             parts[place] = re.sub(rf"--{option}\b", argument, parts[place])
@@ -120,12 +173,31 @@ def _in_python_terms(text: str) -> str:
 
 def all_files(given: Sequence[Any]) -> list[Path]:
     """Collect all files passed to `predict`, including those in lists."""
-    each = [one for group in given for one in (group if isinstance(group, list | tuple) else [group])]
+    each = [
+        one for group in given for one in (group if isinstance(group, list | tuple) else [group])
+    ]
     if not each:
-        raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
+        raise ConfigError(
+            Problem(
+                "FILE",
+                "no files to predict from were given",
+                expected="images, videos or audio files",
+            )
+        )
     if wrong := [one for one in each if not isinstance(one, PATH)]:
-        hint = "`model, transforms, config = samewise.load(run)` gives what takes samples: transforms(sample)"
-        raise ConfigError(Problem("files", "is not the name of a file", _kind(wrong[0]), "strings or paths, or lists of them", hint))
+        hint = (
+            "`model, transforms, config = samewise.load(run)` gives what takes samples: "
+            "transforms(sample)"
+        )
+        raise ConfigError(
+            Problem(
+                "files",
+                "is not the name of a file",
+                _kind(wrong[0]),
+                "strings or paths, or lists of them",
+                hint,
+            )
+        )
     return [Path(one) for one in each]
 
 

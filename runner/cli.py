@@ -1,4 +1,6 @@
-"""The `samewise` command: finds the command's module, parses its arguments, runs it, and prints errors."""
+"""The `samewise` command: finds the command's module, parses its arguments, runs it, and prints
+errors.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,18 @@ from types import FrameType
 from typing import NoReturn
 
 from samewise.runner.commands import commands
-from samewise.runner.errors import INTERRUPTED, ConfigError, PeerFailed, Problem, SamewiseError, describe, did_you_mean, nearest, report_exits, traceback_of
+from samewise.runner.errors import (
+    INTERRUPTED,
+    ConfigError,
+    PeerFailed,
+    Problem,
+    SamewiseError,
+    describe,
+    did_you_mean,
+    nearest,
+    report_exits,
+    traceback_of,
+)
 from samewise.runner.secrets import filter_output
 
 _INSTEAD = {
@@ -31,7 +44,9 @@ _LEAVE = os._exit
 
 def entry() -> None:
     """The console script."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # so that no child process imports modules from the current folder
+    os.environ["PYTHONSAFEPATH"] = (
+        "1"  # so that no child process imports modules from the current folder
+    )
     _open_closed_streams()
     faulthandler.enable(file=2)
     if sys.argv[1:2] in (["train"], ["sweep"]) and "RANK" not in os.environ:
@@ -40,8 +55,11 @@ def entry() -> None:
         signal.signal(signal.SIGINT, _interrupt)
     code = main(sys.argv[1:])
     signal.signal(signal.SIGINT, lambda number, frame: _LEAVE(code))  # all is done and said
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python's last milliseconds, in which it has handlers no more
-    exec("")  # otherwise Python ends by SIGINT, not with this code, if it was interrupted in an exec of text (as dataclasses do), and whoever caught that
+    # Python's last milliseconds, in which it has handlers no more
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    # Otherwise Python ends by SIGINT, not with this code, if it was interrupted in an exec of text
+    # (as dataclasses do), and whoever caught that
+    exec("")
     if "RANK" in os.environ:  # of torchrun
         from samewise.runner.processes.this_process import end_rank
 
@@ -50,18 +68,24 @@ def entry() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Let standard streams that were closed (`>&-`) lead nowhere: otherwise the next file that is opened gets what is printed."""
+    """Let standard streams that were closed (`>&-`) lead nowhere: otherwise the next file that is
+    opened gets what is printed.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdin, sys.stdout, sys.stderr = (
         stream or open(number, mode, closefd=False)  # noqa: SIM115
-        for number, (stream, mode) in enumerate(((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w")))
+        for number, (stream, mode) in enumerate(
+            ((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w"))
+        )
     )
 
 
 def _report_signals() -> None:
-    """Before and after training, SIGTERM, SIGUSR1 and SIGHUP end the command at once with a message and its exit code, since imports alone take seconds."""
+    """Before and after training, SIGTERM, SIGUSR1 and SIGHUP end the command at once with a message
+    and its exit code, since imports alone take seconds.
+    """
     process = os.getpid()
 
     def stop(number: int, frame: object) -> None:
@@ -69,7 +93,11 @@ def _report_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        os.write(2, f"interrupted: stopped by {signal.Signals(number).name}; run the same command again\n".encode())
+        os.write(
+            2,
+            f"interrupted: stopped by {signal.Signals(number).name}; run the same command "
+            "again\n".encode(),
+        )
         _LEAVE(INTERRUPTED)
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
@@ -78,7 +106,9 @@ def _report_signals() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C while torch is imported ends the command at once: torch imports NumPy from C, and drops the KeyboardInterrupt that leaves NumPy half imported."""
+    """Ctrl-C while torch is imported ends the command at once: torch imports NumPy from C, and
+    drops the KeyboardInterrupt that leaves NumPy half imported.
+    """
     at = frame
     while at is not None:
         if at.f_code.co_name == "<module>" and at.f_globals.get("__name__") == "torch":
@@ -119,15 +149,28 @@ def _find_command(argv: list[str]) -> Callable[[], int]:
     known = commands()
     if argv[0] not in known:
         expected = "one of the commands that `samewise --help` lists"
-        raise ConfigError(Problem("", "unknown command", argv[0], expected, _INSTEAD.get(argv[0]) or nearest(argv[0], known)))
+        raise ConfigError(
+            Problem(
+                "",
+                "unknown command",
+                argv[0],
+                expected,
+                _INSTEAD.get(argv[0]) or nearest(argv[0], known),
+            )
+        )
     command = known[argv[0]]
     parser = Parser(
-        prog=f"samewise {command.name}", description=command.summary + ".", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog=f"samewise {command.name}",
+        description=command.summary + ".",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.given = argv[1:]
     run = command.load(parser)
     if "--debug" not in parser._option_string_actions:  # pyright: ignore[reportPrivateUsage]  (argparse has no public way to ask)
-        parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
+        parser.add_argument(
+            "--debug", action="store_true", help="show a traceback when something fails"
+        )
     try:
         given = parser.parse_intermixed_args(argv[1:])
     except SystemExit as stop:  # --help; a SystemExit from a command itself is an error
@@ -142,23 +185,60 @@ class Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ConfigError for wrong arguments; an unknown option is reported first, since argparse would take its value for another argument."""
+        """Raise a ConfigError for wrong arguments.
+
+        An unknown option is reported first, since argparse would take its value for another
+        argument.
+        """
         help_ = f"`{self.prog} --help` explains the command"
         options = [name for action in self._actions for name in action.option_strings]
         for place, word in enumerate(self.given):
             name, _, value = word.partition("=")
-            if re.match(r"--?[a-zA-Z]", name) and name not in options and not (name[1] != "-" and name[:2] in options):
-                value = value or next((after for after in self.given[place + 1 : place + 2] if not after.startswith("-")), "VALUE")
-                raise ConfigError(Problem(self.prog, "no such option", name, hint=self._meant(name, value, options) or help_))
-        for name, _, value in (word.partition("=") for word in self.given if "=" in word and not self._takes_settings()):
+            if (
+                re.match(r"--?[a-zA-Z]", name)
+                and name not in options
+                and not (name[1] != "-" and name[:2] in options)
+            ):
+                value = value or next(
+                    (
+                        after
+                        for after in self.given[place + 1 : place + 2]
+                        if not after.startswith("-")
+                    ),
+                    "VALUE",
+                )
+                raise ConfigError(
+                    Problem(
+                        self.prog,
+                        "no such option",
+                        name,
+                        hint=self._meant(name, value, options) or help_,
+                    )
+                )
+        for name, _, value in (
+            word.partition("=") for word in self.given if "=" in word and not self._takes_settings()
+        ):
             if (option := f"--{name.replace('_', '-')}") in options:
-                raise ConfigError(Problem(self.prog, "takes options, not settings", f"{name}={value}", hint=f"{option} {value}"))
+                raise ConfigError(
+                    Problem(
+                        self.prog,
+                        "takes options, not settings",
+                        f"{name}={value}",
+                        hint=f"{option} {value}",
+                    )
+                )
         if message.startswith("the following arguments are required: "):
             missing = message.partition(": ")[2].split(", ")
-            options = [action for action in self._actions if "/".join(action.option_strings) in missing]
+            options = [
+                action for action in self._actions if "/".join(action.option_strings) in missing
+            ]
             needed = [f"{action.option_strings[0]} {action.metavar}" for action in options]
             if len(options) < len(missing):
-                needed = [str(action.metavar) for action in self._actions if not action.option_strings and action.nargs not in ("*", "?")] + needed
+                needed = [
+                    str(action.metavar)
+                    for action in self._actions
+                    if not action.option_strings and action.nargs not in ("*", "?")
+                ] + needed
             message = f"needs {' and '.join(needed)}"
         raise ConfigError(Problem(self.prog, message, hint=help_))
 
@@ -171,7 +251,12 @@ class Parser(argparse.ArgumentParser):
             return f"settings are written without dashes and in full: KEY={value}"
         if "--sort" in options and name in ("--best", "--top", "--by", "--metric"):
             return "--sort METRIC lists the best first, for example --sort valid/accuracy"
-        return f"settings are written without dashes: {self._setting(name.lstrip('-').replace('-', '_'), value)}" if self._takes_settings() else ""
+        return (
+            "settings are written without dashes: "
+            f"{self._setting(name.lstrip('-').replace('-', '_'), value)}"
+            if self._takes_settings()
+            else ""
+        )
 
     def _takes_settings(self) -> bool:
         return any(action.dest == "overrides" for action in self._actions)
@@ -183,7 +268,9 @@ class Parser(argparse.ArgumentParser):
 
         choices = [word for word in self.given if re.match(r"[a-z/]+=\w", word)]
         try:
-            problems = compose([*choices, f"{key}={value}"], project=project.find(), strict=False).problems
+            problems = compose(
+                [*choices, f"{key}={value}"], project=project.find(), strict=False
+            ).problems
         except SamewiseError:
             return f"{key}={value}"
         hint = next((problem.hint for problem in problems if problem.path == key), "")
@@ -216,7 +303,8 @@ def _help() -> str:
             "",
             "exit codes:",
             "  0  done",
-            "  1  training failed; or, for verify, diff and reproduce: the bits differ or cannot be compared",
+            "  1  training failed; or, for verify, diff and reproduce: the bits differ or "
+            "cannot be compared",
             "  2  the input was wrong: a config, an option, a file that is damaged or was altered",
             "  3  interrupted; run the same command again to resume",
             "  4  reproduce: the bundle is intact, but nothing was run without --trust",

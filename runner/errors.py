@@ -19,7 +19,18 @@ from typing import NoReturn
 
 from samewise.runner.secrets import redact, redact_values
 
-_STORAGE = {errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV, errno.ELOOP, errno.ENAMETOOLONG}
+_STORAGE = {
+    errno.EIO,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
 """Errors of a file system, at whatever call they come: no code of samewise's is to blame."""
 _LONGEST = 300
 """Maximum length of a library's message."""
@@ -54,15 +65,32 @@ class Problem:
     where: str = ""
 
     def __str__(self) -> str:
-        to_do = f"hint: {self.hint}" if self.hint else f"expected: {self.expected}" if self.expected else ""  # the first line is read first, and often alone
-        head = ": ".join(filter(None, [self.where, self.path, _strip_file(self.message, self.path, self.value)]))
-        value = f"    value:    {truncate(repr(redact_values({self.path: self.value})[self.path]), 200)}" if self.value is not ... else ""
+        # The first line is read first, and often alone
+        to_do = (
+            f"hint: {self.hint}"
+            if self.hint
+            else f"expected: {self.expected}"
+            if self.expected
+            else ""
+        )
+        head = ": ".join(
+            filter(None, [self.where, self.path, _strip_file(self.message, self.path, self.value)])
+        )
+        value = (
+            "    value:    "
+            f"{truncate(repr(redact_values({self.path: self.value})[self.path]), 200)}"
+            if self.value is not ...
+            else ""
+        )
         expected = f"    expected: {self.expected}" if self.expected and self.hint else ""
         return "\n".join(filter(None, ["; ".join(filter(None, [head, to_do])), value, expected]))
 
 
 class SamewiseError(Exception):
-    """An error that a user can act on, printed without a traceback; `exit_code` is the command's."""
+    """An error that a user can act on, printed without a traceback.
+
+    `exit_code` is the command's.
+    """
 
     exit_code = 1
 
@@ -82,7 +110,9 @@ class ConfigError(SamewiseError):
 
 
 class NotTrusted(ConfigError):
-    """Something received is intact, but the user has not said to trust it, so nothing of it was run."""
+    """Something received is intact, but the user has not said to trust it, so nothing of it was
+    run.
+    """
 
     exit_code = 4
 
@@ -92,7 +122,10 @@ class DataError(ConfigError):
 
 
 class DamagedFile(ConfigError):
-    """One of samewise's files can be read but does not contain what was written. A file that cannot be read now may be readable later, and is not damaged."""
+    """One of samewise's files can be read but does not contain what was written.
+
+    A file that cannot be read now may be readable later, and is not damaged.
+    """
 
 
 class CheckpointError(SamewiseError):
@@ -102,7 +135,10 @@ class CheckpointError(SamewiseError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint can be read but does not contain what was written. One that cannot be read now may be readable later, and is not damaged."""
+    """A checkpoint can be read but does not contain what was written.
+
+    One that cannot be read now may be readable later, and is not damaged.
+    """
 
 
 class TrainingError(SamewiseError):
@@ -110,7 +146,10 @@ class TrainingError(SamewiseError):
 
 
 class PeerFailed(SamewiseError):
-    """Another process of the run failed, which ended this one. `is_told`: the other has reported its reason, so nothing more is printed."""
+    """Another process of the run failed, which ended this one.
+
+    `is_told`: the other has reported its reason, so nothing more is printed.
+    """
 
     def __init__(self, *problems: Problem | str, is_told: bool = True, exit_code: int = 1) -> None:
         super().__init__(*problems)
@@ -129,12 +168,25 @@ class Interrupted(SamewiseError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the choice most like `name`; if none is similar and they are few, all choices."""
+    """`did you mean 'x'?` for the choice most like `name`.
+
+    If none is similar and they are few, all choices.
+    """
     known: Sequence[str] = sorted(set(map(str, choices)))
-    alike = [one for one in known if one.lower() == str(name).lower()] or same_words(str(name), known)
-    longer = [one for one in known if str(name).lower().startswith(f"{one.lower()}_")]  # f1 for f1_score
-    closer = [one for one in difflib.get_close_matches(str(name), known, cutoff=0.75) if one.startswith(tuple(f"{short}_" for short in longer))]
-    close = alike or closer or longer or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)  # closer: lr_factor, not lr, for lr_facto
+    alike = [one for one in known if one.lower() == str(name).lower()] or same_words(
+        str(name), known
+    )
+    # F1 for f1_score
+    longer = [one for one in known if str(name).lower().startswith(f"{one.lower()}_")]
+    closer = [
+        one
+        for one in difflib.get_close_matches(str(name), known, cutoff=0.75)
+        if one.startswith(tuple(f"{short}_" for short in longer))
+    ]
+    # Closer: lr_factor, not lr, for lr_facto
+    close = (
+        alike or closer or longer or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    )
     if close:
         return f"did you mean '{close[0]}'?"
     if not known:
@@ -145,7 +197,9 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def same_words(name: str, known: Iterable[str]) -> list[str]:
     """The names with the same words in another order: `num_classes` for `classes_num`."""
     words = sorted(re.split(r"[_.]", name.lower()))
-    return [one for one in known if len(words) > 1 and sorted(re.split(r"[_.]", one.lower())) == words]
+    return [
+        one for one in known if len(words) > 1 and sorted(re.split(r"[_.]", one.lower())) == words
+    ]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -156,7 +210,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def first_few(names: Sequence[str], most: int) -> str:
     """`a, b, c, and 2 more`."""
-    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:most]) + (
+        f", and {len(names) - most} more" if len(names) > most else ""
+    )
 
 
 def truncate(text: str, longest: int, *, ending: str = "...") -> str:
@@ -165,10 +221,20 @@ def truncate(text: str, longest: int, *, ending: str = "...") -> str:
 
 
 def limit_from(variable: str, usual: int) -> int:
-    """The limit that an environment variable sets, else the default. Raises a ConfigError unless it is a whole number greater than 0."""
+    """The limit that an environment variable sets, else the default.
+
+    Raises a ConfigError unless it is a whole number greater than 0.
+    """
     given = os.environ.get(variable)
     if given is not None and (not given.isdecimal() or not int(given)):
-        raise ConfigError(Problem(variable, "this environment variable is not a valid limit", given, "a whole number greater than 0"))
+        raise ConfigError(
+            Problem(
+                variable,
+                "this environment variable is not a valid limit",
+                given,
+                "a whole number greater than 0",
+            )
+        )
     return usual if given is None else int(given)
 
 
@@ -186,7 +252,9 @@ def require_positive(numbers: Mapping[str, int]) -> None:
 
 def is_below_one(value: object) -> bool:
     """Whether a value is a negative number or the whole number 0, which a size cannot be."""
-    return not isinstance(value, bool) and ((isinstance(value, int) and value < 1) or (isinstance(value, float) and value < 0))
+    return not isinstance(value, bool) and (
+        (isinstance(value, int) and value < 1) or (isinstance(value, float) and value < 0)
+    )
 
 
 def number_of(count: int, noun: str) -> str:
@@ -196,7 +264,9 @@ def number_of(count: int, noun: str) -> str:
 
 def requested_memory(error: BaseException) -> str:
     """The amount that an allocator refused, in words; empty for other errors."""
-    asked = re.search(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE)
+    asked = re.search(
+        r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE
+    )
     if asked is None:
         return "asks for more memory than is available" if isinstance(error, MemoryError) else ""
     size = f"{float(asked[1]) / 1e9:,.3g} GB" if asked[2] == "bytes" else f"{asked[1]} {asked[2]}"
@@ -204,39 +274,60 @@ def requested_memory(error: BaseException) -> str:
 
 
 def first_line(error: BaseException, *, after: str = "") -> str:
-    """The first line of an error's message, or of what follows `after` in it; the type's name if it has none."""
+    """The first line of an error's message, or of what follows `after` in it.
+
+    The type's name if it has none.
+    """
     text = str(error).rpartition(after)[2] if after else str(error)
     lines = text.strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def summarise_error(error: BaseException) -> str:
-    """An error's message on one line, without the tracebacks and advice that some libraries include."""
+    """An error's message on one line, without the tracebacks and advice that some libraries
+    include.
+    """
     text = " ".join(
-        re.split(r"^\s*(?:Traceback \(most recent call last\)|\[start of |The following exceptions)", str(error), maxsplit=1, flags=re.MULTILINE)[0].split()
+        re.split(
+            r"^\s*(?:Traceback \(most recent call last\)|\[start of |The following exceptions)",
+            str(error),
+            maxsplit=1,
+            flags=re.MULTILINE,
+        )[0].split()
     )
     return truncate(text, _LONGEST) or type(error).__name__
 
 
 def raised_at(error: BaseException, *, anywhere: bool = True) -> str:
-    """Where an error was raised: file, line, function and the line's text, in the user's code if a library raised it.
+    """Where an error was raised: file, line, function and the line's text, in the user's code if a
+    library raised it.
 
     Where no line is the user's, a library's is told with `anywhere`, else nothing.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
     at = next(reversed(own or (frames if anywhere else [])), None)
-    return f"raised at {at.filename}:{at.lineno}, in {at.name}: {(at.line or '')[:_LONGEST]}" if at else ""
+    return (
+        f"raised at {at.filename}:{at.lineno}, in {at.name}: {(at.line or '')[:_LONGEST]}"
+        if at
+        else ""
+    )
 
 
 def strip_heading(said: str) -> str:
     """The output of `describe` without `error:` or the number of problems."""
     first, _, rest = said.partition("\n")
-    return textwrap.dedent(rest) if rest and first.endswith(":") else re.sub(r"^(error|interrupted): ", "", said)
+    return (
+        textwrap.dedent(rest)
+        if rest and first.endswith(":")
+        else re.sub(r"^(error|interrupted): ", "", said)
+    )
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback to show: that of the cause of a SamewiseError if there is one, so that its last frames are those that failed."""
+    """The traceback to show: that of the cause of a SamewiseError if there is one, so that its last
+    frames are those that failed.
+    """
     cause = error.__cause__ if isinstance(error, SamewiseError) else None
     return "".join(traceback.format_exception(cause or error))
 
@@ -247,14 +338,19 @@ class ImmediateExit(SystemExit):
 
 @contextmanager
 def report_exits() -> Generator[None]:
-    """Make an `os._exit` by Python code raise `ImmediateExit`; in another thread, which could not be stopped by it, the process ends as failed."""
+    """Make an `os._exit` by Python code raise `ImmediateExit`.
+
+    In another thread, which could not be stopped by it, the process ends as failed.
+    """
     process, leave = os.getpid(), os._exit
 
     def told(status: int) -> NoReturn:
         if os.getpid() != process:  # forked
             leave(status)
         if threading.current_thread() is not threading.main_thread():
-            print(f"error: a thread ends the process: os._exit({status})", file=sys.stderr, flush=True)
+            print(
+                f"error: a thread ends the process: os._exit({status})", file=sys.stderr, flush=True
+            )
             leave(status or 1)
         raise ImmediateExit(status)
 
@@ -267,7 +363,11 @@ def report_exits() -> Generator[None]:
 
 def describe_exit(who: str, error: SystemExit) -> tuple[str, str]:
     """The message and hint for a `sys.exit` or `os._exit` that would end a training."""
-    return f"{who} ends the process: {'os._exit' if isinstance(error, ImmediateExit) else 'sys.exit'}({error.code!r})", raised_at(error)
+    return (
+        f"{who} ends the process: "
+        f"{'os._exit' if isinstance(error, ImmediateExit) else 'sys.exit'}({error.code!r})",
+        raised_at(error),
+    )
 
 
 def describe(error: BaseException) -> tuple[int, str]:
@@ -279,27 +379,48 @@ def describe(error: BaseException) -> tuple[int, str]:
 def _describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SamewiseError):
         if len(error.problems) == 1:
-            return error.exit_code, f"{'interrupted' if error.exit_code == INTERRUPTED else 'error'}: {error.problems[0]}"
+            return (
+                error.exit_code,
+                f"{'interrupted' if error.exit_code == INTERRUPTED else 'error'}: "
+                f"{error.problems[0]}",
+            )
         lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]
         return error.exit_code, "\n".join([f"{len(error.problems)} problems:", *lines])
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; run the same command again"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" at {error.filename}" if error.filename else ""
-        return 1, f"error: the disk is full{where}; hint: free some space, then run the same command again"
+        return (
+            1,
+            f"error: the disk is full{where}; hint: free some space, then run the same "
+            "command again",
+        )
     if isinstance(error, OSError) and error.errno in _STORAGE:
-        return 1, f"error: {error.filename or 'a file'}: {error.strerror}; hint: check the storage and the permissions, then run the same command again"
+        return (
+            1,
+            f"error: {error.filename or 'a file'}: {error.strerror}; hint: check the "
+            "storage and the permissions, then run the same command again",
+        )
     if isinstance(error, SystemExit):
         message, where = describe_exit("something", error)
         return 1, f"error: {message}; hint: {where}"
     if isinstance(error, MemoryError):
-        return 1, "error: there is not enough memory; hint: a smaller model, batch_size or loader.num_workers; --debug shows where"
+        return (
+            1,
+            "error: there is not enough memory; hint: a smaller model, batch_size or "
+            "loader.num_workers; --debug shows where",
+        )
     message = f": {said}" if (said := summarise_error(error)) != type(error).__name__ else ""
-    return 1, f"error: {type(error).__name__}{message}; hint: run again with --debug for the traceback"
+    return (
+        1,
+        f"error: {type(error).__name__}{message}; hint: run again with --debug for the traceback",
+    )
 
 
 def _strip_file(message: str, *told: object) -> str:
-    """A library's message without the file, which is reported separately, and without the system error's number."""
+    """A library's message without the file, which is reported separately, and without the system
+    error's number.
+    """
     for one in told:
         if isinstance(one, str) and os.sep in one:
             message = re.sub(rf"(:? |^)(['\"]){re.escape(one)}\2", "", message)

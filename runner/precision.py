@@ -22,22 +22,49 @@ _LEAST_SCALE = 2.0**-24
 
 
 class Precision:
-    """The number format of the forward pass, and the scaling of the backward pass. Weights and optimizer states stay float32.
+    """The number format of the forward pass, and the scaling of the backward pass.
+
+    Weights and optimizer states stay float32.
 
     Args:
-        dtype: What autocast computes in: float32 (no autocast), bfloat16 or float16 (with a dynamic loss scale).
+        dtype: What autocast computes in: float32 (no autocast), bfloat16 or float16 (with a dynamic
+            loss scale).
         tf32: Let CUDA round float32 matrix products and convolutions to TensorFloat-32.
         initial_scale: float16's first loss scale.
         growth_interval: Steps without overflow after which the scale doubles.
     """
 
-    def __init__(self, *, dtype: str = "float32", tf32: bool = False, initial_scale: float = 65536.0, growth_interval: int = 2000) -> None:
+    def __init__(
+        self,
+        *,
+        dtype: str = "float32",
+        tf32: bool = False,
+        initial_scale: float = 65536.0,
+        growth_interval: int = 2000,
+    ) -> None:
         if dtype not in DTYPES:
-            raise ConfigError(Problem("precision.dtype", "unknown dtype", dtype, ", ".join(DTYPES), nearest(dtype, DTYPES)))
+            raise ConfigError(
+                Problem(
+                    "precision.dtype",
+                    "unknown dtype",
+                    dtype,
+                    ", ".join(DTYPES),
+                    nearest(dtype, DTYPES),
+                )
+            )
         if not 0 < initial_scale < math.inf:
-            raise ConfigError(Problem("precision.initial_scale", "is out of range", initial_scale, "a number greater than 0, usually a power of 2"))
+            raise ConfigError(
+                Problem(
+                    "precision.initial_scale",
+                    "is out of range",
+                    initial_scale,
+                    "a number greater than 0, usually a power of 2",
+                )
+            )
         if growth_interval < 1:
-            raise ConfigError(Problem("precision.growth_interval", "must be at least 1", growth_interval))
+            raise ConfigError(
+                Problem("precision.growth_interval", "must be at least 1", growth_interval)
+            )
         self._dtype = DTYPES[dtype]
         self._tf32 = tf32
         self._initial_scale = initial_scale
@@ -52,32 +79,61 @@ class Precision:
             ConfigError: a variable of the environment says otherwise, and the libraries go by that.
         """
         self._device = device.type
-        if device.type == "cuda" and (problem := tf32_conflict(tf32=self._tf32, variables=os.environ)):
+        if device.type == "cuda" and (
+            problem := tf32_conflict(tf32=self._tf32, variables=os.environ)
+        ):
             raise ConfigError(problem)
         _switch(tf32=self._tf32)
         self._scaler = torch.amp.GradScaler(
-            device.type, init_scale=self._initial_scale, growth_interval=self._growth_interval, enabled=self._dtype is torch.float16
+            device.type,
+            init_scale=self._initial_scale,
+            growth_interval=self._growth_interval,
+            enabled=self._dtype is torch.float16,
         )
         if self._scaler.is_enabled():
-            self._scaler.scale(torch.zeros((), device=device))  # a process that computes no loss (a pipeline's first stage) has a scale from the beginning too
+            # A process that computes no loss (a pipeline's first stage) has a scale from the
+            # beginning too
+            self._scaler.scale(torch.zeros((), device=device))
 
     def cautions(self) -> list[Problem]:
         """Warnings if the format has no benefit on the device."""
         if self._device == "cuda":
             return []
-        found = [Problem("precision.tf32", "has no effect on the CPU, which computes in full single precision", True, hint="precision=fp32")]
-        slow = "is meant for GPUs: most CPUs cannot compute in it, so they convert before and after every operation"
-        return [*(found if self._tf32 else ()), *([Problem("precision.dtype", slow, "float16", hint="precision=fp32")] if self._dtype is torch.float16 else ())]
+        found = [
+            Problem(
+                "precision.tf32",
+                "has no effect on the CPU, which computes in full single precision",
+                True,
+                hint="precision=fp32",
+            )
+        ]
+        slow = (
+            "is meant for GPUs: most CPUs cannot compute in it, so they convert before and "
+            "after every operation"
+        )
+        return [
+            *(found if self._tf32 else ()),
+            *(
+                [Problem("precision.dtype", slow, "float16", hint="precision=fp32")]
+                if self._dtype is torch.float16
+                else ()
+            ),
+        ]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device, self._dtype)
 
     def first_gradient(self, total: Tensor, nominal: float) -> Tensor:
-        """What to call `total.backward` with for the gradients of `total / nominal`, scaled; dividing the loss itself is an operator more in each pass."""
+        """What to call `total.backward` with for the gradients of `total / nominal`, scaled.
+
+        Dividing the loss itself is an operator more in each pass.
+        """
         if self._scaler.is_enabled():
             return self._scaler.scale(torch.ones_like(total)) / nominal
-        return _share(nominal, total.dtype, total.device, total.shape).clone()  # a parameter that is added to the loss keeps it as its gradient
+        return _share(
+            nominal, total.dtype, total.device, total.shape
+        ).clone()  # a parameter that is added to the loss keeps it as its gradient
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Remove the loss scale from the gradients, before they are clipped or read."""
@@ -85,11 +141,16 @@ class Precision:
             self._scaler.unscale_(optimizer)
 
     def stepper(self, optimizer: Optimizer, step: Callable[[], Any]) -> Callable[[], Any]:
-        """An object whose `step` steps the optimizer; with float16 it skips a step with overflowed gradients."""
+        """An object whose `step` steps the optimizer.
+
+        With float16 it skips a step with overflowed gradients.
+        """
         return partial(self._scaler.step, optimizer) if self._scaler.is_enabled() else step
 
     def may_overflow(self) -> bool:
-        """Whether a non-finite gradient is due to the loss scale, so that the step is skipped: no longer if the scale has become too small."""
+        """Whether a non-finite gradient is due to the loss scale, so that the step is skipped: no
+        longer if the scale has become too small.
+        """
         return self._scaler.is_enabled() and self._scaler.get_scale() >= _LEAST_SCALE
 
     def update(self) -> None:
@@ -107,23 +168,40 @@ class Precision:
 
 @lru_cache(maxsize=16)
 def _share(whole: float, dtype: torch.dtype, device: torch.device, shape: torch.Size) -> Tensor:
-    """One divided by `whole`, as dividing a tensor rounds it. Kept here, since it is no state of a run."""
+    """One divided by `whole`, as dividing a tensor rounds it.
+
+    Kept here, since it is no state of a run.
+    """
     return torch.ones(shape, dtype=dtype, device=device) / whole
 
 
 def tf32_conflict(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None:
-    """The problem if the environment makes NVIDIA's libraries use TensorFloat-32, or not, against the config; None if they agree."""
+    """The problem if the environment makes NVIDIA's libraries use TensorFloat-32, or not, against
+    the config; None if they agree.
+    """
     given = variables.get("NVIDIA_TF32_OVERRIDE")
     if given in (None, "", str(int(tf32))):
         return None
-    message = f"NVIDIA_TF32_OVERRIDE={given} in the environment, or in reproducibility.variables, would override it in NVIDIA's libraries"
-    return Problem("precision.tf32", message, tf32, "the variable unset", "unset NVIDIA_TF32_OVERRIDE, and choose precision=fp32 or precision=tf32")
+    message = (
+        f"NVIDIA_TF32_OVERRIDE={given} in the environment, or in reproducibility.variables, "
+        "would override it in NVIDIA's libraries"
+    )
+    return Problem(
+        "precision.tf32",
+        message,
+        tf32,
+        "the variable unset",
+        "unset NVIDIA_TF32_OVERRIDE, and choose precision=fp32 or precision=tf32",
+    )
 
 
 def _switch(*, tf32: bool) -> None:
-    """Set each operator's own switch, in CUDA's libraries and oneDNN: an unset one inherits a more general one, which others may have set."""
+    """Set each operator's own switch, in CUDA's libraries and oneDNN: an unset one inherits a more
+    general one, which others may have set.
+    """
     backends: Any = torch.backends
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # the older switches first, so that code that reads them gets the same answer
+    # The older switches first, so that code that reads them gets the same answer
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     backends.cudnn.allow_tf32 = tf32
     for operator in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operator.fp32_precision = "tf32" if tf32 else "ieee"

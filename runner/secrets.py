@@ -1,4 +1,6 @@
-"""Removes from output what must not be written or shown: passwords and tokens, and characters that control a terminal or a spreadsheet."""
+"""Removes from output what must not be written or shown: passwords and tokens, and characters that
+control a terminal or a spreadsheet.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,17 @@ _WIDTH = re.compile(r"(?i:.*(?:pw|pass)\W+\d{1,4})")
 """`pw` is the width of a patch, too, and `pass` a number."""
 _USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@:'\"]*:(?!\d{1,5}/)[^\s'\"]*|[^\s/@'\"]+)(?=@)")
 """A password may contain an unencoded slash or `@`; what follows a port is not one."""
-_QUERY = re.compile(r"((?:[?&;=]|%3[BD]|%26)(?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)(?:=|%3D))((?:(?!%3B|%26)[^\s&;'\"])+)", re.IGNORECASE)
+_QUERY = re.compile(
+    r"((?:[?&;=]|%3[BD]|%26)(?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)(?:=|%3D))((?:(?!%3B|%26)[^\s&;'\"])+)",
+    re.IGNORECASE,
+)
 """Also of ODBC's words in an address, encoded or not: `?odbc_connect=UID%3Dme%3BPWD%3D...`."""
-_HEADER = re.compile(r"((?i:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+))([^\s'\",]+)")
+_HEADER = re.compile(
+    r"((?i:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+))([^\s'\",]+)"
+)
 _GIVEN = re.compile(
-    rf"((?<![\w.-])(?:(?:--)?(?:{_NAMES})=|--(?:{_NAMES})(?:['\"],)?[ \t]+(?!-))['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)"
+    rf"((?<![\w.-])(?:(?:--)?(?:{_NAMES})=|--(?:{_NAMES})(?:['\"],)?[ "
+    rf"\t]+(?!-))['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)"
     r"([^\s&'\",;}\]]+)",
     re.MULTILINE,
 )
@@ -41,10 +49,36 @@ _BARE = re.compile(
     r"|pypi-[\w-]{40,}|xox[a-z]-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{35}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)"
 )
 """Keys that are recognised by how they begin, under any name or none."""
-_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(?=-----END [A-Z ]*PRIVATE KEY|\Z)")
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(?=-----END [A-Z ]*PRIVATE KEY|\Z)"
+)
 SECRET_FILES = (
-    *(".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
-    *("*credential*", "*secret*", "*password*", ".netrc", ".pgpass", ".npmrc", ".pypirc", "*.tfstate", "*kubeconfig*"),
+    *(
+        ".env",
+        ".env.*",
+        "*.env",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.jks",
+        "*.keystore",
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+    ),
+    *(
+        "*credential*",
+        "*secret*",
+        "*password*",
+        ".netrc",
+        ".pgpass",
+        ".npmrc",
+        ".pypirc",
+        "*.tfstate",
+        "*kubeconfig*",
+    ),
 )
 """Names of files and folders, in lower case, that are neither recorded nor handed on."""
 _NOTHING = ("null", "None", "none", "true", "false", HIDDEN, "")
@@ -53,7 +87,9 @@ _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def redact(text: str) -> str:
-    """Replace secrets in a text by stars: user and password of an address, and the values of names such as `token` and `password`."""
+    """Replace secrets in a text by stars: user and password of an address, and the values of names
+    such as `token` and `password`.
+    """
     if "://" in text:
         text = _QUERY.sub(_mask, _USER.sub(_mask, text))
     if "uthorization" in text:
@@ -64,7 +100,9 @@ def redact(text: str) -> str:
 
 
 def redact_file(name: str, text: str) -> str:
-    """A run's file without secrets, still valid in its format: in YAML a bare `***` would be an alias, and in JSON a secret may end inside an escape."""
+    """A run's file without secrets, still valid in its format: in YAML a bare `***` would be an
+    alias, and in JSON a secret may end inside an escape.
+    """
     if name.endswith(".yaml"):
         return re.sub(r"(?m)([:-] +)\*\*\*(?=\s*$)", rf"\1'{HIDDEN}'", redact(text))
     if name != "environment.json":
@@ -82,28 +120,46 @@ def remove_private_keys(text: str) -> str:
 
 def looks_secret(path: PurePath) -> bool:
     """Whether the name of a file, or of a folder above it, is one that usually holds secrets."""
-    return any(fnmatchcase(part.lower(), pattern) for part in path.parts for pattern in SECRET_FILES)
+    return any(
+        fnmatchcase(part.lower(), pattern) for part in path.parts for pattern in SECRET_FILES
+    )
 
 
 def redact_values(value: Any) -> Any:
     """Redact every text in plain values, and every value under the name of a secret."""
     if isinstance(value, Mapping):
-        return {key: _redact_value(str(key), part) for key, part in cast(Mapping[Any, Any], value).items()}
+        return {
+            key: _redact_value(str(key), part)
+            for key, part in cast(Mapping[Any, Any], value).items()
+        }
     if isinstance(value, list | tuple):
         parts = cast(Sequence[Any], value)
-        return [_redact_value(before[2:], part) if _is_option(before) else redact_values(part) for before, part in zip((None, *parts), parts, strict=False)]
+        return [
+            _redact_value(before[2:], part) if _is_option(before) else redact_values(part)
+            for before, part in zip((None, *parts), parts, strict=False)
+        ]
     return redact(value) if isinstance(value, str) else value
 
 
 def printable(text: str) -> str:
-    """Escape characters that control a terminal (escapes, carriage returns) as Python does; line ends and tabs stay."""
+    """Escape characters that control a terminal (escapes, carriage returns) as Python does.
+
+    Line ends and tabs stay.
+    """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if one in "\n\t" or not (one in _TURNING or unicodedata.category(one) in ("Cc", "Cs")) else _escape(one) for one in text)
+    return "".join(
+        one
+        if one in "\n\t" or not (one in _TURNING or unicodedata.category(one) in ("Cc", "Cs"))
+        else _escape(one)
+        for one in text
+    )
 
 
 def plain_cell(value: Any) -> Any:
-    """A CSV cell that no spreadsheet takes for a formula: a text that starts like one gets an apostrophe. Numbers stay."""
+    """A CSV cell that no spreadsheet takes for a formula: a text that starts like one gets an
+    apostrophe. Numbers stay.
+    """
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -118,9 +174,11 @@ _STREAMS = {"<stdout>": "standard output", "<stderr>": "standard error"}
 
 
 class LastingStream:
-    """A stream that discards output once its reader is gone (`| head`, a closed terminal), so that the work continues and ends normally.
+    """A stream that discards output once its reader is gone (`| head`, a closed terminal), so that
+    the work continues and ends normally.
 
-    If the disk behind it is full, that is an error with the stream's name, and the rest is discarded.
+    If the disk behind it is full, that is an error with the stream's name, and the rest is
+    discarded.
     """
 
     def __init__(self, raw: TextIO) -> None:
@@ -143,7 +201,8 @@ class LastingStream:
             if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.raw.fileno())  # everything written from now on, and what Python still buffers
+            # Everything written from now on, and what Python still buffers
+            os.dup2(nowhere, self.raw.fileno())
             os.close(nowhere)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 error.filename = _STREAMS.get(name := getattr(self.raw, "name", None), name)
@@ -165,7 +224,9 @@ class PlainStream(LastingStream):
 def filter_output() -> Generator[None]:
     """Within it, everything that is printed is escaped and redacted."""
     before = sys.stdout, sys.stderr
-    within = tuple(PlainStream(stream.raw if isinstance(stream, PlainStream) else stream) for stream in before)
+    within = tuple(
+        PlainStream(stream.raw if isinstance(stream, PlainStream) else stream) for stream in before
+    )
     sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], within)
     try:
         yield
@@ -193,7 +254,11 @@ def _redact_value(key: str, value: Any) -> Any:
 
 def _mask(found: re.Match[str]) -> str:
     before, value = found.groups()
-    return found[0] if value in _NOTHING or value.startswith("${") or _WIDTH.fullmatch(found[0]) else before + HIDDEN
+    return (
+        found[0]
+        if value in _NOTHING or value.startswith("${") or _WIDTH.fullmatch(found[0])
+        else before + HIDDEN
+    )
 
 
 def _escape(one: str) -> str:

@@ -1,7 +1,9 @@
-"""The model that `mlflow models serve` and `mlflow.pyfunc.load_model` load: files in, predictions out, with the bits of `samewise predict`.
+"""The model that `mlflow models serve` and `mlflow.pyfunc.load_model` load: files in, predictions
+out, with the bits of `samewise predict`.
 
-The model is data alone: a run's config, environment and checkpoint (`tracking/logged_model.py`). Nothing in it is code or a pickle of objects; the
-classes that its config names are samewise's, torch's and those of your own packages, and are made where the user has made or trusts the run.
+The model is data alone: a run's config, environment and checkpoint (`tracking/logged_model.py`).
+Nothing in it is code or a pickle of objects; the classes that its config names are samewise's,
+torch's and those of your own packages, and are made where the user has made or trusts the run.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ FOLDER = "run"
 
 
 def _load_pyfunc(path: str) -> ServedModel:  # pyright: ignore[reportUnusedFunction] (MLflow calls it by this name)
-    """Load a model from MLflow's folder; ConfigError if this user has not made it and `SAMEWISE_TRUST_MODEL` is not 1, or if a part of it cannot be made."""
+    """Load a model from MLflow's folder.
+
+    ConfigError if this user has not made it and `SAMEWISE_TRUST_MODEL` is not 1, or if a part of it
+    cannot be made.
+    """
     return ServedModel(api.load(Path(path) / FOLDER, trust=os.environ.get(TRUST) == "1"))
 
 
@@ -36,22 +42,30 @@ class ServedModel:
 
     def __init__(self, run: api.LoadedRun) -> None:
         self._run = run
-        self._one_at_a_time = threading.Lock()  # torch's settings and random streams are global to the process
+        # Torch's settings and random streams are global to the process
+        self._one_at_a_time = threading.Lock()
 
-    def predict(self, model_input: pandas.DataFrame, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def predict(
+        self, model_input: pandas.DataFrame, params: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         """Predict each file separately: the values that `samewise predict --json` prints.
 
         Args:
-            model_input: A row for each file: its bytes as `file` and, optionally, its name as `name`.
-            params: `threshold`, the least score; `files`, to have pictures and sounds in the answer, as base64 by name.
+            model_input: A row for each file: its bytes as `file` and, optionally, its name as
+                `name`.
+            params: `threshold`, the least score; `files`, to have pictures and sounds in the
+                answer, as base64 by name.
 
-        Raises:
-            MlflowException: a file cannot be read, or is not what the model takes: for the client, with the file's name.
+        Raises: MlflowException: a file cannot be read, or is not what the model takes: for the
+            client, with the file's name.
         """
         chosen = dict(params or {})
         names = model_input["name"].tolist() if "name" in model_input else [None] * len(model_input)
         with self._one_at_a_time:
-            return [self._answer(content, name or "", chosen) for content, name in zip(model_input["file"].tolist(), names, strict=True)]
+            return [
+                self._answer(content, name or "", chosen)
+                for content, name in zip(model_input["file"].tolist(), names, strict=True)
+            ]
 
     def _answer(self, content: bytes, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
         known = PurePath(str(name).replace("\\", "/")).name or "file"
@@ -59,13 +73,27 @@ class ServedModel:
             file, out = Path(folder) / f"file{PurePath(known).suffix[:16]}", Path(folder) / "out"
             file.write_bytes(content)
             try:
-                (prediction,) = api.predict(self._run, file, output=out if params.get("files") else None, threshold=params.get("threshold") or None)
+                (prediction,) = api.predict(
+                    self._run,
+                    file,
+                    output=out if params.get("files") else None,
+                    threshold=params.get("threshold") or None,
+                )
             except SamewiseError as error:
                 from mlflow.exceptions import MlflowException
 
                 words = "; ".join(str(problem) for problem in error.problems)
-                raise MlflowException.invalid_parameter_value(words.replace(str(file), known)) from None
+                raise MlflowException.invalid_parameter_value(
+                    words.replace(str(file), known)
+                ) from None
             values = prediction.values()
             if params.get("files"):
-                values["files"] = {one.name: base64.b64encode(one.read_bytes()).decode() for one in sorted(out.iterdir())} if out.exists() else {}
+                values["files"] = (
+                    {
+                        one.name: base64.b64encode(one.read_bytes()).decode()
+                        for one in sorted(out.iterdir())
+                    }
+                    if out.exists()
+                    else {}
+                )
             return values

@@ -1,4 +1,7 @@
-"""samewise: the same experiment gives the same bits. Its functions for notebooks and scripts are imported when they are first asked for."""
+"""samewise: the same experiment gives the same bits.
+
+Its functions for notebooks and scripts are imported when they are first asked for.
+"""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -7,13 +10,33 @@ from samewise.runner import torchaudio_import as _  # before anything imports to
 from samewise.runner.processes.variables import REPRODUCIBLE
 
 if TYPE_CHECKING:
-    from samewise.runner.api import LoadedRun, Trained, Transforms, compose, load, predict, runs, sweep, train
+    from samewise.runner.api import (
+        LoadedRun,
+        Trained,
+        Transforms,
+        compose,
+        load,
+        predict,
+        runs,
+        sweep,
+        train,
+    )
 
 os.environ.update(REPRODUCIBLE | os.environ)  # before torch multiplies matrices
 del os, REPRODUCIBLE
 
 __version__ = "0.2.0"
-__all__ = ["LoadedRun", "Trained", "Transforms", "compose", "load", "predict", "runs", "sweep", "train"]
+__all__ = [
+    "LoadedRun",
+    "Trained",
+    "Transforms",
+    "compose",
+    "load",
+    "predict",
+    "runs",
+    "sweep",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

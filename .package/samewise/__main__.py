@@ -3,7 +3,8 @@
 import os
 import sys
 
-if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:  # a file in the current folder must not take the place of a module; a project's folder comes last
+# A file in the current folder must not take the place of a module; a project's folder comes last
+if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 
 
@@ -18,9 +19,20 @@ def main() -> None:
 
 
 def _fix_order_of_sets() -> None:
-    """Start Python again with a fixed hash seed, which it reads only then: otherwise a set of strings in a user's code has another order in each process."""
-    is_watched = sys.gettrace() or any(map(sys.monitoring.get_tool, range(6)) if hasattr(sys, "monitoring") else ())  # a debugger would lose the process
-    if os.environ.get("PYTHONHASHSEED") == "0" or sys.flags.ignore_environment or is_watched or not sys.executable or sys.argv[0] == "-":
+    """Start Python again with a fixed hash seed, which it reads only then: otherwise a set of
+    strings in a user's code has another order in each process.
+    """
+    # A debugger would lose the process
+    is_watched = sys.gettrace() or any(
+        map(sys.monitoring.get_tool, range(6)) if hasattr(sys, "monitoring") else ()
+    )
+    if (
+        os.environ.get("PYTHONHASHSEED") == "0"
+        or sys.flags.ignore_environment
+        or is_watched
+        or not sys.executable
+        or sys.argv[0] == "-"
+    ):
         return
     os.environ["PYTHONHASHSEED"] = "0"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

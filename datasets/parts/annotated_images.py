@@ -1,4 +1,6 @@
-"""The base of data sets of images with boxes: packed annotations, checks that name the file, decoding, a cache for small images."""
+"""The base of data sets of images with boxes: packed annotations, checks that name the file,
+decoding, a cache for small images.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Annotated:
     crowd: list[bool] = field(default_factory=list)
     areas: list[float] = field(default_factory=list)
 
-    def add(self, box: list[float], label: int, *, crowd: bool = False, area: float | None = None) -> None:
+    def add(
+        self, box: list[float], label: int, *, crowd: bool = False, area: float | None = None
+    ) -> None:
         """Add one object."""
         self.boxes.append(box)
         self.labels.append(label)
@@ -61,22 +65,28 @@ class Annotated:
 
 
 class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
-    """Samples of an image and its boxes, in the form of torchvision's v2 transforms; a subclass lists the files.
+    """Samples of an image and its boxes, in the form of torchvision's v2 transforms.
 
-    A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes float32[N, 4] (x1, y1, x2, y2), "labels": int64[N],
-    "image_id": int}`, and in evaluation (`training=False`) also `"crowd": bool[N]`, `"area": float32[N]` in the pixels of the file, however the image is
-    resized, `"file_size"`, the file's (height, width), and `"probe"`, by which `require_whole` sees what transforms did.
+    A subclass lists the files.
+
+    A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes
+    float32[N, 4] (x1, y1, x2, y2), "labels": int64[N], "image_id": int}`, and in evaluation
+    (`training=False`) also `"crowd": bool[N]`, `"area": float32[N]` in the pixels of the file,
+    however the image is resized, `"file_size"`, the file's (height, width), and `"probe"`, by which
+    `require_whole` sees what transforms did.
 
     Args:
         folder: Where the images lie.
         images: Their annotations.
         classes: The names of the labels; the first is the background's.
         training: Without crowds, and without images that have no box (as torchvision's references).
-        size: [height, width] that images are resized to as they are read, boxes with them; None: as they are.
-        cache: "memory": all images are decoded once, here, and kept; set `size`, or have much memory.
+        size: [height, width] that images are resized to as they are read, boxes with them; None: as
+            they are.
+        cache: "memory": all images are decoded once, here, and kept; set `size`, or have much
+            memory.
 
-    Raises:
-        DataError: an image file is missing; with cache="memory", damaged or of another size than its annotation says.
+    Raises: DataError: an image file is missing; with cache="memory", damaged or of another size
+        than its annotation says.
     """
 
     def __init__(
@@ -90,22 +100,44 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         cache: Cache = "none",
     ) -> None:
         if cache not in ("none", "memory"):
-            raise ConfigError(Problem("dataset.cache", "is not a valid cache for images", cache, "none or memory"))
+            raise ConfigError(
+                Problem("dataset.cache", "is not a valid cache for images", cache, "none or memory")
+            )
         if size is not None and (len(size) != 2 or min(size) < 1):
-            raise ConfigError(Problem("dataset.size", "is not a valid size", list(size), "[height, width] in pixels, or null"))
-        chosen = [image for image in images if not training or any(not crowd for crowd in image.crowd)]
+            raise ConfigError(
+                Problem(
+                    "dataset.size",
+                    "is not a valid size",
+                    list(size),
+                    "[height, width] in pixels, or null",
+                )
+            )
+        chosen = [
+            image for image in images if not training or any(not crowd for crowd in image.crowd)
+        ]
         self.classes = list(classes)
         self._folder, self._training = folder, training
         self._size = None if size is None else (int(size[0]), int(size[1]))
-        # Packed arrays instead of a million objects: a worker that only reads those would copy them all, reference count by reference count.
+        # Packed arrays instead of a million objects: a worker that only reads those would copy them
+        # all, reference count by reference count.
         self._names = np.array([os.fsencode(image.name) for image in chosen])
-        self._sizes = torch.tensor([[image.height, image.width] for image in chosen], dtype=torch.int64).view(-1, 2)
+        self._sizes = torch.tensor(
+            [[image.height, image.width] for image in chosen], dtype=torch.int64
+        ).view(-1, 2)
         self._numbers = torch.tensor([image.number for image in chosen], dtype=torch.int64)
         self._offsets = torch.tensor([0, *(len(image.boxes) for image in chosen)]).cumsum(0)
-        self._boxes = torch.tensor([box for image in chosen for box in image.boxes], dtype=torch.float32).view(-1, 4)
-        self._labels = torch.tensor([label for image in chosen for label in image.labels], dtype=torch.int64)
-        self._crowd = torch.tensor([crowd for image in chosen for crowd in image.crowd], dtype=torch.bool)
-        self._areas = torch.tensor([area for image in chosen for area in image.areas], dtype=torch.float32)
+        self._boxes = torch.tensor(
+            [box for image in chosen for box in image.boxes], dtype=torch.float32
+        ).view(-1, 4)
+        self._labels = torch.tensor(
+            [label for image in chosen for label in image.labels], dtype=torch.int64
+        )
+        self._crowd = torch.tensor(
+            [crowd for image in chosen for crowd in image.crowd], dtype=torch.bool
+        )
+        self._areas = torch.tensor(
+            [area for image in chosen for area in image.areas], dtype=torch.float32
+        )
         _require_files(folder, [image.name for image in chosen])
         self._kept = self._read_all() if cache == "memory" else None
 
@@ -123,7 +155,11 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             boxes, labels = boxes[~crowd], labels[~crowd]
         sample = annotated_sample(image, boxes, labels, number=int(self._numbers[index]))
         if not self._training:
-            sample |= {"crowd": crowd.clone(), "area": self._areas[place].clone(), **size_before(image, tuple(self._sizes[index].tolist()))}
+            sample |= {
+                "crowd": crowd.clone(),
+                "area": self._areas[place].clone(),
+                **size_before(image, tuple(self._sizes[index].tolist())),
+            }
         return sample
 
     def path(self, index: int) -> Path:
@@ -140,10 +176,20 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         return self._sizes[:, 1].double() / self._sizes[:, 0].double()
 
     def fingerprint(self) -> str:
-        """32 hex digits of the samples: classes, names, annotations, sizes of the files, and the bytes of 64."""
+        """32 hex digits of the samples: classes, names, annotations, sizes of the files, and the
+        bytes of 64.
+        """
         digest = blake2b(repr((self.classes, self._training, self._size)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
-        for packed in (self._sizes, self._numbers, self._offsets, self._boxes, self._labels, self._crowd, self._areas):
+        for packed in (
+            self._sizes,
+            self._numbers,
+            self._offsets,
+            self._boxes,
+            self._labels,
+            self._crowd,
+            self._areas,
+        ):
             digest.update(packed.contiguous().view(-1).numpy())
         add_files(digest, self.path, len(self), most=len(self))
         return digest.hexdigest()
@@ -154,9 +200,25 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         if image.shape[-2:] != (height, width):
             path = self.path(index)
             turned = image.shape[-2:] == (width, height) and orientation(path) != 1
-            hint = "it has an EXIF orientation, which is not applied: turn its pixels (exiftran, mogrify -auto-orient)" if turned else "one of the two is wrong"
-            raise DataError(Problem(str(path), f"is {image.shape[-1]} x {image.shape[-2]} pixels, but its annotation says {width} x {height}", hint=hint))
-        return image if self._size is None else functional.resize(image, list(self._size), antialias=True)
+            hint = (
+                "it has an EXIF orientation, which is not applied: turn its pixels "
+                "(exiftran, mogrify -auto-orient)"
+                if turned
+                else "one of the two is wrong"
+            )
+            raise DataError(
+                Problem(
+                    str(path),
+                    f"is {image.shape[-1]} x {image.shape[-2]} pixels, but its annotation "
+                    f"says {width} x {height}",
+                    hint=hint,
+                )
+            )
+        return (
+            image
+            if self._size is None
+            else functional.resize(image, list(self._size), antialias=True)
+        )
 
     def _read_all(self) -> list[Tensor]:
         """With a thread per core: the decoders release Python's lock."""
@@ -167,12 +229,18 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             pool.shutdown(cancel_futures=True)
 
 
-def annotated_sample(image: Tensor, boxes: Tensor, labels: Tensor, *, number: int) -> dict[str, Any]:
-    """A sample in the form described by `AnnotatedImages`, from uint8[3, H, W], float32[N, 4] and int64[N]."""
+def annotated_sample(
+    image: Tensor, boxes: Tensor, labels: Tensor, *, number: int
+) -> dict[str, Any]:
+    """A sample in the form described by `AnnotatedImages`, from uint8[3, H, W], float32[N, 4] and
+    int64[N].
+    """
     height, width = image.shape[-2:]
     return {
         "image": tv_tensors.Image(image),
-        "boxes": tv_tensors.BoundingBoxes(boxes, format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(height, width)),  # pyright: ignore[reportCallIssue]
+        "boxes": tv_tensors.BoundingBoxes(
+            boxes, format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(height, width)
+        ),  # pyright: ignore[reportCallIssue]
         "labels": labels,
         "image_id": number,
     }
@@ -183,40 +251,101 @@ _PROBE = torch.tensor([0.25, 0.3, 0.5, 0.6])
 
 
 def size_before(image: Tensor, size: tuple[int, int]) -> dict[str, Any]:
-    """Entries of a sample for evaluation: the size of the file, and a box that torchvision's transforms move with the image."""
+    """Entries of a sample for evaluation: the size of the file, and a box that torchvision's
+    transforms move with the image.
+    """
     height, width = image.shape[-2:]
     probe = _PROBE * torch.tensor([width, height] * 2)
-    return {"file_size": size, "probe": tv_tensors.BoundingBoxes(probe[None], format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(height, width))}  # pyright: ignore[reportCallIssue]
+    return {
+        "file_size": size,
+        "probe": tv_tensors.BoundingBoxes(
+            probe[None], format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(height, width)
+        ),
+    }  # pyright: ignore[reportCallIssue]
 
 
 def require_whole(image: Tensor, probe: Tensor) -> None:
-    """Raise a ConfigError if the transforms have done more than resize the image: boxes found in it could not be given in pixels of the file."""
+    """Raise a ConfigError if the transforms have done more than resize the image: boxes found in it
+    could not be given in pixels of the file.
+    """
     height, width = image.shape[-2:]
-    if not torch.allclose(probe[0].as_subclass(Tensor), _PROBE * torch.tensor([width, height] * 2), rtol=0.0, atol=0.5):
-        words = "crop, pad, flip or turn images in evaluation, so boxes could not be given in pixels of the file"
-        raise ConfigError(Problem("transforms.eval.sample", words, expected="transforms that resize images, or change their colours"))
+    if not torch.allclose(
+        probe[0].as_subclass(Tensor), _PROBE * torch.tensor([width, height] * 2), rtol=0.0, atol=0.5
+    ):
+        words = (
+            "crop, pad, flip or turn images in evaluation, so boxes could not be given in "
+            "pixels of the file"
+        )
+        raise ConfigError(
+            Problem(
+                "transforms.eval.sample",
+                words,
+                expected="transforms that resize images, or change their colours",
+            )
+        )
 
 
-def check_box(box: list[float], *, where: str, width: int, height: int, empty: EmptyBoxes, hint: str = "correct the annotation") -> list[float] | None:
-    """The box [x1, y1, x2, y2] if it is inside an image of `width` x `height` pixels; None if it has no area and such boxes are dropped.
+def check_box(
+    box: list[float],
+    *,
+    where: str,
+    width: int,
+    height: int,
+    empty: EmptyBoxes,
+    hint: str = "correct the annotation",
+) -> list[float] | None:
+    """The box [x1, y1, x2, y2] if it is inside an image of `width` x `height` pixels.
 
-    Raises:
-        DataError: it is not finite, negative, inverted or reaches out of the image; or has no area, and such are refused. It names `where`.
+    None if it has no area and such boxes are dropped.
+
+    Raises: DataError: it is not finite, negative, inverted or reaches out of the image; or has no
+        area, and such are refused. It names `where`.
     """
     x1, y1, x2, y2 = box
     expected = "x1 < x2 and y1 < y2, in pixels"
     if not all(np.isfinite(box)):
         raise DataError(Problem(where, "a box has numbers that are not finite", box, expected))
     if x2 < x1 or y2 < y1:
-        raise DataError(Problem(where, "a box is inverted: its right or lower edge comes before the opposite edge", box, expected, "correct the annotation"))
+        raise DataError(
+            Problem(
+                where,
+                "a box is inverted: its right or lower edge comes before the opposite edge",
+                box,
+                expected,
+                "correct the annotation",
+            )
+        )
     if x1 < 0 or y1 < 0:
-        raise DataError(Problem(where, "a box has a negative corner", box, f"from 0 to {width} and 0 to {height}", hint))
+        raise DataError(
+            Problem(
+                where,
+                "a box has a negative corner",
+                box,
+                f"from 0 to {width} and 0 to {height}",
+                hint,
+            )
+        )
     if x2 > width or y2 > height:
-        raise DataError(Problem(where, f"a box extends beyond the image of {width} x {height} pixels", box, hint="correct the annotation"))
+        raise DataError(
+            Problem(
+                where,
+                f"a box extends beyond the image of {width} x {height} pixels",
+                box,
+                hint="correct the annotation",
+            )
+        )
     if x1 == x2 or y1 == y2:
         if empty == "drop":
             return None
-        raise DataError(Problem(where, "a box has no area", box, expected, "correct the annotation, or set dataset.empty_boxes=drop"))
+        raise DataError(
+            Problem(
+                where,
+                "a box has no area",
+                box,
+                expected,
+                "correct the annotation, or set dataset.empty_boxes=drop",
+            )
+        )
     return box
 
 
@@ -225,7 +354,14 @@ def object_names(classes: Sequence[str]) -> list[str]:
     return list(map(str, classes))[classes[:1] == ["background"] :]
 
 
-def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequence[str], files: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+def check_labels(
+    count: int,
+    num_classes: int | None,
+    *,
+    where: str,
+    names: Sequence[str],
+    files: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
     """Raise a DataError unless there are `count` classes, including the background, as configured.
 
     Args:
@@ -233,28 +369,57 @@ def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequ
         num_classes: What the config says.
         where: The file or folder of the annotations, for the message.
         names: The classes without the background.
-        files: Where each object of a class is, if known: a name is taken for misspelt where it is rare beside one that is like it.
+        files: Where each object of a class is, if known: a name is taken for misspelt where it is
+            rare beside one that is like it.
     """
     if num_classes is not None and count != num_classes:
         numbered = f", with numbers up to {count - 1}" if len(names) < count - 1 else ""
-        reason = f"has {len(names)} classes ({first_few(names, 12)}){numbered}, with the background {count}"
+        reason = (
+            f"has {len(names)} classes ({first_few(names, 12)}){numbered}, with the background "
+            f"{count}"
+        )
         near = _misspelt(names, {name: len(files[name]) for name in files})
-        explains = 0 < count - num_classes < len(near) + bool(files)  # of names that are alike, one at least is right; rare ones are all suspect
-        seen = f" ({first_few(sorted(set(files[near[0][0]])), 3)})" if explains and files.get(near[0][0]) else ""
-        asked = f"is '{near[0][0]}'{seen} a misspelt {' or '.join(map(repr, near[0][1]))}? If not, " if explains else ""
-        raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"{asked}set dataset.num_classes={count}"))
+        # Of names that are alike, one at least is right; rare ones are all suspect
+        explains = 0 < count - num_classes < len(near) + bool(files)
+        seen = (
+            f" ({first_few(sorted(set(files[near[0][0]])), 3)})"
+            if explains and files.get(near[0][0])
+            else ""
+        )
+        asked = (
+            f"is '{near[0][0]}'{seen} a misspelt {' or '.join(map(repr, near[0][1]))}? If not, "
+            if explains
+            else ""
+        )
+        raise DataError(
+            Problem(
+                where,
+                reason,
+                expected=f"{num_classes}, as dataset.num_classes says",
+                hint=f"{asked}set dataset.num_classes={count}",
+            )
+        )
 
 
 def _misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str, list[str]]]:
-    """Names that may be misspelt, each with the similar ones: those that differ only by case first, then the rarest."""
+    """Names that may be misspelt, each with the similar ones: those that differ only by case first,
+    then the rarest.
+    """
     found = list[tuple[str, list[str]]]()
     for name in names:
-        others = [other for other in names if other != name and (not counts or counts[name] <= counts[other])]
+        others = [
+            other
+            for other in names
+            if other != name and (not counts or counts[name] <= counts[other])
+        ]
         twins = [other for other in others if other.lower() == name.lower()]
-        common = [other for other in others if not counts or 4 * counts[name] ** 2 <= counts[other]]  # one slip among four or more, ten among hundreds
+        # One slip among four or more, ten among hundreds
+        common = [other for other in others if not counts or 4 * counts[name] ** 2 <= counts[other]]
         if alike := twins or sorted(get_close_matches(name, common, 2)):
             found.append((name, alike))
-    return sorted(found, key=lambda one: (one[0].lower() not in map(str.lower, one[1]), counts.get(one[0], 0)))
+    return sorted(
+        found, key=lambda one: (one[0].lower() not in map(str.lower, one[1]), counts.get(one[0], 0))
+    )
 
 
 def _require_files(folder: Path, names: Sequence[str]) -> None:
@@ -267,6 +432,18 @@ def _require_files(folder: Path, names: Sequence[str]) -> None:
                 listed[below] = set(os.listdir(folder / below))
             except OSError as error:
                 hint = "set dataset.root=FOLDER"
-                raise DataError(Problem(str(folder / below), f"the folder of images cannot be read: {error.strerror}", hint=hint)) from None
+                raise DataError(
+                    Problem(
+                        str(folder / below),
+                        f"the folder of images cannot be read: {error.strerror}",
+                        hint=hint,
+                    )
+                ) from None
         if file not in listed[below]:
-            raise DataError(Problem(str(folder / name), "an image named in the annotations is missing", hint="download it, or remove it from the annotations"))
+            raise DataError(
+                Problem(
+                    str(folder / name),
+                    "an image named in the annotations is missing",
+                    hint="download it, or remove it from the annotations",
+                )
+            )

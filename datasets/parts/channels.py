@@ -1,4 +1,6 @@
-"""Images with any number of channels and more than 8 bits: NPY, TIFF (several samples or pages), PNG of 8 or 16 bits, and other image formats."""
+"""Images with any number of channels and more than 8 bits: NPY, TIFF (several samples or pages),
+PNG of 8 or 16 bits, and other image formats.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ import torchvision.io  # registers the decoders
 from PIL import ImageSequence
 from torch import Tensor
 
-from samewise.datasets.parts.decode import DAMAGED, has_wide_integers, loses_bits, open_image, pixels_of, require_modest_tiles, require_no_excess, unpack_png
+from samewise.datasets.parts.decode import (
+    DAMAGED,
+    has_wide_integers,
+    loses_bits,
+    open_image,
+    pixels_of,
+    require_modest_tiles,
+    require_no_excess,
+    unpack_png,
+)
 from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem, number_of
 
@@ -21,10 +32,12 @@ EXTENSIONS = (".npy",)
 
 
 def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
-    """The channels [C, H, W] of an image file as stored: uint8 unchanged, uint16 as float32 in [0, 1] (divided by 65535), floating point as float32.
+    """The channels [C, H, W] of an image file as stored: uint8 unchanged, uint16 as float32 in [0,
+    1] (divided by 65535), floating point as float32.
 
-    An array of an NPY file is [H, W], [C, H, W] or [H, W, C]: the axis that is as long as there are channels, the first where both are. The pages of a TIFF are
-    channels too, in their order. A palette is resolved to its colours. In a TIFF or PPM, several samples a pixel have 8 bits.
+    An array of an NPY file is [H, W], [C, H, W] or [H, W, C]: the axis that is as long as there are
+    channels, the first where both are. The pages of a TIFF are channels too, in their order. A
+    palette is resolved to its colours. In a TIFF or PPM, several samples a pixel have 8 bits.
 
     Args:
         path: The file.
@@ -41,12 +54,27 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise
     except (*DAMAGED, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        expected = "an .npy array, or a TIFF, PNG or other image; convert other TIFFs, such as those with five or more channels in one page, to .npy"
-        raise DataError(Problem(name, f"cannot be read as an image: {reason.splitlines()[0] if reason else type(error).__name__}", expected=expected)) from None
+        expected = (
+            "an .npy array, or a TIFF, PNG or other image; convert other TIFFs, such as those "
+            "with five or more channels in one page, to .npy"
+        )
+        raise DataError(
+            Problem(
+                name,
+                "cannot be read as an image: "
+                f"{reason.splitlines()[0] if reason else type(error).__name__}",
+                expected=expected,
+            )
+        ) from None
     if len(image) != channels:
         there = len(image)
-        words, hint = f"has {number_of(there, 'channel')}", f"dataset.channels={there}, with a number for each in dataset.mean and dataset.std"
-        raise DataError(Problem(name, words, expected=f"{channels}, as dataset.channels says", hint=hint))
+        words, hint = (
+            f"has {number_of(there, 'channel')}",
+            f"dataset.channels={there}, with a number for each in dataset.mean and dataset.std",
+        )
+        raise DataError(
+            Problem(name, words, expected=f"{channels}, as dataset.channels says", hint=hint)
+        )
     return image
 
 
@@ -57,40 +85,74 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
         if array.ndim == 3 and array.shape[0] != channels and array.shape[2] == channels:
             array = array.transpose(2, 0, 1)
         if array.ndim not in (2, 3) or not array.size:
-            raise DataError(Problem(name, "is an array of the wrong shape", list(array.shape), f"[{channels}, height, width] or [height, width, {channels}]"))
+            raise DataError(
+                Problem(
+                    name,
+                    "is an array of the wrong shape",
+                    list(array.shape),
+                    f"[{channels}, height, width] or [height, width, {channels}]",
+                )
+            )
         return array[None] if array.ndim == 2 else array
     # of a palette, and of pixels that share a byte, torchvision returns what lay in memory
-    if raw.startswith(b"\x89PNG\r\n\x1a\n") and raw[12:16] == b"IHDR" and raw[24:25] >= b"\x08" and raw[25:26] != b"\x03":
+    if (
+        raw.startswith(b"\x89PNG\r\n\x1a\n")
+        and raw[12:16] == b"IHDR"
+        and raw[24:25] >= b"\x08"
+        and raw[25:26] != b"\x03"
+    ):
         PIXELS.check(name, pixels_of(raw))
         require_no_excess(raw)
         stored = torch.frombuffer(bytearray(unpack_png(raw)), dtype=torch.uint8)
-        return torch.ops.image.decode_png(stored, int(torchvision.io.ImageReadMode.UNCHANGED.value)).numpy()
+        return torch.ops.image.decode_png(
+            stored, int(torchvision.io.ImageReadMode.UNCHANGED.value)
+        ).numpy()
     parts, total = list[np.ndarray](), 0
     with open_image(raw, name) as opened:
         for page in ImageSequence.Iterator(opened):
             if len(parts) > channels:  # to count them all takes the square of their number
-                raise DataError(Problem(name, f"has more than {channels} pages", expected=f"{channels} channels, as dataset.channels says"))
+                raise DataError(
+                    Problem(
+                        name,
+                        f"has more than {channels} pages",
+                        expected=f"{channels} channels, as dataset.channels says",
+                    )
+                )
             total += page.width * page.height
             PIXELS.check(name, total)
             require_modest_tiles(opened, name)
             if loses_bits(page):
                 reason, hint = (
                     "has pixels of several samples of more than 8 bits, which Pillow reads as 8",
-                    "convert it: to PNG (up to 4 channels), to .npy, or to a TIFF with a page for each channel",
+                    "convert it: to PNG (up to 4 channels), to .npy, or to a TIFF with a "
+                    "page for each channel",
                 )
-                raise DataError(Problem(name, reason, expected="several samples of 8 bits, or one", hint=hint))
-            stored = {"P": "RGBA" if "transparency" in page.info else "RGB", "1": "L"}.get(page.mode, page.mode)
+                raise DataError(
+                    Problem(name, reason, expected="several samples of 8 bits, or one", hint=hint)
+                )
+            stored = {"P": "RGBA" if "transparency" in page.info else "RGB", "1": "L"}.get(
+                page.mode, page.mode
+            )
             part = np.array(page.convert(stored) if stored != page.mode else page)
             if page.mode == "I" and not has_wide_integers(page):
                 part = part.astype(np.uint16)
             parts.append(part[None] if part.ndim == 2 else part.transpose(2, 0, 1))
     if len({part.shape[1:] for part in parts}) > 1:
-        raise DataError(Problem(name, "has pages of several sizes", [list(part.shape[1:]) for part in parts[:5]], "one size, a page for each channel"))
+        raise DataError(
+            Problem(
+                name,
+                "has pages of several sizes",
+                [list(part.shape[1:]) for part in parts[:5]],
+                "one size, a page for each channel",
+            )
+        )
     return np.concatenate(parts)
 
 
 def _load_npy(raw: bytes) -> np.ndarray:
-    """Check the size first: NumPy allocates the array of the header before it looks whether the file contains it."""
+    """Check the size first: NumPy allocates the array of the header before it looks whether the
+    file contains it.
+    """
     try:
         return np.load(io.BytesIO(raw), allow_pickle=False)
     except (MemoryError, OverflowError):
@@ -108,6 +170,15 @@ def _floats(array: np.ndarray, name: str) -> np.ndarray:
         return (array.astype(np.float32) / np.float32(65535)).astype(np.float32)
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
-            raise DataError(Problem(name, "contains values that are not finite", expected="numbers"))
+            raise DataError(
+                Problem(name, "contains values that are not finite", expected="numbers")
+            )
         return np.ascontiguousarray(array, dtype=np.float32)
-    raise DataError(Problem(name, "contains values of an unsupported type", str(array.dtype), "uint8, uint16, or floating point"))
+    raise DataError(
+        Problem(
+            name,
+            "contains values of an unsupported type",
+            str(array.dtype),
+            "uint8, uint16, or floating point",
+        )
+    )

@@ -17,10 +17,12 @@ from samewise.runner.errors import require_positive
 
 
 class Clips(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`, one per recording; a subclass lists the recordings.
+    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`, one per
+    recording; a subclass lists the recordings.
 
-    Where a clip begins is drawn by the sample's own stream. `context` samples lie before and after it, for the windows of a front end; beyond a
-    recording's ends there is silence, within a clip too where a recording is shorter.
+    Where a clip begins is drawn by the sample's own stream. `context` samples lie before and after
+    it, for the windows of a front end; beyond a recording's ends there is silence, within a clip
+    too where a recording is shorter.
 
     Args:
         recordings: The recordings.
@@ -42,9 +44,16 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
         frames = self._recordings.frames(index)
         latest = max(0, frames - self._samples - 1)  # the sample after a clip is predicted too
         start = int(torch.randint(latest + 1, ()))
-        begin, end = max(0, start - self._context), min(frames, start + self._samples + self._context)
+        begin, end = (
+            max(0, start - self._context),
+            min(frames, start + self._samples + self._context),
+        )
         heard = self._recordings.stretch(index, begin, end - begin)
-        return {"waveform": self._pad(heard, begin - start + self._context), "name": self._recordings.names[index], "index": index}
+        return {
+            "waveform": self._pad(heard, begin - start + self._context),
+            "name": self._recordings.names[index],
+            "index": index,
+        }
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -53,7 +62,10 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
 
     def fingerprint(self) -> str:
         """32 hex digits of the recordings and the clips' size."""
-        return blake2b(f"{self._recordings.fingerprint()} {self._samples} {self._context}".encode(), digest_size=16).hexdigest()
+        return blake2b(
+            f"{self._recordings.fingerprint()} {self._samples} {self._context}".encode(),
+            digest_size=16,
+        ).hexdigest()
 
     def _pad(self, heard: Tensor, before: int) -> Tensor:
         return F.pad(heard, (before, self._samples + 2 * self._context - before - len(heard)))

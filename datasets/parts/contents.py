@@ -16,12 +16,18 @@ SIZES = 100_000
 
 def spaced_indices(length: int, wanted: int) -> list[int]:
     """Up to `wanted` of the indices, evenly spaced."""
-    return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]
+    return (
+        list(range(length))
+        if length <= wanted
+        else [place * length // wanted for place in range(wanted)]
+    )
 
 
 def add_sizes(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:
     """Update a hash with the sizes of `count` files, of up to `most` of them, evenly spaced."""
-    digest.update(repr([os.path.getsize(path(index)) for index in spaced_indices(count, most)]).encode())
+    digest.update(
+        repr([os.path.getsize(path(index)) for index in spaced_indices(count, most)]).encode()
+    )
 
 
 def add_files(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:

@@ -25,10 +25,13 @@ _SAMPLING: Final = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (4, 2)}
 
 
 class EncodedImages:
-    """The bytes of B image files, on the CPU; of a file that the device does not decode, its pixels.
+    """The bytes of B image files, on the CPU.
 
-    It passes a loader's workers as one tensor and stays on the CPU, where decoders want the bytes, until the batch transform `Decode`. Its `repr` has a digest
-    of all that is decoded, so the trace of a step depends on it; where the files lie is not in it.
+    Of a file that the device does not decode, its pixels.
+
+    It passes a loader's workers as one tensor and stays on the CPU, where decoders want the bytes,
+    until the batch transform `Decode`. Its `repr` has a digest of all that is decoded, so the trace
+    of a step depends on it; where the files lie is not in it.
 
     Args:
         content: uint8[N], image after image.
@@ -39,12 +42,21 @@ class EncodedImages:
 
     repr_is_whole = True
 
-    def __init__(self, content: Tensor, shapes: Sequence[tuple[int, ...]], names: Sequence[str], mode: Mode) -> None:
-        self._content, self._shapes, self._names, self._mode = content, list(shapes), list(names), mode
+    def __init__(
+        self, content: Tensor, shapes: Sequence[tuple[int, ...]], names: Sequence[str], mode: Mode
+    ) -> None:
+        self._content, self._shapes, self._names, self._mode = (
+            content,
+            list(shapes),
+            list(names),
+            mode,
+        )
 
     @classmethod
     def from_file(cls, raw: bytes, name: str, *, mode: Mode) -> EncodedImages:
-        """One file, as it is where the device decodes it. Its header is checked, as `read_image` does before it decodes.
+        """One file, as it is where the device decodes it.
+
+        Its header is checked, as `read_image` does before it decodes.
 
         Raises:
             DataError: it has too many pixels; or it has to be decoded here, and is damaged.
@@ -58,14 +70,19 @@ class EncodedImages:
     @classmethod
     def concatenate(cls, parts: Sequence[EncodedImages]) -> EncodedImages:
         """The images of all, in order."""
-        shapes, names = ([one for part in parts for one in getattr(part, name)] for name in ("_shapes", "_names"))
+        shapes, names = (
+            [one for part in parts for one in getattr(part, name)] for name in ("_shapes", "_names")
+        )
         return cls(torch.cat([part._content for part in parts]), shapes, names, parts[0]._mode)
 
     def __len__(self) -> int:
         return len(self._shapes)
 
     def __repr__(self) -> str:
-        return f"EncodedImages({self._mode}, {self._shapes}, {xxhash.xxh3_64_hexdigest(self._content.numpy())})"
+        return (
+            f"EncodedImages({self._mode}, {self._shapes}, "
+            f"{xxhash.xxh3_64_hexdigest(self._content.numpy())})"
+        )
 
     def decode(self, device: torch.device) -> list[Tensor]:
         """uint8[C, H, W] of each, on the device.
@@ -74,19 +91,37 @@ class EncodedImages:
             DataError: a file is damaged, or nvJPEG cannot decode it.
             ConfigError: this build of torchvision has no nvJPEG.
         """
-        parts = [part.view(shape) for part, shape in zip(self._content.split([_numel(shape) for shape in self._shapes]), self._shapes, strict=True)]
+        parts = [
+            part.view(shape)
+            for part, shape in zip(
+                self._content.split([_numel(shape) for shape in self._shapes]),
+                self._shapes,
+                strict=True,
+            )
+        ]
         if device.type == "cpu":
-            return [self._decode_on_cpu(part, name) if part.dim() == 1 else part for part, name in zip(parts, self._names, strict=True)]
+            return [
+                self._decode_on_cpu(part, name) if part.dim() == 1 else part
+                for part, name in zip(parts, self._names, strict=True)
+            ]
         files = [place for place, part in enumerate(parts) if part.dim() == 1]
         made = [part.to(device, non_blocking=True) if part.dim() == 3 else part for part in parts]
-        for place, image in zip(files, self._decode_by_nvjpeg([parts[place] for place in files], [self._names[place] for place in files], device), strict=True):
+        for place, image in zip(
+            files,
+            self._decode_by_nvjpeg(
+                [parts[place] for place in files], [self._names[place] for place in files], device
+            ),
+            strict=True,
+        ):
             made[place] = image
         return made
 
     def _decode_on_cpu(self, encoded: Tensor, name: str) -> Tensor:
         return decode_file(encoded.numpy().tobytes(), name, mode=self._mode)
 
-    def _decode_by_nvjpeg(self, encoded: list[Tensor], names: list[str], device: torch.device) -> list[Tensor]:
+    def _decode_by_nvjpeg(
+        self, encoded: list[Tensor], names: list[str], device: torch.device
+    ) -> list[Tensor]:
         if not encoded:
             return []
         try:
@@ -96,13 +131,22 @@ class EncodedImages:
         except (RuntimeError, AttributeError) as error:
             if isinstance(error, AttributeError) or "not compiled with" in str(error):
                 hint = "set dataset.decode=worker, or install a build of torchvision for CUDA"
-                raise ConfigError(Problem("dataset.decode", "this build of torchvision has no nvJPEG", "device", hint=hint)) from None
+                raise ConfigError(
+                    Problem(
+                        "dataset.decode",
+                        "this build of torchvision has no nvJPEG",
+                        "device",
+                        hint=hint,
+                    )
+                ) from None
             for one, name in zip(encoded, names, strict=True):
                 self._raise_if_refused(one, name, device)
             raise
 
     def _raise_if_refused(self, encoded: Tensor, name: str, device: torch.device) -> None:
-        """Decode one file alone, and say what is wrong with it, first as the CPU's decoder does: no file is decoded elsewhere than the others in silence."""
+        """Decode one file alone, and say what is wrong with it, first as the CPU's decoder does: no
+        file is decoded elsewhere than the others in silence.
+        """
         try:
             _decode_on_device([encoded], MODES[self._mode][0], device)
         except torch.OutOfMemoryError:
@@ -110,14 +154,17 @@ class EncodedImages:
         except RuntimeError as error:
             self._decode_on_cpu(encoded, name)
             hint = "save it again as a JPEG, or set dataset.decode=worker"
-            raise DataError(Problem(name, f"nvJPEG cannot decode this image: {first_line(error)}", hint=hint)) from None
+            raise DataError(
+                Problem(name, f"nvJPEG cannot decode this image: {first_line(error)}", hint=hint)
+            ) from None
 
 
 def is_for_device(raw: bytes, mode: Mode) -> bool:
     """Whether a file is a JPEG that nvJPEG decodes to the colours that the CPU's decoder gives.
 
-    It is complete; baseline or progressive, of 8 bits; of one component for "gray", else of three, which are YCbCr; with its colour sampled as usual. So
-    neither CMYK, nor grey where colour is asked for, nor RGB stored as such, nor arithmetic coding, nor a PNG that is called .JPEG.
+    It is complete; baseline or progressive, of 8 bits; of one component for "gray", else of three,
+    which are YCbCr; with its colour sampled as usual. So neither CMYK, nor grey where colour is
+    asked for, nor RGB stored as such, nor arithmetic coding, nor a PNG that is called .JPEG.
     """
     if not raw.startswith(b"\xff\xd8\xff"):
         return False
@@ -154,7 +201,13 @@ def _is_usual(frame: bytes, mode: Mode, *, is_rgb: bool) -> bool:
     if count == 1:
         return mode == "gray"
     sampling = [(part[1] >> 4, part[1] & 15) for part in parts]
-    return count == 3 and not is_rgb and bytes(part[0] for part in parts) != b"RGB" and sampling[0] in _SAMPLING and sampling[1:] == [(1, 1)] * 2
+    return (
+        count == 3
+        and not is_rgb
+        and bytes(part[0] for part in parts) != b"RGB"
+        and sampling[0] in _SAMPLING
+        and sampling[1:] == [(1, 1)] * 2
+    )
 
 
 def _numel(shape: Sequence[int]) -> int:
@@ -169,8 +222,9 @@ def _stream(device: torch.device) -> Any:
 def _decode_on_device(encoded: list[Tensor], mode: int, device: torch.device) -> list[Tensor]:
     """uint8[C, H, W] of each, on the device, by torchvision's operator.
 
-    It writes on a stream of its own into memory of the current one, without waiting for that. So it gets a stream of ours, on which nothing else is ever
-    pending, not even the filling of uninitialised memory. The host waits until all is decoded.
+    It writes on a stream of its own into memory of the current one, without waiting for that. So it
+    gets a stream of ours, on which nothing else is ever pending, not even the filling of
+    uninitialised memory. The host waits until all is decoded.
     """
     filling = deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)
     deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

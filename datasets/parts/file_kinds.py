@@ -19,14 +19,20 @@ _BEGINNINGS: Final = (
     (0, b"fLaC", "recording", "a FLAC recording"),
     (0, b"OggS", "recording", "an Ogg recording"),
     (0, b"ID3", "recording", "an MP3 recording"),
-    *((0, bytes((0xFF, second)), "recording", "an MP3 recording") for second in (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB)),  # a frame of layer III
+    *(
+        (0, bytes((0xFF, second)), "recording", "an MP3 recording")
+        for second in (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB)
+    ),  # a frame of layer III
     (0, b".snd", "recording", "an AU recording"),
     (8, b"AIFF", "recording", "an AIFF recording"),
     (4, b"ftypM4A", "recording", "an M4A recording"),
     (4, b"ftyp", "video", "an MP4 video"),
     (8, b"AVI ", "video", "an AVI video"),
     (0, b"\x1aE\xdf\xa3", "video", "a Matroska or WebM video"),
-    *((0, start, "list", "a list of other files") for start in (b"#EXTM3U", b"ffconcat", b"<?xml", b"<MPD")),
+    *(
+        (0, start, "list", "a list of other files")
+        for start in (b"#EXTM3U", b"ffconcat", b"<?xml", b"<MPD")
+    ),
     (0, b"%PDF", "document", "a PDF document"),
     (0, b"PK\x03\x04", "archive", "a ZIP archive, or what torch.save writes"),
     (0, b"\x1f\x8b", "archive", "a gzip archive"),
@@ -35,7 +41,9 @@ _BEGINNINGS: Final = (
 
 
 def another_kind(path: str | os.PathLike[str], wanted: str) -> str | None:
-    """What a file certainly is, in words, if that is not `wanted` ("image", "recording" or "video"); None if it may be, or is unknown."""
+    """What a file certainly is, in words, if that is not `wanted` ("image", "recording" or
+    "video"); None if it may be, or is unknown.
+    """
     found = _kind(path)
     return found[1] if found and found[0] != wanted else None
 
@@ -53,4 +61,11 @@ def _kind(path: str | os.PathLike[str]) -> tuple[str, str] | None:
             first = handle.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")
     except OSError:
         return None
-    return next(((kind, words) for offset, start, kind, words in _BEGINNINGS if first[offset : offset + len(start)] == start), None)
+    return next(
+        (
+            (kind, words)
+            for offset, start, kind, words in _BEGINNINGS
+            if first[offset : offset + len(start)] == start
+        ),
+        None,
+    )

@@ -1,4 +1,6 @@
-"""Samples that are generated, each with its own random generator, so that a sample is a function of its number."""
+"""Samples that are generated, each with its own random generator, so that a sample is a function of
+its number.
+"""
 
 from __future__ import annotations
 

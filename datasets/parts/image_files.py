@@ -36,23 +36,27 @@ _BLOCK = 256
 
 
 class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"image": uint8[C, H, W], "label": int}` decoded from files; a subclass says which files.
+    """Samples `{"image": uint8[C, H, W], "label": int}` decoded from files.
+
+    A subclass says which files.
 
     Args:
         folder: What the files' names are relative to.
         names: Of the files, with "/" between folders.
         labels: One for each.
         classes: The names of the labels.
-        mode: "rgb" (C is 3), "gray" (C is 1) or "channels": as many as `channels`, as they are stored (`parts.channels`), then also of float32.
+        mode: "rgb" (C is 3), "gray" (C is 1) or "channels": as many as `channels`, as they are
+            stored (`parts.channels`), then also of float32.
         channels: C, with mode="channels".
-        cache: "memory": all images are decoded once, here, and kept as one tensor; they must be of one size.
-        decode: "worker": each image is decoded as it is asked for. "device": samples have `EncodedImages` of one image instead, which the batch transform
-            `Decode` decodes where the model computes: on CUDA by nvJPEG, whose pixels are others.
+        cache: "memory": all images are decoded once, here, and kept as one tensor; they must be of
+            one size.
+        decode: "worker": each image is decoded as it is asked for. "device": samples have
+            `EncodedImages` of one image instead, which the batch transform `Decode` decodes where
+            the model computes: on CUDA by nvJPEG, whose pixels are others.
         transform: Applied to each image, in the worker.
 
-    Raises:
-        ConfigError: decode="device" with what needs pixels before: a cache, a transform, the mode "channels".
-        DataError: with cache="memory", a file that is damaged or of another size.
+    Raises: ConfigError: decode="device" with what needs pixels before: a cache, a transform, the
+        mode "channels". DataError: with cache="memory", a file that is damaged or of another size.
     """
 
     def __init__(
@@ -69,22 +73,42 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         transform: Transform | None = None,
     ) -> None:
         if mode not in ("rgb", "gray", "channels"):
-            raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb, gray or channels"))
+            raise ConfigError(
+                Problem("mode", "is not a valid image mode", mode, "rgb, gray or channels")
+            )
         if cache not in ("none", "memory"):
-            raise ConfigError(Problem("cache", "is not a valid cache for images", cache, "none or memory"))
+            raise ConfigError(
+                Problem("cache", "is not a valid cache for images", cache, "none or memory")
+            )
         if decode not in ("worker", "device"):
-            raise ConfigError(Problem("decode", "is not a valid place to decode images", decode, "worker or device"))
+            raise ConfigError(
+                Problem(
+                    "decode", "is not a valid place to decode images", decode, "worker or device"
+                )
+            )
         self.encoded = decode == "device"
         if self.encoded and (needs := _needs_pixels(mode, cache, transform)):
-            raise ConfigError(Problem("decode", f"cannot be combined with {needs}", decode, "worker"))
+            raise ConfigError(
+                Problem("decode", f"cannot be combined with {needs}", decode, "worker")
+            )
         if mode == "channels" and (channels is None or channels < 1):
-            raise ConfigError(Problem("channels", "is not a valid number of channels", channels, "a whole number from 1, with mode: channels"))
+            raise ConfigError(
+                Problem(
+                    "channels",
+                    "is not a valid number of channels",
+                    channels,
+                    "a whole number from 1, with mode: channels",
+                )
+            )
         self.classes = list(classes)
         self._folder = folder
-        # One array instead of a million strings: a worker that only reads them would otherwise copy them all, reference count by reference count.
+        # One array instead of a million strings: a worker that only reads them would otherwise copy
+        # them all, reference count by reference count.
         self._names = np.array([os.fsencode(name) for name in names])
         self._labels = torch.tensor(labels, dtype=torch.int64)
-        self.unused_classes = [self.classes[label] for label in sorted(set(range(len(self.classes))) - set(labels))]
+        self.unused_classes = [
+            self.classes[label] for label in sorted(set(range(len(self.classes))) - set(labels))
+        ]
         self._mode: ImageMode = mode
         self._channels = channels or 0
         self._transform = transform
@@ -97,9 +121,15 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         if self.encoded:
             path = self.path(index)
             assert self._mode != "channels", "refused above"
-            return {"image": EncodedImages.from_file(read_file(path), str(path), mode=self._mode), "label": int(self._labels[index])}
+            return {
+                "image": EncodedImages.from_file(read_file(path), str(path), mode=self._mode),
+                "label": int(self._labels[index]),
+            }
         image = self._read(index) if self._kept is None else self._kept[index]
-        return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
+        return {
+            "image": image if self._transform is None else self._transform(image),
+            "label": int(self._labels[index]),
+        }
 
     def path(self, index: int) -> Path:
         """The file of a sample."""
@@ -112,7 +142,10 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
 
     @property
     def batch(self) -> Callable[[Sequence[int]], Batch] | None:
-        """Fetches many samples at once, collated; None where they are not in memory, or each needs its transform."""
+        """Fetches many samples at once, collated.
+
+        None where they are not in memory, or each needs its transform.
+        """
         return self._fetch if self._kept is not None and self._transform is None else None
 
     def _fetch(self, indices: Sequence[int]) -> Batch:
@@ -121,18 +154,31 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         return {"image": self._kept[chosen], "label": self._labels[chosen]}
 
     def fingerprint(self) -> str:
-        """32 hex digits of what the samples are: classes, names, labels, sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
-        digest = blake2b(repr((self.classes, self._mode, *([self._channels] if self._mode == "channels" else []))).encode(), digest_size=16)
+        """32 hex digits of what the samples are: classes, names, labels, sizes of the files (of up
+        to 100,000, evenly spaced), and the bytes of 64.
+        """
+        digest = blake2b(
+            repr(
+                (self.classes, self._mode, *([self._channels] if self._mode == "channels" else []))
+            ).encode(),
+            digest_size=16,
+        )
         digest.update(b"\0".join(self._names.tolist()))
         digest.update(self._labels.numpy())
         add_files(digest, self.path, len(self))
         return digest.hexdigest()
 
     def _read(self, index: int) -> Tensor:
-        return read_channels(self.path(index), self._channels) if self._mode == "channels" else read_image(self.path(index), mode=self._mode)
+        return (
+            read_channels(self.path(index), self._channels)
+            if self._mode == "channels"
+            else read_image(self.path(index), mode=self._mode)
+        )
 
     def _read_all(self) -> Tensor:
-        """[N, C, H, W] in the first image's type, by a thread for each core: the decoders do not hold Python's lock."""
+        """[N, C, H, W] in the first image's type, by a thread for each core: the decoders do not
+        hold Python's lock.
+        """
         first = self._read(0)
         kept = torch.empty((len(self), *first.shape), dtype=first.dtype)
 
@@ -140,12 +186,23 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             for index in range(start, min(start + _BLOCK, len(self))):
                 image = self._read(index)
                 if image.dtype != first.dtype:
-                    reason = f"images cached in memory must be of one type, but there are {first.dtype} and {image.dtype}"
-                    raise DataError(Problem(str(self.path(index)), reason, hint="set dataset.cache=none"))
+                    reason = (
+                        "images cached in memory must be of one type, but there are "
+                        f"{first.dtype} and {image.dtype}"
+                    )
+                    raise DataError(
+                        Problem(str(self.path(index)), reason, hint="set dataset.cache=none")
+                    )
                 if image.shape != first.shape:
-                    sizes = " and ".join(f"{width} x {height}" for _, height, width in (first.shape, image.shape))
-                    reason = f"images cached in memory must have the same size, but there are {sizes}"
-                    raise DataError(Problem(str(self.path(index)), reason, hint="set dataset.cache=none"))
+                    sizes = " and ".join(
+                        f"{width} x {height}" for _, height, width in (first.shape, image.shape)
+                    )
+                    reason = (
+                        f"images cached in memory must have the same size, but there are {sizes}"
+                    )
+                    raise DataError(
+                        Problem(str(self.path(index)), reason, hint="set dataset.cache=none")
+                    )
                 kept[index] = image
 
         pool = ThreadPoolExecutor(os.cpu_count())
@@ -158,12 +215,24 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
 
 
 def _needs_pixels(mode: ImageMode, cache: Cache, transform: Transform | None) -> str:
-    """What of these settings needs images that are decoded before they are handed out; empty: none."""
-    return "mode: channels" if mode == "channels" else "cache: memory" if cache == "memory" else "a transform of each image" if transform else ""
+    """What of these settings needs images that are decoded before they are handed out.
+
+    Empty: none.
+    """
+    return (
+        "mode: channels"
+        if mode == "channels"
+        else "cache: memory"
+        if cache == "memory"
+        else "a transform of each image"
+        if transform
+        else ""
+    )
 
 
 def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list[str]:
-    """The files below a folder that end in one of the extensions, relative to it, in the order of torchvision's ImageFolder: folder by folder, then by name.
+    """The files below a folder that end in one of the extensions, relative to it, in the order of
+    torchvision's ImageFolder: folder by folder, then by name.
 
     Raises:
         DataError: links lead to one folder twice.
@@ -171,10 +240,19 @@ def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list
     return list_below(folder, extensions)
 
 
-def list_by_class(folder: Path, classes: Sequence[str], *, extensions: Sequence[str] = EXTENSIONS) -> dict[str, int]:
-    """The files in a split's class folders, as CLASS/NAME, each with its class's number; a class without a folder has none."""
+def list_by_class(
+    folder: Path, classes: Sequence[str], *, extensions: Sequence[str] = EXTENSIONS
+) -> dict[str, int]:
+    """The files in a split's class folders, as CLASS/NAME, each with its class's number.
+
+    A class without a folder has none.
+    """
     there = ((label, name) for label, name in enumerate(classes) if (folder / name).is_dir())
-    return {f"{name}/{file}": label for label, name in there for file in list_images(folder / name, extensions=extensions)}
+    return {
+        f"{name}/{file}": label
+        for label, name in there
+        for file in list_images(folder / name, extensions=extensions)
+    }
 
 
 def class_folders(folder: Path, *, of: str = "images") -> list[str]:
@@ -185,12 +263,22 @@ def class_folders(folder: Path, *, of: str = "images") -> list[str]:
     """
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            return sorted(
+                entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+            )
     except OSError as error:
         reason = f"the folder of {of} cannot be read: {error.strerror}"
         expected = f"a folder for each class, with its {of}"
-        beside = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
-        missing = f"{folder.parent} has no folder {folder.name}" if folder.parent.is_dir() and not folder.exists() else "set dataset.root=FOLDER"
+        beside = (
+            [one.name for one in folder.parent.iterdir() if one.is_dir()]
+            if folder.parent.is_dir()
+            else []
+        )
+        missing = (
+            f"{folder.parent} has no folder {folder.name}"
+            if folder.parent.is_dir() and not folder.exists()
+            else "set dataset.root=FOLDER"
+        )
         hint = did_you_mean(folder.name, beside) or missing
         raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
 
@@ -208,5 +296,12 @@ def check_classes(here: Path, classes: list[str], *, num_classes: int | None) ->
     """
     unknown = sorted(set(class_folders(here)) - set(classes))
     if unknown:
-        raise DataError(Problem(str(here), "has classes that the training split does not have", unknown, f"some of: {', '.join(classes[:20])}"))
+        raise DataError(
+            Problem(
+                str(here),
+                "has classes that the training split does not have",
+                unknown,
+                f"some of: {', '.join(classes[:20])}",
+            )
+        )
     require_count(str(here), classes, num_classes, of="class folders")

@@ -1,6 +1,8 @@
-"""Limits on the resources that a data set's file may require, checked from its header before it is decoded.
+"""Limits on the resources that a data set's file may require, checked from its header before it is
+decoded.
 
-Each limit is above what real data sets have. A user who has larger files raises it by the environment variable that the message names; a config cannot.
+Each limit is above what real data sets have. A user who has larger files raises it by the
+environment variable that the message names; a config cannot.
 """
 
 from __future__ import annotations
@@ -36,10 +38,22 @@ class Limit:
         return limit_from(self.variable, self.usual)
 
     def check(self, path: str | os.PathLike[str], count: int) -> None:
-        """Raise a DataError, with the file, its size and how to allow it, if `count` exceeds the limit."""
+        """Raise a DataError, with the file, its size and how to allow it, if `count` exceeds the
+        limit.
+        """
         if count > (most := self.most):
-            hint = f"if the file is meant to be so large, set the environment variable {self.variable}={count}; decoding it then takes more memory"
-            raise DataError(Problem(os.fspath(path), f"has {count:,} {self.what}, more than the limit", expected=f"at most {most:,}", hint=hint))
+            hint = (
+                "if the file is meant to be so large, set the environment variable "
+                f"{self.variable}={count}; decoding it then takes more memory"
+            )
+            raise DataError(
+                Problem(
+                    os.fspath(path),
+                    f"has {count:,} {self.what}, more than the limit",
+                    expected=f"at most {most:,}",
+                    hint=hint,
+                )
+            )
 
 
 PIXELS = Limit("SAMEWISE_MAX_PIXELS", 100_000_000, "pixels")
@@ -62,7 +76,9 @@ table's values once they are unpacked: 4 GiB unless set."""
 
 
 def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None:
-    """Raise a DataError unless a name is a regular file (devices may never end, pipes never begin); with `whole`, also if it is too large.
+    """Raise a DataError unless a name is a regular file (devices may never end, pipes never begin).
+
+    With `whole`, also if it is too large.
 
     Raises:
         OSError: it does not exist.
@@ -70,7 +86,13 @@ def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         kind = next((words for test, words in _KINDS if test(found.st_mode)), "a special file")
-        raise DataError(Problem(os.fspath(path), f"is {kind}, not a regular file", hint="name a file, or leave it out"))
+        raise DataError(
+            Problem(
+                os.fspath(path),
+                f"is {kind}, not a regular file",
+                hint="name a file, or leave it out",
+            )
+        )
     if whole:
         BYTES.check(path, found.st_size)
 
@@ -87,7 +109,13 @@ def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
     try:
         return read_bytes(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(Problem(os.fspath(path), f"is not valid text: {error}", expected=f"text in {encoding.upper()}")) from None
+        raise DataError(
+            Problem(
+                os.fspath(path),
+                f"is not valid text: {error}",
+                expected=f"text in {encoding.upper()}",
+            )
+        ) from None
 
 
 class Hash(Protocol):
@@ -114,16 +142,23 @@ _KINDS = (
 
 
 def list_below(folder: str | os.PathLike[str], extensions: Sequence[str]) -> list[str]:
-    """The files below a folder with one of the extensions, relative to it with "/" between folders, sorted by folder, then by name.
+    """The files below a folder with one of the extensions, relative to it with "/" between folders,
+    sorted by folder, then by name.
 
-    Links to folders are followed, each folder once: thirty folders with two links in each to the next are a billion paths. Names that begin with "." are
-    the rubbish of editors and file managers.
+    Links to folders are followed, each folder once: thirty folders with two links in each to the
+    next are a billion paths. Names that begin with "." are the rubbish of editors and file
+    managers.
 
     Raises:
         DataError: links lead to a folder twice, and it holds such files.
         OSError: a folder cannot be read.
     """
-    found, entered, again, waiting = list[tuple[str, str]](), dict[tuple[int, int], str](), dict[str, str](), [""]
+    found, entered, again, waiting = (
+        list[tuple[str, str]](),
+        dict[tuple[int, int], str](),
+        dict[str, str](),
+        [""],
+    )
     while waiting:
         below = waiting.pop()
         place = os.stat(os.path.join(folder, below))
@@ -141,6 +176,15 @@ def list_below(folder: str | os.PathLike[str], extensions: Sequence[str]) -> lis
                     waiting.append(f"{below}{entry.name}/")
     for below, first in sorted(again.items()):
         if any(inside.startswith(first) for inside, _ in found):
-            reason = f"is the same folder as {os.path.join(folder, first)}: its files would be read twice"
-            raise DataError(Problem(os.path.join(folder, below.rstrip("/")), reason, hint="remove the link that leads there"))
+            reason = (
+                f"is the same folder as {os.path.join(folder, first)}: its files would be read "
+                "twice"
+            )
+            raise DataError(
+                Problem(
+                    os.path.join(folder, below.rstrip("/")),
+                    reason,
+                    hint="remove the link that leads there",
+                )
+            )
     return [below + name for below, name in sorted(found)]

@@ -1,4 +1,6 @@
-"""The base of data sets of recorded mixtures: a folder of mixtures and one for each speaker's part, with the same file names."""
+"""The base of data sets of recorded mixtures: a folder of mixtures and one for each speaker's part,
+with the same file names.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import AudioInfo, audio_info, audio_preparation, list_audio, read_audio
+from samewise.datasets.parts.audio_files import (
+    AudioInfo,
+    audio_info,
+    audio_preparation,
+    list_audio,
+    read_audio,
+)
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.limits import add_content
 from samewise.datasets.parts.recordings import Texts
@@ -22,24 +30,43 @@ _HEADERS = 1_000
 
 
 class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`; a subclass names the folders.
+    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`.
+
+    A subclass names the folders.
 
     Args:
         folder: Holds the folders of one split.
         mixture: The folder of mixtures.
         sources: The folders of the S speakers' parts.
         sample_rate: In Hz, which all files have.
-        seconds: At most so much of a mixture, a stretch drawn by the sample's own stream; None: all of it.
+        seconds: At most so much of a mixture, a stretch drawn by the sample's own stream; None: all
+            of it.
         data: The data set's name, for messages.
 
-    Raises:
-        DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced, is not audio according to its header, has a different rate, or
+    Raises: DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced,
+        is not audio according to its header, has a different rate, or
             is a source not as long as its mixture.
     """
 
-    def __init__(self, folder: Path, *, mixture: str, sources: Sequence[str], sample_rate: int, seconds: float | None, data: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        mixture: str,
+        sources: Sequence[str],
+        sample_rate: int,
+        seconds: float | None,
+        data: str,
+    ) -> None:
         if seconds is not None and seconds <= 0:
-            raise ConfigError(Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0, or null for whole mixtures"))
+            raise ConfigError(
+                Problem(
+                    "dataset.seconds",
+                    "is not a valid duration",
+                    seconds,
+                    "more than 0, or null for whole mixtures",
+                )
+            )
         self.sample_rate = sample_rate
         self._folder = folder
         self._mixture = mixture
@@ -62,7 +89,10 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         start = int(torch.randint(info.frames - frames + 1, ()))
         for part in self._sources:
             self._require_length(part, name, info.frames)
-        mixture, *sources = (read_audio(self._folder / part / name, start=start, frames=frames)[0] for part in (self._mixture, *self._sources))
+        mixture, *sources = (
+            read_audio(self._folder / part / name, start=start, frames=frames)[0]
+            for part in (self._mixture, *self._sources)
+        )
         return {"mixture": mixture, "sources": torch.stack(sources), "length": frames, "name": name}
 
     @property
@@ -72,7 +102,12 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
 
     def fingerprint(self) -> str:
         """32 hex digits of the names, the folders, and the bytes of 64 mixtures with their parts."""
-        digest = blake2b(repr((len(self), self._mixture, self._sources, self.sample_rate, self._frames)).encode(), digest_size=16)
+        digest = blake2b(
+            repr(
+                (len(self), self._mixture, self._sources, self.sample_rate, self._frames)
+            ).encode(),
+            digest_size=16,
+        )
         digest.update(self._names.block)
         digest.update(self._names.ends)
         for place in spaced_indices(len(self), CONTENTS):
@@ -85,14 +120,34 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         path = self._folder / part / name
         info = audio_info(path)
         if info.sample_rate != self.sample_rate:
-            raise DataError(Problem(str(path), "has a different sample rate", info.sample_rate, f"{self.sample_rate} Hz", "set dataset.sample_rate"))
+            raise DataError(
+                Problem(
+                    str(path),
+                    "has a different sample rate",
+                    info.sample_rate,
+                    f"{self.sample_rate} Hz",
+                    "set dataset.sample_rate",
+                )
+            )
         return info
 
     def _require_length(self, part: str, name: str, frames: int) -> None:
         """Check the header of a speaker's part of a mixture with so many frames."""
         if (found := self._info(part, name).frames) != frames:
-            reason, hint = "is not as long as its mixture", "generate the data set again: all files of a mixture are equally long, in min and max mode"
-            raise DataError(Problem(str(self._folder / part / name), reason, f"{found} frames", f"{frames} frames", hint))
+            reason, hint = (
+                "is not as long as its mixture",
+                "generate the data set again: all files of a mixture are equally long, in "
+                "min and max mode",
+            )
+            raise DataError(
+                Problem(
+                    str(self._folder / part / name),
+                    reason,
+                    f"{found} frames",
+                    f"{frames} frames",
+                    hint,
+                )
+            )
 
 
 def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:
@@ -101,12 +156,27 @@ def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str
     for name in (mixture, *sources):
         if not (folder / name).is_dir():
             expected = f"{', '.join((mixture, *sources))} in {folder}"
-            raise DataError(Problem(str(folder / name), f"this folder of {data} was not found", expected=expected, hint=hint))
+            raise DataError(
+                Problem(
+                    str(folder / name),
+                    f"this folder of {data} was not found",
+                    expected=expected,
+                    hint=hint,
+                )
+            )
     names = list_audio(folder / mixture, extensions=(".wav", ".flac"))
     if not names:
-        raise DataError(Problem(str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint))
+        raise DataError(
+            Problem(str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint)
+        )
     for part in sources:
         missing = sorted(set(names) - set(list_audio(folder / part, extensions=(".wav", ".flac"))))
         if missing:
-            raise DataError(Problem(str(folder / part), f"files of mixtures are missing: {first_few(missing, 3)}", hint="generate the data set again"))
+            raise DataError(
+                Problem(
+                    str(folder / part),
+                    f"files of mixtures are missing: {first_few(missing, 3)}",
+                    hint="generate the data set again",
+                )
+            )
     return names

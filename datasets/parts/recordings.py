@@ -1,4 +1,6 @@
-"""Audio files, or sections of them, by number: names packed, waveforms decoded on demand or all kept in memory."""
+"""Audio files, or sections of them, by number: names packed, waveforms decoded on demand or all
+kept in memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _HEADERS = 2_000
 
 
 class Texts:
-    """Many strings in one block of bytes: a worker that reads a list of a million strings would copy it through reference counts."""
+    """Many strings in one block of bytes: a worker that reads a list of a million strings would
+    copy it through reference counts.
+    """
 
     def __init__(self, texts: Sequence[str]) -> None:
         coded = [text.encode("utf-8", "surrogateescape") for text in texts]
@@ -46,12 +50,15 @@ class Recordings:
         folder: What the names are relative to.
         names: Of the files, with "/" between folders.
         sample_rate: In Hz; files at another rate are resampled.
-        cache: "memory": all are decoded here, and kept end to end in one tensor, which worker processes share.
-        sections: For each, where it begins in its file and how long it is, in seconds; None: all are whole files.
-        whole_within: A section from 0 whose listed length is 0, or less than the file's by at most so many seconds, is the whole file; None: none is.
+        cache: "memory": all are decoded here, and kept end to end in one tensor, which worker
+            processes share.
+        sections: For each, where it begins in its file and how long it is, in seconds; None: all
+            are whole files.
+        whole_within: A section from 0 whose listed length is 0, or less than the file's by at most
+            so many seconds, is the whole file; None: none is.
 
-    Raises:
-        DataError: there are no files; one of up to 2,000, evenly spaced, is not audio according to its header; with cache="memory", any is damaged.
+    Raises: DataError: there are no files; one of up to 2,000, evenly spaced, is not audio according
+        to its header; with cache="memory", any is damaged.
     """
 
     def __init__(
@@ -65,9 +72,19 @@ class Recordings:
         whole_within: float | None = None,
     ) -> None:
         if cache not in ("none", "memory"):
-            raise ConfigError(Problem("dataset.cache", "is not a valid cache for recordings", cache, "none or memory"))
+            raise ConfigError(
+                Problem(
+                    "dataset.cache", "is not a valid cache for recordings", cache, "none or memory"
+                )
+            )
         if not names:
-            raise DataError(Problem(str(folder), "no recordings were found for this split", hint="set dataset.root=FOLDER"))
+            raise DataError(
+                Problem(
+                    str(folder),
+                    "no recordings were found for this split",
+                    hint="set dataset.root=FOLDER",
+                )
+            )
         self.folder = folder
         self.sample_rate = sample_rate
         self.names = Texts(names)
@@ -79,7 +96,10 @@ class Recordings:
             for index in spaced_indices(len(names), _HEADERS):
                 info = audio_info(self.path(index))
                 self._frames(index, info)
-                self._has_sections = self._has_sections or self._section(index, info) != (0, info.frames)
+                self._has_sections = self._has_sections or self._section(index, info) != (
+                    0,
+                    info.frames,
+                )
         if cache == "memory":
             waveforms = [self._decode(index) for index in range(len(names))]
             self._kept = torch.cat(waveforms)
@@ -99,7 +119,10 @@ class Recordings:
         return self._frames(index, audio_info(self.path(index)))
 
     def stretch(self, index: int, start: int = 0, frames: int | None = None) -> Tensor:
-        """float32[frames] of a recording from `start`, at `sample_rate`; up to its end if `frames` is None."""
+        """float32[frames] of a recording from `start`, at `sample_rate`.
+
+        Up to its end if `frames` is None.
+        """
         stop = None if frames is None else start + frames
         if self._kept is not None:
             return self._kept[self._ends[index] : self._ends[index + 1]][start:stop]
@@ -108,7 +131,9 @@ class Recordings:
         return self._decode(index)[start:stop]
 
     def fingerprint(self) -> str:
-        """32 hex digits of names, rate, sections (unless all are whole files), sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
+        """32 hex digits of names, rate, sections (unless all are whole files), sizes of the files
+        (of up to 100,000, evenly spaced), and the bytes of 64.
+        """
         digest = blake2b(repr((len(self), self.sample_rate)).encode(), digest_size=16)
         if self._sections is not None and self._has_sections:
             digest.update(self._sections)
@@ -128,19 +153,30 @@ class Recordings:
         if self._sections is None:
             return read_audio(self.path(index), sample_rate=self.sample_rate)[0]
         begin, length = self._section(index, audio_info(self.path(index)))
-        return read_audio(self.path(index), sample_rate=self.sample_rate, start=begin, frames=length)[0]
+        return read_audio(
+            self.path(index), sample_rate=self.sample_rate, start=begin, frames=length
+        )[0]
 
     def _section(self, index: int, info: AudioInfo) -> tuple[int, int]:
-        """Its first frame in the file and the number of frames, at the file's rate. It may end up to 10 ms after the file: lists round."""
+        """Its first frame in the file and the number of frames, at the file's rate.
+
+        It may end up to 10 ms after the file: lists round.
+        """
         if self._sections is None:
             return 0, info.frames
         starts, lasts = self._sections[index].tolist()
-        if self._whole_within is not None and not starts and (not lasts or lasts >= info.seconds - self._whole_within):
+        if (
+            self._whole_within is not None
+            and not starts
+            and (not lasts or lasts >= info.seconds - self._whole_within)
+        ):
             return 0, info.frames
         begin, length = round(starts * info.sample_rate), round(lasts * info.sample_rate)
         if begin + length > info.frames + info.sample_rate // 100:
             expected = f"at least {sum(self._sections[index]):.3f} s, the end of a listed section"
-            raise DataError(Problem(str(self.path(index)), "is too short", f"{info.seconds:.3f} s", expected))
+            raise DataError(
+                Problem(str(self.path(index)), "is too short", f"{info.seconds:.3f} s", expected)
+            )
         return begin, min(length, info.frames - begin)
 
 

@@ -1,4 +1,6 @@
-"""Resampling and mel bands, the same bits as torchaudio's `resample` and `melscale_fbanks` with their defaults."""
+"""Resampling and mel bands, the same bits as torchaudio's `resample` and `melscale_fbanks` with
+their defaults.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Opens recordings by soundfile and decodes sections of them; a file that is cut short, which libsndfile would read without an error, is refused."""
+"""Opens recordings by soundfile and decodes sections of them.
+
+A file that is cut short, which libsndfile would read without an error, is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,43 @@ from samewise.datasets.parts.limits import SAMPLE_RATE, SAMPLES, require_regular
 from samewise.runner.errors import DataError, Problem
 
 FORMATS = "a recording: a WAV, FLAC, MP3 or OGG file"
-_SIZE_UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # what programs that write into a pipe leave in a header; the second is SoX
+# What programs that write into a pipe leave in a header; the second is SoX
+_SIZE_UNKNOWN = (
+    0,
+    0x7FFFF000,
+    0xFFFFFFFF,
+)
 
 _LENGTH_UNKNOWN = 1 << 62
-"""From so many frames on, libsndfile means that the header does not say: FLAC that was written into a pipe."""
+"""From so many frames on, libsndfile means that the header does not say: FLAC that was written into
+a pipe."""
 
 _ENDLESS = 1 << 50
 """Bytes beyond the end of any file."""
 
 _RUN_UP = {"MPEG_LAYER_III": 32 * 1152, "VORBIS": 255 * 4096} | dict.fromkeys(
-    ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM"), 0
+    (
+        "PCM_S8",
+        "PCM_U8",
+        "PCM_16",
+        "PCM_24",
+        "PCM_32",
+        "FLOAT",
+        "DOUBLE",
+        "ULAW",
+        "ALAW",
+        "IMA_ADPCM",
+        "MS_ADPCM",
+    ),
+    0,
 )
-"""The samples to decode before the first that is wanted; from the beginning on in the other encodings.
+"""The samples to decode before the first that is wanted; from the beginning on in the other
+encodings.
 
-An MP3's frame uses bits of frames before it. libsndfile misjudges where the last page of an Ogg Vorbis file begins, if it seeks into it: a page ends at most
-255 packets, of at most 4096 samples. An Opus frame depends on all frames before it; in GSM 6.10 and several ADPCMs libsndfile cannot seek.
+An MP3's frame uses bits of frames before it. libsndfile misjudges where the last page of an Ogg
+Vorbis file begins, if it seeks into it: a page ends at most 255 packets, of at most 4096 samples.
+An Opus frame depends on all frames before it; in GSM 6.10 and several ADPCMs libsndfile cannot
+seek.
 """
 
 _CHUNKS = {"WAV": ("<4sI", b"data"), "WAVEX": ("<4sI", b"data"), "AIFF": (">4sI", b"SSND")}
@@ -47,7 +72,9 @@ class Sound(soundfile.SoundFile):
     length: int
 
     def seekable(self) -> bool:
-        """False: soundfile would seek after each block that it reads, and an MP3 that goes on there lacks the bits of earlier frames."""
+        """False: soundfile would seek after each block that it reads, and an MP3 that goes on there
+        lacks the bits of earlier frames.
+        """
         return False
 
     def close(self) -> None:
@@ -58,11 +85,17 @@ class Sound(soundfile.SoundFile):
 
 
 class _Longer:
-    """A file for libsndfile that claims to have more bytes than it has: then frames beyond an estimate from its size are read as well."""
+    """A file for libsndfile that claims to have more bytes than it has: then frames beyond an
+    estimate from its size are read as well.
+    """
 
     def __init__(self, path: str | os.PathLike[str], more: int) -> None:
         self._file, self._more, self._beyond = open(path, "rb"), more, 0  # noqa: SIM115 (closed with the object)
-        self.read, self.readinto, self.close = self._file.read, self._file.readinto, self._file.close
+        self.read, self.readinto, self.close = (
+            self._file.read,
+            self._file.readinto,
+            self._file.close,
+        )
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._file.seek(offset, whence)
@@ -80,11 +113,16 @@ def open_audio(path: str | os.PathLike[str]) -> Sound:
     try:
         _require_whole(path, file.format)
         if file.format != "MP3" and file.subtype == "MPEG_LAYER_III":
-            reason, hint = "is MP3 within another format, whose length is unknown", "convert it: ffmpeg -i IN OUT.wav"
+            reason, hint = (
+                "is MP3 within another format, whose length is unknown",
+                "convert it: ffmpeg -i IN OUT.wav",
+            )
             raise DataError(Problem(os.fspath(path), reason, expected=FORMATS, hint=hint))
         SAMPLE_RATE.check(path, file.samplerate)
         file.length = file.frames
-        if file.frames >= _LENGTH_UNKNOWN or (file.format == "MP3" and _is_estimated(path, file.frames)):
+        if file.frames >= _LENGTH_UNKNOWN or (
+            file.format == "MP3" and _is_estimated(path, file.frames)
+        ):
             found, is_mp3 = os.stat(path), file.format == "MP3"
             file.close()
             file = _open_unknown(path, is_mp3=is_mp3)
@@ -120,25 +158,43 @@ def _require_file(path: str | os.PathLike[str]) -> None:
         raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
 
 
-def decode_section(path: str | os.PathLike[str], file: Sound, start: int, frames: int | None) -> Tensor:
+def decode_section(
+    path: str | os.PathLike[str], file: Sound, start: int, frames: int | None
+) -> Tensor:
     """float32[C, T] of an open file, T at most `frames`."""
     if not 0 <= start <= file.length:
-        raise DataError(Problem(os.fspath(path), f"is too short: it has {file.length} frames", expected=f"more than {start} frames"))
+        raise DataError(
+            Problem(
+                os.fspath(path),
+                f"is too short: it has {file.length} frames",
+                expected=f"more than {start} frames",
+            )
+        )
     wanted = file.length - start if frames is None else min(frames, file.length - start)
     SAMPLES.check(path, wanted * file.channels)
     before = min(start, _RUN_UP.get(file.subtype, start))
     if start > before:
         file.seek(start - before)
-    while before and (dropped := len(file.read(min(before, _BLOCK), dtype="float32", always_2d=True))):
+    while before and (
+        dropped := len(file.read(min(before, _BLOCK), dtype="float32", always_2d=True))
+    ):
         before -= dropped
     samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
     if samples.shape[1] < wanted:
-        raise _cut_short(path, f"{start + samples.shape[1]} of the {file.length} frames that its header promises")
+        raise _cut_short(
+            path, f"{start + samples.shape[1]} of the {file.length} frames that its header promises"
+        )
     return samples
 
 
 def _cut_short(path: str | os.PathLike[str], words: str, hint: str = "") -> DataError:
-    return DataError(Problem(os.fspath(path), f"is cut short: {words}", hint="; ".join(filter(None, ("remove the file, or download it again", hint)))))
+    return DataError(
+        Problem(
+            os.fspath(path),
+            f"is cut short: {words}",
+            hint="; ".join(filter(None, ("remove the file, or download it again", hint))),
+        )
+    )
 
 
 def _require_whole(path: str | os.PathLike[str], form: str) -> None:
@@ -151,14 +207,23 @@ def _require_whole(path: str | os.PathLike[str], form: str) -> None:
             begin, length = struct.unpack(">II" if file.read(4) == b".snd" else "<II", file.read(8))
         else:
             if form == "OGG" and not _ends_ogg(file, size):
-                raise _cut_short(path, "it lacks the last page of an Ogg file", "if this is all there is, write its end: ffmpeg -i IN -c copy OUT.ogg")
+                raise _cut_short(
+                    path,
+                    "it lacks the last page of an Ogg file",
+                    "if this is all there is, write its end: ffmpeg -i IN -c copy OUT.ogg",
+                )
             return
     if length not in _SIZE_UNKNOWN and begin + length > size:
-        raise _cut_short(path, f"{max(0, size - begin)} of the {length} bytes of sound that its header promises")
+        raise _cut_short(
+            path, f"{max(0, size - begin)} of the {length} bytes of sound that its header promises"
+        )
 
 
 def _find_sound(file: BinaryIO, size: int, packing: str, wanted: bytes) -> tuple[int, int]:
-    """Where the sound of a file of chunks begins, and how long it should be; (0, 0) if there is none."""
+    """Where the sound of a file of chunks begins, and how long it should be.
+
+    (0, 0) if there is none.
+    """
     place = 12
     while place + 8 <= size:
         file.seek(place)

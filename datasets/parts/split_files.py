@@ -1,4 +1,6 @@
-"""Which files of a Hugging Face data set have the rows of which split: as it says itself, or by their names, as the library `datasets` tells them apart."""
+"""Which files of a Hugging Face data set have the rows of which split: as it says itself, or by
+their names, as the library `datasets` tells them apart.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ MEANINGS = {
 }
 """What the library's words for splits are called here."""
 
-EXPECTED = "a folder written by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of a data set in the cache of `datasets`"
+EXPECTED = (
+    "a folder written by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of "
+    "a data set in the cache of `datasets`"
+)
 
 _BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
 _SHARD = re.compile(r"([^-]+)-\d{5}-of-\d{5}")
@@ -31,25 +36,46 @@ _LONGEST = 100_000
 
 
 def files_by_split(place: Path) -> dict[str, list[Path]]:
-    """The files of `train`, `valid` and `test`, as far as there are such splits; all are `train` if nothing says otherwise. Other splits are left out.
+    """The files of `train`, `valid` and `test`, as far as there are such splits.
+
+    All are `train` if nothing says otherwise. Other splits are left out.
 
     Args:
-        place: A file; a folder that `save_to_disk` wrote, whose dataset_dict.json lists its splits; or a folder of files. Of these, a README.md may list the
-            splits, under `configs`; else the names of files in the library's cache and in `data/` end in the split (`data/extra-00000-of-00002.parquet`);
-            else a word in the name of a file or its folders says it (`train.clean/0000.parquet`).
+        place: A file; a folder that `save_to_disk` wrote, whose dataset_dict.json lists its splits;
+            or a folder of files. Of these, a README.md may list the splits, under `configs`; else
+            the names of files in the library's cache and in `data/` end in the split
+            (`data/extra-00000-of-00002.parquet`); else a word in the name of a file or its folders
+            says it (`train.clean/0000.parquet`).
 
-    Raises:
-        DataError: there are none; some say their split and others do not, or two things; there are two splits of one meaning, or none of ours.
+    Raises: DataError: there are none; some say their split and others do not, or two things; there
+        are two splits of one meaning, or none of ours.
     """
     if place.is_file():
         return {"train": [place]}
     if (state := place / "state.json").is_file():
         return {"train": _saved_files(state)}
     if (of_all := place / "dataset_dict.json").is_file():
-        return _by_meaning(place, {name: _saved_files(place / name / "state.json") for name in _saved(of_all, lambda given: given["splits"])})
-    files = [file for file in sorted([*place.rglob("*.parquet"), *place.glob("*.arrow")]) if not _is_hidden(file.relative_to(place))]
+        return _by_meaning(
+            place,
+            {
+                name: _saved_files(place / name / "state.json")
+                for name in _saved(of_all, lambda given: given["splits"])
+            },
+        )
+    files = [
+        file
+        for file in sorted([*place.rglob("*.parquet"), *place.glob("*.arrow")])
+        if not _is_hidden(file.relative_to(place))
+    ]
     if not files:
-        raise DataError(Problem(str(place), "contains no data set", expected=EXPECTED, hint="set dataset.root=FOLDER"))
+        raise DataError(
+            Problem(
+                str(place),
+                "contains no data set",
+                expected=EXPECTED,
+                hint="set dataset.root=FOLDER",
+            )
+        )
     return _by_meaning(place, _listed(place, files) or _told_apart(place, files))
 
 
@@ -57,20 +83,36 @@ def _by_meaning(place: Path, found: Mapping[str, list[Path]]) -> dict[str, list[
     names = dict[str, list[str]]()
     for name in found:
         names.setdefault(MEANINGS.get(name.lower(), name), []).append(name)
-    kept = {meaning: found[some[0]] for meaning, some in names.items() if meaning in MEANINGS.values()}
+    kept = {
+        meaning: found[some[0]] for meaning, some in names.items() if meaning in MEANINGS.values()
+    }
     for meaning in kept:
         if len(names[meaning]) > 1:
             words = f"has {len(names[meaning])} splits that mean {meaning}"
-            raise DataError(Problem(str(place), words, names[meaning], "one of them", "join them, or give the others another name"))
+            raise DataError(
+                Problem(
+                    str(place),
+                    words,
+                    names[meaning],
+                    "one of them",
+                    "join them, or give the others another name",
+                )
+            )
     if not kept:
         hint = "dataset.root can also be the folder, or the file, of one split"
-        raise DataError(Problem(str(place), "has no split for training", sorted(found), "train", hint))
+        raise DataError(
+            Problem(str(place), "has no split for training", sorted(found), "train", hint)
+        )
     return kept
 
 
 def _is_hidden(file: Path) -> bool:
     mapped = file.match("cache-*.arrow")  # by the library's map or filter
-    return mapped or any(part.startswith(".") for part in file.parts) or any(part.startswith("__") for part in file.parts[:-1])
+    return (
+        mapped
+        or any(part.startswith(".") for part in file.parts)
+        or any(part.startswith("__") for part in file.parts[:-1])
+    )
 
 
 def _told_apart(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
@@ -80,28 +122,54 @@ def _told_apart(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
         return {"train": [*files]}
     found = dict[str, list[Path]]()
     for file, name in splits.items():
-        found.setdefault(name or _of_shard(file) or _of_converted(file.relative_to(place)), []).append(file)
+        found.setdefault(
+            name or _of_shard(file) or _of_converted(file.relative_to(place)), []
+        ).append(file)
     if silent := found.get(""):
-        words = f"other files say which split they are of, but not {first_few([str(file.relative_to(place)) for file in silent], 5)}"
+        words = (
+            "other files say which split they are of, but not "
+            f"{first_few([str(file.relative_to(place)) for file in silent], 5)}"
+        )
         hint = "rename those files, or move them elsewhere"
-        raise DataError(Problem(str(place), words, expected="the split in each file's name, as train-00000-of-00001.parquet, or its folder's", hint=hint))
+        raise DataError(
+            Problem(
+                str(place),
+                words,
+                expected="the split in each file's name, as train-00000-of-00001.parquet, or its "
+                "folder's",
+                hint=hint,
+            )
+        )
     return found
 
 
 def _split_of(file: Path, place: Path) -> str:
-    """What a file's name says last, or its folders: test for `my-train-test.parquet` and `default/test/0000.parquet`; empty: nothing."""
+    """What a file's name says last, or its folders: test for `my-train-test.parquet` and
+    `default/test/0000.parquet`; empty: nothing.
+    """
     below = file.relative_to(place)
-    if file.suffix == ".arrow" and (file.parent / "dataset_info.json").is_file():  # the library's cache: NAME-SPLIT
+    if (
+        file.suffix == ".arrow" and (file.parent / "dataset_info.json").is_file()
+    ):  # the library's cache: NAME-SPLIT
         return _of_shard(file) or file.stem.rpartition("-")[2].lower()
     if below.parts[:-1] == ("data",) and (name := _of_shard(file)):
         return name
     told = dict[str, str]()
     for name in (file.stem, *reversed(below.parts[:-1])):
-        if found := [MEANINGS[word] for word in _BETWEEN_WORDS.split(name.lower()) if word in MEANINGS]:
+        if found := [
+            MEANINGS[word] for word in _BETWEEN_WORDS.split(name.lower()) if word in MEANINGS
+        ]:
             told.setdefault(found[-1], name)
     if len(told) > 1:
         words = " but ".join(f"{name!r} says {split}" for split, name in told.items())
-        raise DataError(Problem(str(file), f"has two splits in its name: {words}", expected="one", hint="rename it, or set dataset.root to a folder below"))
+        raise DataError(
+            Problem(
+                str(file),
+                f"has two splits in its name: {words}",
+                expected="one",
+                hint="rename it, or set dataset.root to a folder below",
+            )
+        )
     return next(iter(told), "")
 
 
@@ -111,12 +179,22 @@ def _of_shard(file: Path) -> str:
 
 
 def _of_converted(below: Path) -> str:
-    """The split of SPLIT/0000.parquet, as Hugging Face converts data sets; empty: it has another form."""
-    return below.parts[-2].lower() if len(below.parts) > 1 and re.fullmatch(r"\d{4}", below.stem) else ""
+    """The split of SPLIT/0000.parquet, as Hugging Face converts data sets.
+
+    Empty: it has another form.
+    """
+    return (
+        below.parts[-2].lower()
+        if len(below.parts) > 1 and re.fullmatch(r"\d{4}", below.stem)
+        else ""
+    )
 
 
 def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """The files by what README.md lists for its only, or its default, configuration; empty: it lists none."""
+    """The files by what README.md lists for its only, or its default, configuration.
+
+    Empty: it lists none.
+    """
     readme = place / "README.md"
     text = _HEADER.match(read_text(readme)) if readme.is_file() else None
     block = _CONFIGS.search(text[1]) if text else None
@@ -125,29 +203,69 @@ def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     try:
         configs = _configs(block[0])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        words = f"has a list of configs that cannot be read: {type(error).__name__}: {first_line(error)}"
-        raise DataError(Problem(str(readme), words, expected="configs as https://huggingface.co/docs/hub/datasets-manual-configuration has them")) from None
+        words = (
+            f"has a list of configs that cannot be read: {type(error).__name__}: "
+            f"{first_line(error)}"
+        )
+        raise DataError(
+            Problem(
+                str(readme),
+                words,
+                expected="configs as https://huggingface.co/docs/hub/datasets-manual-configuration "
+                "has them",
+            )
+        ) from None
     chosen = [one for one in configs if len(configs) == 1 or one[0] == "default" or one[1]]
     if len(chosen) != 1:
         names = [name for name, *_ in configs]
-        folder = next((place / name for name in names if "/" not in name and (place / name).is_dir()), None)
-        hint = f"dataset.root={folder}" if folder else f"datasets.load_dataset('{place}', '{names[0]}').save_to_disk('data'), then dataset.root=data"
-        raise DataError(Problem(str(readme), f"lists {len(names)} data sets, its configs", names, "one, or a default", hint))
+        folder = next(
+            (place / name for name in names if "/" not in name and (place / name).is_dir()), None
+        )
+        hint = (
+            f"dataset.root={folder}"
+            if folder
+            else f"datasets.load_dataset('{place}', '{names[0]}').save_to_disk('data'), then "
+            "dataset.root=data"
+        )
+        raise DataError(
+            Problem(
+                str(readme),
+                f"lists {len(names)} data sets, its configs",
+                names,
+                "one, or a default",
+                hint,
+            )
+        )
     ((_, _, folder, patterns),) = chosen
     inside = [file for file in files if file.is_relative_to(place / folder)]
     if not patterns and inside:
         return _told_apart(place / folder, inside)
     found = dict[str, list[Path]]()
     for split, some in (patterns or {"train": [folder]}).items():
-        found[split] = [file for file in inside if any(_matches(file.relative_to(place / folder).parts, Path(one).parts) for one in some)]
+        found[split] = [
+            file
+            for file in inside
+            if any(
+                _matches(file.relative_to(place / folder).parts, Path(one).parts) for one in some
+            )
+        ]
         if not found[split]:
             words = f"lists files for {split} that are not here, or are neither .parquet nor .arrow"
-            raise DataError(Problem(str(readme), words, some, hint="download them too, or set dataset.root to the folder of others"))
+            raise DataError(
+                Problem(
+                    str(readme),
+                    words,
+                    some,
+                    hint="download them too, or set dataset.root to the folder of others",
+                )
+            )
     return found
 
 
 def _configs(block: str) -> list[tuple[str, bool, str, dict[str, list[str]]]]:
-    """(name, whether it is the default, folder, patterns of files by split) of each of a README's configurations."""
+    """(name, whether it is the default, folder, patterns of files by split) of each of a README's
+    configurations.
+    """
     import yaml  # comes with omegaconf
 
     if len(block) > _LONGEST:
@@ -166,7 +284,12 @@ def _configs(block: str) -> list[tuple[str, bool, str, dict[str, list[str]]]]:
         else:
             given = [("train", given)]
         patterns = {split: [some] if isinstance(some, str) else [*some] for split, some in given}
-        texts = [one["config_name"], one.get("data_dir") or "", *patterns, *(text for some in patterns.values() for text in some)]
+        texts = [
+            one["config_name"],
+            one.get("data_dir") or "",
+            *patterns,
+            *(text for some in patterns.values() for text in some),
+        ]
         if len(patterns) < len(given) or not all(isinstance(text, str) for text in texts):
             raise ValueError("a split is listed twice, or a name is not a text")
         found.append((texts[0], bool(one.get("default")), texts[1], patterns))
@@ -175,7 +298,9 @@ def _configs(block: str) -> list[tuple[str, bool, str, dict[str, list[str]]]]:
 
 @lru_cache(maxsize=1 << 16)  # else many ** would take forever
 def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether a path fits a pattern, in which `*` stands for some of a name, and `**` for any number of folders."""
+    """Whether a path fits a pattern, in which `*` stands for some of a name, and `**` for any
+    number of folders.
+    """
     if not pattern:
         return not parts
     if pattern[0] == "**":
@@ -184,7 +309,9 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _saved_files(state: Path) -> list[Path]:
-    names = _saved(state, lambda given: [Path(one["filename"]).name for one in given["_data_files"]])
+    names = _saved(
+        state, lambda given: [Path(one["filename"]).name for one in given["_data_files"]]
+    )
     return [state.parent / name for name in names]
 
 
@@ -192,8 +319,20 @@ def _saved(file: Path, names_in: Callable[[Any], list[str]]) -> list[str]:
     """The names that one of save_to_disk's files lists."""
     try:
         names = names_in(json.loads(read_text(file)))
-        if not names or len({*names}) < len(names) or any("\0" in name or "/" in name or not name.strip(".") for name in names):
-            raise ValueError("its list is empty, names something twice, or has a name that is not valid")
+        if (
+            not names
+            or len({*names}) < len(names)
+            or any("\0" in name or "/" in name or not name.strip(".") for name in names)
+        ):
+            raise ValueError(
+                "its list is empty, names something twice, or has a name that is not valid"
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(Problem(str(file), f"is damaged: {type(error).__name__}: {first_line(error)}", expected="what save_to_disk wrote")) from None
+        raise DataError(
+            Problem(
+                str(file),
+                f"is damaged: {type(error).__name__}: {first_line(error)}",
+                expected="what save_to_disk wrote",
+            )
+        ) from None
     return names

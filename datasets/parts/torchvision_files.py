@@ -35,28 +35,66 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
         if not download:
             return make(root=folder, download=False)
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".download.lock", fallback_to_soft=False):  # a lock that goes with its process, on any file system that has such
+        with FileLock(
+            folder / ".download.lock", fallback_to_soft=False
+        ):  # a lock that goes with its process, on any file system that has such
             return make(root=folder, download=True)
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = f"the data set could not be downloaded: {getattr(error, 'reason', error)}"
-        raise DataError(Problem(str(folder), reason, expected=expected, hint="download the files by hand and put them there")) from None
+        raise DataError(
+            Problem(
+                str(folder),
+                reason,
+                expected=expected,
+                hint="download the files by hand and put them there",
+            )
+        ) from None
     except RuntimeError as error:
         if download:
-            raise DataError(Problem(str(folder), f"the data set could not be downloaded: {error}", expected=expected)) from None
-        hint = "set dataset.root=FOLDER to where they are, or dataset.download=true to download them"
-        raise DataError(Problem(str(folder), "the data set's files are missing or altered", expected=expected, hint=hint)) from None
+            raise DataError(
+                Problem(
+                    str(folder), f"the data set could not be downloaded: {error}", expected=expected
+                )
+            ) from None
+        hint = (
+            "set dataset.root=FOLDER to where they are, or dataset.download=true to download them"
+        )
+        raise DataError(
+            Problem(
+                str(folder),
+                "the data set's files are missing or altered",
+                expected=expected,
+                hint=hint,
+            )
+        ) from None
     except OSError as error:
-        raise DataError(Problem(str(folder), f"cannot be used: {error.strerror or error}", expected="a folder that can be read and written")) from None
+        raise DataError(
+            Problem(
+                str(folder),
+                f"cannot be used: {error.strerror or error}",
+                expected="a folder that can be read and written",
+            )
+        ) from None
 
 
-def load_part(kind: Callable[..., Made], split: str, *, root: str, expected: str, download: bool) -> Made:
-    """The part of such a data set that contains a split: "test" has its own, "train" and "valid" share the other. Otherwise as `load`."""
+def load_part(
+    kind: Callable[..., Made], split: str, *, root: str, expected: str, download: bool
+) -> Made:
+    """The part of such a data set that contains a split: "test" has its own, "train" and "valid"
+    share the other. Otherwise as `load`.
+    """
     check_split(split)
-    return load(partial(kind, train=split != "test"), root=root, expected=expected, download=download)
+    return load(
+        partial(kind, train=split != "test"), root=root, expected=expected, download=download
+    )
 
 
-def split_held_out(images: Tensor, labels: Tensor, *, split: str, held_out: int) -> tuple[Tensor, Tensor]:
-    """A split's share of its part: all for "test"; otherwise the last `held_out` samples for "valid", and the rest for "train".
+def split_held_out(
+    images: Tensor, labels: Tensor, *, split: str, held_out: int
+) -> tuple[Tensor, Tensor]:
+    """A split's share of its part: all for "test".
+
+    Otherwise the last `held_out` samples for "valid", and the rest for "train".
 
     Raises:
         ConfigError: nothing would be left of one of the two.
@@ -64,8 +102,19 @@ def split_held_out(images: Tensor, labels: Tensor, *, split: str, held_out: int)
     if split == "test" or (held_out == 0 and split == "train"):
         return images, labels
     if not 0 < held_out < len(images):
-        hint = "set dataset.held_out to the number of training images to validate on, or dataset.valid.split=test"
-        raise ConfigError(Problem("held_out", f"leaves no image for the {split} split", held_out, f"1 to {len(images) - 1}", hint))
+        hint = (
+            "set dataset.held_out to the number of training images to validate on, or "
+            "dataset.valid.split=test"
+        )
+        raise ConfigError(
+            Problem(
+                "held_out",
+                f"leaves no image for the {split} split",
+                held_out,
+                f"1 to {len(images) - 1}",
+                hint,
+            )
+        )
     chosen = slice(-held_out, None) if split == "valid" else slice(None, -held_out)
     return images[chosen], labels[chosen]
 
@@ -74,4 +123,6 @@ def check_split(split: str) -> None:
     """Raises ConfigError unless it is train, valid or test."""
     splits = ("train", "valid", "test")
     if split not in splits:
-        raise ConfigError(Problem("split", "unknown split", split, "train, valid or test", nearest(split, splits)))
+        raise ConfigError(
+            Problem("split", "unknown split", split, "train, valid or test", nearest(split, splits))
+        )

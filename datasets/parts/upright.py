@@ -1,4 +1,7 @@
-"""Images turned by their EXIF orientation, as the library `datasets` turns them; all other data sets take the pixels as they are stored."""
+"""Images turned by their EXIF orientation, as the library `datasets` turns them.
+
+All other data sets take the pixels as they are stored.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,26 @@ from torch import Tensor
 from samewise.datasets.parts.decode import DAMAGED, Mode, decode_file, open_image, read_file
 from samewise.runner.errors import DataError, Problem
 
-_FLIPS: dict[object, tuple[int, ...]] = {2: (-1,), 3: (-2, -1), 4: (-2,), 5: (), 6: (-1,), 7: (-2, -1), 8: (-2,)}
+_FLIPS: dict[object, tuple[int, ...]] = {
+    2: (-1,),
+    3: (-2, -1),
+    4: (-2,),
+    5: (),
+    6: (-1,),
+    7: (-2, -1),
+    8: (-2,),
+}
 """The dimensions to flip by orientation, from 5 on after exchanging height and width."""
 
 _IN_PNG = (b"eXIf", b"exif", b"adobe")
-"""One of them is in each PNG that has an orientation. Without, Pillow would decode the whole image to look for it."""
+"""One of them is in each PNG that has an orientation. Without, Pillow would decode the whole image
+to look for it."""
 
 
 def turn_upright(image: Tensor, raw: bytes, name: str) -> Tensor:
-    """uint8[C, H, W], decoded from these bytes, turned as they say. Pillow has already turned a TIFF.
+    """uint8[C, H, W], decoded from these bytes, turned as they say.
+
+    Pillow has already turned a TIFF.
 
     Raises:
         DataError: what they say cannot be read; it names `name`.
@@ -27,10 +41,18 @@ def turn_upright(image: Tensor, raw: bytes, name: str) -> Tensor:
         return image
     try:
         with open_image(raw, name) as opened:
-            orientation = 1 if opened.format == "TIFF" else opened.getexif().get(ExifTags.Base.Orientation, 1)
+            orientation = (
+                1 if opened.format == "TIFF" else opened.getexif().get(ExifTags.Base.Orientation, 1)
+            )
         flips = _FLIPS.get(orientation)
     except (*DAMAGED, Image.DecompressionBombError) as error:
-        raise DataError(Problem(name, f"has EXIF data that are damaged: {type(error).__name__}", hint="save the image again, without them")) from None
+        raise DataError(
+            Problem(
+                name,
+                f"has EXIF data that are damaged: {type(error).__name__}",
+                hint="save the image again, without them",
+            )
+        ) from None
     if flips is None:
         return image
     return (image if orientation < 5 else image.transpose(-2, -1)).flip(flips)

@@ -18,7 +18,8 @@ from samewise.datasets.parts.recordings import Cache, Recordings, Texts
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few, truncate
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
-"""Space, apostrophe and the alphabet: what LibriSpeech's transcripts are written with, in lower case."""
+"""Space, apostrophe and the alphabet: what LibriSpeech's transcripts are written with, in lower
+case."""
 
 
 class Spelling:
@@ -45,20 +46,39 @@ class Spelling:
             DataError: it has an unknown letter.
         """
         given = unicodedata.normalize("NFC", text)
-        text = " ".join((given.lower() if self._lowercase else given).translate(self._ignored).split())
+        text = " ".join(
+            (given.lower() if self._lowercase else given).translate(self._ignored).split()
+        )
         unknown = next((letter for letter in text if letter not in self.letters), None)
         if unknown is not None:
-            hint = f"add it to dataset.letters, or to dataset.ignore; the transcript is {truncate(text, 60, ending='…')!r}"
+            hint = (
+                "add it to dataset.letters, or to dataset.ignore; the transcript is "
+                f"{truncate(text, 60, ending='…')!r}"
+            )
             if self._lowercase and unknown.upper() in self.letters:
                 keep = "+dataset.train.lowercase=false +dataset.valid.lowercase=false"
-                written = f"the transcript is {truncate(given, 60, ending='…')!r} in the file, and is made lower case first"
+                written = (
+                    f"the transcript is {truncate(given, 60, ending='…')!r} in the file, and "
+                    "is made lower case first"
+                )
                 hint = f"{written}: give dataset.letters in lower case, or set {keep}"
-            raise DataError(Problem(where, f"the transcript has an unknown letter, {unicodedata.name(unknown, 'without a name')}", unknown, self._shown, hint))
+            raise DataError(
+                Problem(
+                    where,
+                    "the transcript has an unknown letter, "
+                    f"{unicodedata.name(unknown, 'without a name')}",
+                    unknown,
+                    self._shown,
+                    hint,
+                )
+            )
         return text
 
 
 class Utterances(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`; a subclass lists the files.
+    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`.
+
+    A subclass lists the files.
 
     Args:
         folder: What the files' names are relative to.
@@ -69,8 +89,8 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
         cache: "memory": all recordings are decoded once, here, and kept.
         sections, whole_within: As in `Recordings`.
 
-    Raises:
-        DataError: a transcript has an unknown letter; there are no files; with cache="memory", a file is damaged.
+    Raises: DataError: a transcript has an unknown letter; there are no files; with cache="memory",
+        a file is damaged.
     """
 
     def __init__(
@@ -86,8 +106,20 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
         whole_within: float | None = None,
     ) -> None:
         self.sample_rate = sample_rate
-        self._transcripts = Texts([spelling(text, str(folder / name)) for name, text in zip(names, transcripts, strict=True)])
-        self._recordings = Recordings(folder, names, sample_rate=sample_rate, cache=cache, sections=sections, whole_within=whole_within)
+        self._transcripts = Texts(
+            [
+                spelling(text, str(folder / name))
+                for name, text in zip(names, transcripts, strict=True)
+            ]
+        )
+        self._recordings = Recordings(
+            folder,
+            names,
+            sample_rate=sample_rate,
+            cache=cache,
+            sections=sections,
+            whole_within=whole_within,
+        )
 
     def __len__(self) -> int:
         return len(self._recordings)

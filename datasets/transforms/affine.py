@@ -16,7 +16,9 @@ from samewise.runner.interfaces import Batch
 
 @final
 class RandomAffine(ImageTransform):
-    """Rotation, shift, scale and shear about the image's centre. Choices, float64[B]: `angle`, `x`, `y`, `scale`, `shear`.
+    """Rotation, shift, scale and shear about the image's centre.
+
+    Choices, float64[B]: `angle`, `x`, `y`, `scale`, `shear`.
 
     Args:
         degrees: Rotation, clockwise, from -degrees to degrees.
@@ -55,7 +57,9 @@ class RandomAffine(ImageTransform):
         }
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        angle, x, y, scale, shear = (choices[name] for name in ("angle", "x", "y", "scale", "shear"))
+        angle, x, y, scale, shear = (
+            choices[name] for name in ("angle", "x", "y", "scale", "shear")
+        )
         matrices = inverse_matrices(angle=angle, x=x, y=y, scale=scale, shear=shear)
         return warp(images, matrices, interpolation=self.interpolation, fill=self.fill)
 
@@ -72,40 +76,65 @@ def inverse_matrices(
 ) -> Tensor:
     """float64[B, 2, 3], from output to input pixels, both relative to the image's centre.
 
-    The map is M = T C R(angle) S(scale) SHy SHx C^-1 in torchvision's convention (angles in degrees, clockwise); this is its
-    inverse. Arguments are float64[B], None where nothing happens; `centre` is the fixed point.
+    The map is M = T C R(angle) S(scale) SHy SHx C^-1 in torchvision's convention (angles in
+    degrees, clockwise); this is its inverse. Arguments are float64[B], None where nothing happens;
+    `centre` is the fixed point.
     """
     given = next(value for value in (angle, x, y, scale, shear, shear_y) if value is not None)
     nothing = torch.zeros_like(given, dtype=torch.float64)
-    rotation, sx, sy = (torch.deg2rad(nothing if value is None else value) for value in (angle, shear, shear_y))
+    rotation, sx, sy = (
+        torch.deg2rad(nothing if value is None else value) for value in (angle, shear, shear_y)
+    )
     x, y = (nothing if value is None else value for value in (x, y))
     scale = nothing + 1 if scale is None else scale
     a = torch.cos(rotation - sy) / torch.cos(sy)
     b = -(a * torch.tan(sx) + torch.sin(rotation))
     c = torch.sin(rotation - sy) / torch.cos(sy)
     d = torch.cos(rotation) - c * torch.tan(sx)
-    a, b, c, d = d / scale, -b / scale, -c / scale, a / scale  # the inverse: the determinant without the scale is 1
+    # The inverse: the determinant without the scale is 1
+    a, b, c, d = (
+        d / scale,
+        -b / scale,
+        -c / scale,
+        a / scale,
+    )
     shift_x = centre[0] - a * (centre[0] + x) - b * (centre[1] + y)
     shift_y = centre[1] - c * (centre[0] + x) - d * (centre[1] + y)
     return torch.stack([a, b, shift_x, c, d, shift_y], dim=1).view(-1, 2, 3)
 
 
-def warp(images: Tensor, matrices: Tensor, *, interpolation: str = "nearest", fill: float = 0.0) -> Tensor:
-    """Each image [B, C, H, W] sampled through its matrix [B, 2, 3] (on the CPU); the same dtype, `fill` outside.
+def warp(
+    images: Tensor, matrices: Tensor, *, interpolation: str = "nearest", fill: float = 0.0
+) -> Tensor:
+    """Each image [B, C, H, W] sampled through its matrix [B, 2, 3] (on the CPU).
 
-    Pixels at the border are blended with `fill` by their coverage; torchvision, given a fill and bilinear, weighs them by it twice.
-    The grid is computed element by element rather than as a matrix product, whose rounding depends on the batch's size.
+    The same dtype, `fill` outside.
+
+    Pixels at the border are blended with `fill` by their coverage; torchvision, given a fill and
+    bilinear, weighs them by it twice. The grid is computed element by element rather than as a
+    matrix product, whose rounding depends on the batch's size.
     """
     height, width = images.shape[-2:]
     halves = torch.tensor([0.5 * width, 0.5 * height]).view(1, 2, 1)
-    matrix = (matrices.to(torch.float32) / halves).to(images.device, non_blocking=True)[:, :, :, None, None]  # [B, 2, 3, 1, 1]
+    # [B, 2, 3, 1, 1]
+    matrix = (matrices.to(torch.float32) / halves).to(images.device, non_blocking=True)[
+        :, :, :, None, None
+    ]
     x = torch.linspace((1 - width) * 0.5, (width - 1) * 0.5, width, device=images.device)
-    y = torch.linspace((1 - height) * 0.5, (height - 1) * 0.5, height, device=images.device)[:, None]
+    y = torch.linspace((1 - height) * 0.5, (height - 1) * 0.5, height, device=images.device)[
+        :, None
+    ]
     grid = (matrix[:, :, 0] * x + matrix[:, :, 1] * y) + matrix[:, :, 2]  # [B, 2, H, W]
     floats = images if images.is_floating_point() else images.to(torch.float32)
     if fill:  # outside is zero to grid_sample: so make zero the value wanted outside
         floats = floats - fill
-    moved = grid_sample(floats, grid.permute(0, 2, 3, 1).to(floats.dtype), mode=interpolation, padding_mode="zeros", align_corners=False)
+    moved = grid_sample(
+        floats,
+        grid.permute(0, 2, 3, 1).to(floats.dtype),
+        mode=interpolation,
+        padding_mode="zeros",
+        align_corners=False,
+    )
     if fill:
         moved = moved + fill
     return moved if images.is_floating_point() else moved.round_().to(images.dtype)

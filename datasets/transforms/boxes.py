@@ -1,4 +1,6 @@
-"""Random boxes by area and aspect ratio, as RandomResizedCrop and RandomErasing choose them: ten tries a sample, the first that fits."""
+"""Random boxes by area and aspect ratio, as RandomResizedCrop and RandomErasing choose them: ten
+tries a sample, the first that fits.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ class Boxes:
     found: Tensor
 
 
-def random_boxes(size: int, image: tuple[int | Tensor, int | Tensor], scale: tuple[float, float], ratio: tuple[float, float], *, whole: bool) -> Boxes:
+def random_boxes(
+    size: int,
+    image: tuple[int | Tensor, int | Tensor],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    *,
+    whole: bool,
+) -> Boxes:
     """Boxes in images of (H, W).
 
     Args:
@@ -35,13 +44,22 @@ def random_boxes(size: int, image: tuple[int | Tensor, int | Tensor], scale: tup
         whole: Whether a box may be as high or as wide as the image.
     """
     high_image, wide_image = (torch.as_tensor(side).expand(size) for side in image)
-    area = (high_image * wide_image)[:, None] * (torch.rand(size, _TRIES, dtype=torch.float64) * (scale[1] - scale[0]) + scale[0])
+    area = (high_image * wide_image)[:, None] * (
+        torch.rand(size, _TRIES, dtype=torch.float64) * (scale[1] - scale[0]) + scale[0]
+    )
     low, high = math.log(ratio[0]), math.log(ratio[1])
     aspect = torch.exp(torch.rand(size, _TRIES, dtype=torch.float64) * (high - low) + low)
     width, height = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
     spare = 0 if whole else 1
-    fits = (width > 0) & (height > 0) & (width <= wide_image[:, None] - spare) & (height <= high_image[:, None] - spare)
+    fits = (
+        (width > 0)
+        & (height > 0)
+        & (width <= wide_image[:, None] - spare)
+        & (height <= high_image[:, None] - spare)
+    )
     first = fits.long().argmax(1, keepdim=True)  # of equal values argmax gives the first
     height, width, found = height.gather(1, first)[:, 0], width.gather(1, first)[:, 0], fits.any(1)
     height, width = height.clamp(max=high_image), width.clamp(max=wide_image)
-    return Boxes(integers(high_image - height + 1), integers(wide_image - width + 1), height, width, found)
+    return Boxes(
+        integers(high_image - height + 1), integers(wide_image - width + 1), height, width, found
+    )

@@ -13,11 +13,25 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 @final
 class ChannelsBeforeTime(BatchTransform):
-    """`image` [B, T, C, H, W] to [B, C, T, H, W], as torchvision's video models and 3-d convolutions take it: the last transform."""
+    """`image` [B, T, C, H, W] to [B, C, T, H, W], as torchvision's video models and 3-d
+    convolutions take it: the last transform.
+    """
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if not isinstance(batch["image"], Tensor) or batch["image"].dim() != 5:
-            form = list(batch["image"].shape) if isinstance(batch["image"], Tensor) else "clips that differ in size"
+            form = (
+                list(batch["image"].shape)
+                if isinstance(batch["image"], Tensor)
+                else "clips that differ in size"
+            )
             words = "ChannelsBeforeTime requires clips"
-            raise ConfigError(Problem("transforms", words, form, "[batch, time, channels, height, width]", "transforms=images is for images"))
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    words,
+                    form,
+                    "[batch, time, channels, height, width]",
+                    "transforms=images is for images",
+                )
+            )
         return map_images(batch, ("image",), lambda clips: clips.movedim(2, 1).contiguous())

@@ -1,6 +1,8 @@
-"""Colour operations on uint8[B, C, H, W], C 1 or 3, with a separate strength for each image, as torchvision (and PIL) define them.
+"""Colour operations on uint8[B, C, H, W], C 1 or 3, with a separate strength for each image, as
+torchvision (and PIL) define them.
 
-Saturation and sharpness may differ from torchvision's by one level, in fewer than 1 of 100 values, where rounding decides.
+Saturation and sharpness may differ from torchvision's by one level, in fewer than 1 of 100 values,
+where rounding decides.
 """
 
 from __future__ import annotations
@@ -13,14 +15,24 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from torchvision.transforms.v2 import functional
 
-from samewise.datasets.transforms.images import ImageTransform, chance, interval, needs_bytes, needs_colours, per_sample, uniform
+from samewise.datasets.transforms.images import (
+    ImageTransform,
+    chance,
+    interval,
+    needs_bytes,
+    needs_colours,
+    per_sample,
+    uniform,
+)
 from samewise.runner.interfaces import Batch
 
 Operation = Callable[[Tensor, Tensor], Tensor]
 """uint8[n, C, H, W] and a strength, float64[n] on the CPU, to changed images."""
 
 
-def apply_operations(images: Tensor, which: Tensor, strength: Tensor, operations: Sequence[Operation]) -> Tensor:
+def apply_operations(
+    images: Tensor, which: Tensor, strength: Tensor, operations: Sequence[Operation]
+) -> Tensor:
     """Apply each image's operation, grouped by operation.
 
     Args:
@@ -32,8 +44,12 @@ def apply_operations(images: Tensor, which: Tensor, strength: Tensor, operations
     order = which.argsort(stable=True)
     counts = which.bincount(minlength=len(operations)).tolist()
     sorted_images = images.index_select(0, order.to(images.device, non_blocking=True))
-    pieces = zip(operations, sorted_images.split(counts), strength[order].split(counts), strict=True)
-    changed = torch.cat([operation(piece, strengths) for operation, piece, strengths in pieces if len(piece)])
+    pieces = zip(
+        operations, sorted_images.split(counts), strength[order].split(counts), strict=True
+    )
+    changed = torch.cat(
+        [operation(piece, strengths) for operation, piece, strengths in pieces if len(piece)]
+    )
     return changed.index_select(0, order.argsort().to(images.device, non_blocking=True))
 
 
@@ -58,12 +74,15 @@ def saturation(images: Tensor, strength: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: smoothed (3x3, the centre weighted five times as much as a neighbour), 1: unchanged; the one-pixel border stays."""
+    """Strength 0: smoothed (3x3, the centre weighted five times as much as a neighbour), 1:
+    unchanged; the one-pixel border stays.
+    """
     if min(images.shape[-2:]) <= 2:
         return images
     floats = images.to(torch.float32)
     inner = floats[..., 1:-1, 1:-1]
-    # A convolution would do, but on CUDA its precision depends on the TF32 setting; thirteenths never fall on a half, so rounding is exact.
+    # A convolution would do, but on CUDA its precision depends on the TF32 setting; thirteenths
+    # never fall on a half, so rounding is exact.
     smooth = avg_pool2d(floats, 3, stride=1).mul_(9).add_(inner, alpha=4).div_(13).round_()
     inner.add_(smooth.sub_(inner).mul_(per_sample(1.0 - strength, images, torch.float32)))
     return floats.clamp_(0, 255).to(torch.uint8)
@@ -77,7 +96,11 @@ def posterize(images: Tensor, strength: Tensor) -> Tensor:
 
 def solarize(images: Tensor, strength: Tensor) -> Tensor:
     """Invert values from 255 * strength."""
-    return torch.where(images >= per_sample(255.0 * strength, images, torch.float32), functional.invert(images), images)
+    return torch.where(
+        images >= per_sample(255.0 * strength, images, torch.float32),
+        functional.invert(images),
+        images,
+    )
 
 
 def autocontrast(images: Tensor, strength: Tensor) -> Tensor:
@@ -94,20 +117,27 @@ def equalize(images: Tensor, strength: Tensor) -> Tensor:
 class ColorJitter(ImageTransform):
     """Brightness, contrast and saturation changed by random factors in a random order.
 
-    Choices: `order` int64[B, 3], which of the three comes when; `factor` float64[B, 3], by number, not by place.
+    Choices: `order` int64[B, 3], which of the three comes when; `factor` float64[B, 3], by number,
+    not by place.
 
     Args:
-        brightness: Factors are uniform in [1 - brightness, 1 + brightness], not below 0; 0: as it is.
+        brightness: Factors are uniform in [1 - brightness, 1 + brightness], not below 0; 0: as it
+            is.
         contrast: Factors are uniform in [1 - contrast, 1 + contrast], not below 0; 0: as it is.
-        saturation: Factors are uniform in [1 - saturation, 1 + saturation], not below 0; 0: as it is.
+        saturation: Factors are uniform in [1 - saturation, 1 + saturation], not below 0; 0: as it
+            is.
     """
 
     _operations = (brightness, contrast, saturation)
 
-    def __init__(self, *, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0) -> None:
+    def __init__(
+        self, *, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0
+    ) -> None:
         super().__init__()
         amounts = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-        self.intervals = [interval(name, (max(0.0, 1 - amount), 1 + amount)) for name, amount in amounts.items()]
+        self.intervals = [
+            interval(name, (max(0.0, 1 - amount), 1 + amount)) for name, amount in amounts.items()
+        ]
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         factor = torch.stack([uniform(size, *ends) for ends in self.intervals], dim=1)
@@ -116,7 +146,9 @@ class ColorJitter(ImageTransform):
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         images = needs_bytes(images, self)
         for which in choices["order"].unbind(1):
-            images = apply_operations(images, which, choices["factor"].gather(1, which[:, None])[:, 0], self._operations)
+            images = apply_operations(
+                images, which, choices["factor"].gather(1, which[:, None])[:, 0], self._operations
+            )
         return images
 
 
@@ -134,7 +166,11 @@ class RandomGrayscale(ImageTransform):
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if needs_colours(images, self).shape[1] == 1:
             return images
-        return torch.where(per_sample(choices["grey"], images), functional.rgb_to_grayscale(images, num_output_channels=3), images)
+        return torch.where(
+            per_sample(choices["grey"], images),
+            functional.rgb_to_grayscale(images, num_output_channels=3),
+            images,
+        )
 
 
 def _grey(images: Tensor) -> Tensor:

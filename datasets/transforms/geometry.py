@@ -1,4 +1,7 @@
-"""Flips, crops and resizing. Each agrees with the torchvision transform of its name, given the same choices."""
+"""Flips, crops and resizing.
+
+Each agrees with the torchvision transform of its name, given the same choices.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,16 @@ from torchvision.transforms.v2 import functional
 from torchvision.transforms.v2.functional import InterpolationMode
 
 from samewise.datasets.transforms.boxes import random_boxes
-from samewise.datasets.transforms.images import ImageTransform, chance, image_size, image_sizes, integers, interval, pair, per_sample
+from samewise.datasets.transforms.images import (
+    ImageTransform,
+    chance,
+    image_size,
+    image_sizes,
+    integers,
+    interval,
+    pair,
+    per_sample,
+)
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch
 
@@ -20,7 +32,8 @@ _STRIDE = -0x61C8864680B583EB
 
 
 class Flip(ImageTransform):
-    """Each image as it is, or flipped along `dimension`, from left to right where a subclass names no other. Choices: `flip`, bool[B].
+    """Each image as it is, or flipped along `dimension`, from left to right where a subclass names
+    no other. Choices: `flip`, bool[B].
 
     Args:
         p: The probability of a flip.
@@ -47,10 +60,13 @@ class RandomHorizontalFlip(Flip):
 
 @final
 class AlternatingHorizontalFlip(Flip):
-    """Left and right exchanged in every second epoch; for half of the images, which half being random, that is the first, third, ... of them.
+    """Left and right exchanged in every second epoch.
 
-    So any two epochs in a row show each image once as it is and once flipped, where random flips show half of the images twice alike (K. Jordan 2024,
-    arXiv 2404.00498, section 3.6). A function of seed, epoch and the image's index, so neither workers nor a resumed run change it.
+    For half of the images, which half being random, that is the first, third, ... of them.
+
+    So any two epochs in a row show each image once as it is and once flipped, where random flips
+    show half of the images twice alike (K. Jordan 2024, arXiv 2404.00498, section 3.6). A function
+    of seed, epoch and the image's index, so neither workers nor a resumed run change it.
 
     Args:
         seed: Another seed, another half.
@@ -65,7 +81,15 @@ class AlternatingHorizontalFlip(Flip):
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if "place" not in batch:
             hint = "in transforms.eval, leave it out"
-            raise ConfigError(Problem("transforms", f"{type(self).__name__} is only for training", sorted(batch), "an entry `place` in the batch", hint))
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    f"{type(self).__name__} is only for training",
+                    sorted(batch),
+                    "an entry `place` in the batch",
+                    hint,
+                )
+            )
         epoch, index = batch["place"].unbind(1)
         is_first = _mix_bits(index * _STRIDE + self._start) < 0
         return super().apply(batch, {"flip": is_first == (epoch % 2 == 0)})
@@ -94,22 +118,45 @@ class RandomCrop(ImageTransform):
 
     moves_pixels = True
 
-    def __init__(self, size: int | Sequence[int], *, padding: int = 0, fill: float = 0.0, padding_mode: str = "constant") -> None:
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        *,
+        padding: int = 0,
+        fill: float = 0.0,
+        padding_mode: str = "constant",
+    ) -> None:
         super().__init__()
         self.size = pair("size", size)
         self.padding, self.fill, self.padding_mode = padding, fill, padding_mode
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        spare = [side + 2 * self.padding - wanted for side, wanted in zip(image_size(batch), self.size, strict=True)]
+        spare = [
+            side + 2 * self.padding - wanted
+            for side, wanted in zip(image_size(batch), self.size, strict=True)
+        ]
         if min(spare) < 0:
             hint = "more padding, or Resize first"
-            raise ConfigError(Problem("transforms", f"RandomCrop of {self.size} is larger than the padded image", image_size(batch), hint=hint))
-        return {"top": integers(torch.full((size,), spare[0] + 1)), "left": integers(torch.full((size,), spare[1] + 1))}
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    f"RandomCrop of {self.size} is larger than the padded image",
+                    image_size(batch),
+                    hint=hint,
+                )
+            )
+        return {
+            "top": integers(torch.full((size,), spare[0] + 1)),
+            "left": integers(torch.full((size,), spare[1] + 1)),
+        }
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if self.padding:
-            images = functional.pad(images, [self.padding] * 4, fill=self.fill, padding_mode=self.padding_mode)
-        windows = images.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)  # a view: [B, C, tops, lefts, height, width]
+            images = functional.pad(
+                images, [self.padding] * 4, fill=self.fill, padding_mode=self.padding_mode
+            )
+        # A view: [B, C, tops, lefts, height, width]
+        windows = images.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
         which = [torch.arange(len(images)), choices["top"], choices["left"]]
         sample, top, left = (index.to(images.device, non_blocking=True) for index in which)
         return windows[sample, :, top, left]
@@ -117,7 +164,9 @@ class RandomCrop(ImageTransform):
 
 @final
 class RandomResizedCrop(ImageTransform):
-    """A box of random area and aspect ratio, resized to `size` (arXiv 1409.4842). Choices: `top`, `left`, `height`, `width`, int64[B].
+    """A box of random area and aspect ratio, resized to `size` (arXiv 1409.4842).
+
+    Choices: `top`, `left`, `height`, `width`, int64[B].
 
     Images that differ in size come as a list (`transforms.decode`), and leave as one tensor.
 
@@ -143,7 +192,10 @@ class RandomResizedCrop(ImageTransform):
     ) -> None:
         super().__init__()
         self.size = pair("size", size)
-        self.scale, self.ratio = interval("scale", scale, low=0.0), interval("ratio", ratio, low=1e-9)
+        self.scale, self.ratio = (
+            interval("scale", scale, low=0.0),
+            interval("ratio", ratio, low=1e-9),
+        )
         self.interpolation, self.antialias = interpolation_of(interpolation), antialias
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
@@ -154,15 +206,32 @@ class RandomResizedCrop(ImageTransform):
         shape = width.double() / height
         tall = torch.where(shape < low, (width.double() / low).round().long(), height)
         wide = torch.where(shape > high, (height.double() * high).round().long(), width)
-        central = {"top": (height - tall) // 2, "left": (width - wide) // 2, "height": tall, "width": wide}
-        return {name: torch.where(boxes.found, getattr(boxes, name), other) for name, other in central.items()}
+        central = {
+            "top": (height - tall) // 2,
+            "left": (width - wide) // 2,
+            "height": tall,
+            "width": wide,
+        }
+        return {
+            name: torch.where(boxes.found, getattr(boxes, name), other)
+            for name, other in central.items()
+        }
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        # One by one: the antialiasing kernel's width differs from box to box, and this way the pixels are torchvision's own.
-        boxes = torch.stack([choices[name] for name in ("top", "left", "height", "width")], dim=1).tolist()
+        # One by one: the antialiasing kernel's width differs from box to box, and this way the
+        # pixels are torchvision's own.
+        boxes = torch.stack(
+            [choices[name] for name in ("top", "left", "height", "width")], dim=1
+        ).tolist()
         return torch.stack(
             [
-                functional.resized_crop(image, *box, size=list(self.size), interpolation=self.interpolation, antialias=self.antialias)
+                functional.resized_crop(
+                    image,
+                    *box,
+                    size=list(self.size),
+                    interpolation=self.interpolation,
+                    antialias=self.antialias,
+                )
                 for image, box in zip(images, boxes, strict=True)
             ]
         )
@@ -199,7 +268,9 @@ class Resize(ImageTransform):
 
     moves_pixels = True
 
-    def __init__(self, size: int | Sequence[int], *, interpolation: str = "bilinear", antialias: bool = True) -> None:
+    def __init__(
+        self, size: int | Sequence[int], *, interpolation: str = "bilinear", antialias: bool = True
+    ) -> None:
         super().__init__()
         height, width = pair("size", size)
         self.size = [height] if isinstance(size, int) else [height, width]
@@ -207,11 +278,15 @@ class Resize(ImageTransform):
         self.interpolation, self.antialias = interpolation_of(interpolation), antialias
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        return functional.resize(images, self.size, interpolation=self.interpolation, antialias=self.antialias)
+        return functional.resize(
+            images, self.size, interpolation=self.interpolation, antialias=self.antialias
+        )
 
 
 def _mix_bits(numbers: Tensor) -> Tensor:
-    """int64 to int64, a bijection in which each bit depends on all: the finaliser of splitmix64 (Steele, Lea, Flood 2014), modulo 2**64."""
+    """int64 to int64, a bijection in which each bit depends on all: the finaliser of splitmix64
+    (Steele, Lea, Flood 2014), modulo 2**64.
+    """
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         numbers = (numbers ^ ((numbers >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return numbers
@@ -219,7 +294,13 @@ def _mix_bits(numbers: Tensor) -> Tensor:
 
 def interpolation_of(name: str) -> InterpolationMode:
     """The mode with this name, checked."""
-    known = {"nearest": InterpolationMode.NEAREST, "bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+    known = {
+        "nearest": InterpolationMode.NEAREST,
+        "bilinear": InterpolationMode.BILINEAR,
+        "bicubic": InterpolationMode.BICUBIC,
+    }
     if name not in known:
-        raise ConfigError(Problem("transforms", "unknown interpolation", name, "nearest, bilinear or bicubic"))
+        raise ConfigError(
+            Problem("transforms", "unknown interpolation", name, "nearest, bilinear or bicubic")
+        )
     return known[name]

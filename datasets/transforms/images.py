@@ -1,4 +1,6 @@
-"""The base of image transforms: which keys they change, and arguments checked before training starts."""
+"""The base of image transforms: which keys they change, and arguments checked before training
+starts.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,20 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 
 def map_images(batch: Batch, keys: Sequence[str], change: Callable[[Tensor], Any]) -> Batch:
-    """A new batch with `change` applied to the values at `keys`; other values are the same objects."""
+    """A new batch with `change` applied to the values at `keys`.
+
+    Other values are the same objects.
+    """
     return {name: change(value) if name in keys else value for name, value in batch.items()}
 
 
 class ImageTransform(BatchTransform):
-    """A transform of `image`: uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of different sizes; every other key is left as it is.
+    """A transform of `image`: uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of
+    different sizes; every other key is left as it is.
 
-    Clips, [B, T, C, H, W] or a list of B clips [T, C, H, W], are taken too: one choice for each clip, the same for all of its frames.
-    A list stays a list, except where a transform that gives one size has made it one.
+    Clips, [B, T, C, H, W] or a list of B clips [T, C, H, W], are taken too: one choice for each
+    clip, the same for all of its frames. A list stays a list, except where a transform that gives
+    one size has made it one.
     """
 
     keys: Sequence[str] = ("image",)
@@ -33,24 +40,54 @@ class ImageTransform(BatchTransform):
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if self.moves_pixels and "boxes" in batch:
-            name, hint = type(self).__name__, "the transforms in samewise.datasets.transforms.detection move both"
-            raise ConfigError(Problem("transforms", f"{name} would move the image but not its boxes", hint=hint))
+            name, hint = (
+                type(self).__name__,
+                "the transforms in samewise.datasets.transforms.detection move both",
+            )
+            raise ConfigError(
+                Problem("transforms", f"{name} would move the image but not its boxes", hint=hint)
+            )
         if self.moves_pixels and (others := _as_large(batch, self.keys)):
-            hint = "give samples torchvision's tv_tensors.Image and tv_tensors.Mask, which transforms.train.sample moves together"
-            raise ConfigError(Problem("transforms", f"{type(self).__name__} would move the image but not {', '.join(others)}, of the same size", hint=hint))
+            hint = (
+                "give samples torchvision's tv_tensors.Image and tv_tensors.Mask, which "
+                "transforms.train.sample moves together"
+            )
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    f"{type(self).__name__} would move the image but not "
+                    f"{', '.join(others)}, of the same size",
+                    hint=hint,
+                )
+            )
         return map_images(batch, self.keys, lambda images: self._change_all(images, choices))
 
-    def _change_all(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:
+    def _change_all(
+        self, images: Tensor | list[Tensor], choices: dict[str, Tensor]
+    ) -> Tensor | list[Tensor]:
         if isinstance(images, Tensor):
             return self._change_frames(images, choices)
-        alone = ({name: values[place : place + 1] for name, values in choices.items()} for place in range(len(images)))
-        changed = [self._change_frames(image[None], own)[0] for image, own in zip(images, alone, strict=True)]
-        return torch.stack(changed) if self.gives_one_size and len({image.shape for image in changed}) == 1 else changed
+        alone = (
+            {name: values[place : place + 1] for name, values in choices.items()}
+            for place in range(len(images))
+        )
+        changed = [
+            self._change_frames(image[None], own)[0]
+            for image, own in zip(images, alone, strict=True)
+        ]
+        return (
+            torch.stack(changed)
+            if self.gives_one_size and len({image.shape for image in changed}) == 1
+            else changed
+        )
 
     def _change_frames(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if images.dim() < 5:
             return self.change(images, choices)
-        each = {name: values.repeat_interleave(images.shape[1], dim=0) for name, values in choices.items()}
+        each = {
+            name: values.repeat_interleave(images.shape[1], dim=0)
+            for name, values in choices.items()
+        }
         return self.change(images.flatten(0, 1), each).unflatten(0, images.shape[:2])
 
     @abc.abstractmethod
@@ -69,7 +106,11 @@ def _as_large(batch: Batch, keys: Sequence[str]) -> list[str]:
         return tuple(one.shape[-2:]) if isinstance(one, Tensor) and one.dim() > 1 else None
 
     image = size(batch.get("image"))
-    return [name for name, value in batch.items() if name not in keys and image is not None and size(value) == image]
+    return [
+        name
+        for name, value in batch.items()
+        if name not in keys and image is not None and size(value) == image
+    ]
 
 
 def image_size(batch: Batch) -> tuple[int, int]:
@@ -80,22 +121,39 @@ def image_size(batch: Batch) -> tuple[int, int]:
     """
     if not isinstance(batch["image"], Tensor):
         sizes = sorted({tuple(image.shape[-2:]) for image in batch["image"]})
-        hint = "to make them one size, put RandomResizedCrop, CenterCrop, or Resize with a height and a width, before it"
-        raise ConfigError(Problem("transforms", "the images of a batch differ in size", str(sizes[:4]), "images of one size", hint))
+        hint = (
+            "to make them one size, put RandomResizedCrop, CenterCrop, or Resize with a height "
+            "and a width, before it"
+        )
+        raise ConfigError(
+            Problem(
+                "transforms",
+                "the images of a batch differ in size",
+                str(sizes[:4]),
+                "images of one size",
+                hint,
+            )
+        )
     return batch["image"].shape[-2], batch["image"].shape[-1]
 
 
 def image_sizes(batch: Batch) -> tuple[Tensor, Tensor]:
     """Heights and widths, int64[B] each, of images that may differ in size."""
     images = batch["image"]
-    sizes = [tuple(images.shape[-2:])] * len(images) if isinstance(images, Tensor) else [tuple(image.shape[-2:]) for image in images]
+    sizes = (
+        [tuple(images.shape[-2:])] * len(images)
+        if isinstance(images, Tensor)
+        else [tuple(image.shape[-2:]) for image in images]
+    )
     heights, widths = torch.tensor(sizes).unbind(1)
     return heights, widths
 
 
 def per_sample(values: Tensor, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """[B] on the CPU to [B, 1, 1, 1] on the images' device, or [B, 1, 1, 1, 1] for clips."""
-    return values.to(device=images.device, dtype=dtype or values.dtype, non_blocking=True).view(-1, *[1] * (images.dim() - 1))
+    return values.to(device=images.device, dtype=dtype or values.dtype, non_blocking=True).view(
+        -1, *[1] * (images.dim() - 1)
+    )
 
 
 def uniform(size: int, low: float, high: float) -> Tensor:
@@ -111,7 +169,9 @@ def integers(ends: Tensor) -> Tensor:
 def chance(name: str, value: float) -> float:
     """A checked probability."""
     if not 0.0 <= value <= 1.0:
-        raise ConfigError(Problem(name, "is not a valid probability", value, "a number from 0 to 1"))
+        raise ConfigError(
+            Problem(name, "is not a valid probability", value, "a number from 0 to 1")
+        )
     return float(value)
 
 
@@ -119,11 +179,20 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) from one number for both, or two; checked."""
     numbers = (value, value) if isinstance(value, int) else tuple(value)
     if len(numbers) != 2 or min(numbers) < 1:
-        raise ConfigError(Problem(name, "is not a valid size", value, "one whole number of pixels, at least 1, or [height, width]"))
+        raise ConfigError(
+            Problem(
+                name,
+                "is not a valid size",
+                value,
+                "one whole number of pixels, at least 1, or [height, width]",
+            )
+        )
     return numbers
 
 
-def interval(name: str, value: Sequence[float], *, low: float = float("-inf")) -> tuple[float, float]:
+def interval(
+    name: str, value: Sequence[float], *, low: float = float("-inf")
+) -> tuple[float, float]:
     """A checked (from, to)."""
     numbers = tuple(float(number) for number in value)
     if len(numbers) != 2 or not low <= numbers[0] <= numbers[1]:
@@ -136,7 +205,14 @@ def needs_colours(images: Tensor, transform: object) -> Tensor:
     name = type(transform).__name__
     if images.shape[-3] not in (1, 3):
         hint = f"leave {name} out: colours are not defined for other channels"
-        raise ConfigError(Problem("transforms", f"{name} works on images with 1 or 3 channels", images.shape[-3], hint=hint))
+        raise ConfigError(
+            Problem(
+                "transforms",
+                f"{name} works on images with 1 or 3 channels",
+                images.shape[-3],
+                hint=hint,
+            )
+        )
     return images
 
 
@@ -144,7 +220,14 @@ def needs_bytes(images: Tensor, transform: object) -> Tensor:
     """The images, if they are uint8 with 1 or 3 channels, as colour operations require."""
     name = type(transform).__name__
     if needs_colours(images, transform).dtype != torch.uint8:
-        raise ConfigError(Problem("transforms", f"{name} works on uint8 images", str(images.dtype), hint=f"put {name} before ToFloat"))
+        raise ConfigError(
+            Problem(
+                "transforms",
+                f"{name} works on uint8 images",
+                str(images.dtype),
+                hint=f"put {name} before ToFloat",
+            )
+        )
     return images
 
 
@@ -152,5 +235,12 @@ def needs_floats(images: Tensor, transform: object) -> Tensor:
     """The images, if they are floating point."""
     name = type(transform).__name__
     if not images.is_floating_point():
-        raise ConfigError(Problem("transforms", f"{name} works on floating-point images", str(images.dtype), hint=f"put {name} after ToFloat"))
+        raise ConfigError(
+            Problem(
+                "transforms",
+                f"{name} works on floating-point images",
+                str(images.dtype),
+                hint=f"put {name} after ToFloat",
+            )
+        )
     return images

@@ -16,12 +16,14 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 
 class Mixing(BatchTransform):
-    """`image` float32[B, C, H, W] and `label` int64[B] or float32[B, K], each mixed with those of its `partner`; the label becomes float32[B, K].
+    """`image` float32[B, C, H, W] and `label` int64[B] or float32[B, K], each mixed with those of
+    its `partner`; the label becomes float32[B, K].
 
-    Clips, float32[B, T, C, H, W], are mixed frame by frame, all frames alike.
-    The partner is the sample before, and one draw serves the whole micro-batch (each of `accumulate` x `replicas` has its own), as in
-    torchvision's references on several GPUs: so an order that is itself random is assumed. Choices, all [B]: `partner` int64; `pixel` and
-    `label` float64, the own share of pixels and of the label; `top`, `left`, `height`, `width` int64, the box that is the partner's alone.
+    Clips, float32[B, T, C, H, W], are mixed frame by frame, all frames alike. The partner is the
+    sample before, and one draw serves the whole micro-batch (each of `accumulate` x `replicas` has
+    its own), as in torchvision's references on several GPUs: so an order that is itself random is
+    assumed. Choices, all [B]: `partner` int64; `pixel` and `label` float64, the own share of pixels
+    and of the label; `top`, `left`, `height`, `width` int64, the box that is the partner's alone.
 
     Args:
         num_classes: K, the number of classes.
@@ -39,7 +41,12 @@ class Mixing(BatchTransform):
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         drawn = self.draw_one(*image_size(batch))
-        choices = {name: torch.full((size,), value, dtype=torch.float64 if name in ("pixel", "label") else torch.int64) for name, value in drawn.items()}
+        choices = {
+            name: torch.full(
+                (size,), value, dtype=torch.float64 if name in ("pixel", "label") else torch.int64
+            )
+            for name, value in drawn.items()
+        }
         return {"partner": torch.arange(size).roll(1), **choices}
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
@@ -47,16 +54,31 @@ class Mixing(BatchTransform):
         partner = choices["partner"].to(images.device, non_blocking=True)
         other = images.index_select(0, partner)
         if (choices["pixel"] < 1).any():
-            mixed = (other * per_sample(1 - choices["pixel"], images, images.dtype)).add_(images * per_sample(choices["pixel"], images, images.dtype))
+            mixed = (other * per_sample(1 - choices["pixel"], images, images.dtype)).add_(
+                images * per_sample(choices["pixel"], images, images.dtype)
+            )
         else:
             mixed = images
         if choices["height"].any():
-            mixed = torch.where(inside(images, **{name: choices[name] for name in ("top", "left", "height", "width")}), other, mixed)
-        return {**batch, "image": mixed, "label": self._mix_labels(batch["label"], partner, choices["label"])}
+            mixed = torch.where(
+                inside(
+                    images, **{name: choices[name] for name in ("top", "left", "height", "width")}
+                ),
+                other,
+                mixed,
+            )
+        return {
+            **batch,
+            "image": mixed,
+            "label": self._mix_labels(batch["label"], partner, choices["label"]),
+        }
 
     def _mix_labels(self, label: Tensor, partner: Tensor, share: Tensor) -> Tensor:
         soft = one_hot(label, self.num_classes).to(torch.float32) if label.dim() == 1 else label
-        own, others = (value.to(device=label.device, dtype=soft.dtype).view(-1, 1) for value in (share, 1 - share))
+        own, others = (
+            value.to(device=label.device, dtype=soft.dtype).view(-1, 1)
+            for value in (share, 1 - share)
+        )
         return soft.index_select(0, partner).mul_(others).add_(soft * own)
 
 
@@ -75,7 +97,10 @@ class MixUp(Mixing):
 
 @final
 class CutMix(Mixing):
-    """A box of the partner pasted over the image; the box's share is 1 - Beta(alpha, alpha) before it is cut at the border (arXiv 1905.04899)."""
+    """A box of the partner pasted over the image.
+
+    The box's share is 1 - Beta(alpha, alpha) before it is cut at the border (arXiv 1905.04899).
+    """
 
     def __init__(self, alpha: float = 1.0, *, num_classes: int) -> None:
         super().__init__(num_classes=num_classes)
@@ -87,7 +112,14 @@ class CutMix(Mixing):
         left, right = max(0, x - int(half * width)), min(width, x + int(half * width))
         top, bottom = max(0, y - int(half * height)), min(height, y + int(half * height))
         share = 1.0 - (right - left) * (bottom - top) / (width * height)
-        return {"pixel": 1.0, "label": share, "top": top, "left": left, "height": bottom - top, "width": right - left}
+        return {
+            "pixel": 1.0,
+            "label": share,
+            "top": top,
+            "left": left,
+            "height": bottom - top,
+            "width": right - left,
+        }
 
 
 @final
@@ -101,7 +133,14 @@ class MixUpOrCutMix(Mixing):
         num_classes: K, the number of classes.
     """
 
-    def __init__(self, *, mixup_alpha: float = 0.2, cutmix_alpha: float = 1.0, p_mixup: float = 0.5, num_classes: int) -> None:
+    def __init__(
+        self,
+        *,
+        mixup_alpha: float = 0.2,
+        cutmix_alpha: float = 1.0,
+        p_mixup: float = 0.5,
+        num_classes: int,
+    ) -> None:
         super().__init__(num_classes=num_classes)
         self.p_mixup = p_mixup
         self.mixup = MixUp(mixup_alpha, num_classes=num_classes)
@@ -118,7 +157,9 @@ _SMALLEST_ALPHA = 0.01
 
 def _positive(alpha: float) -> float:
     if alpha <= 0:
-        raise ConfigError(Problem("transforms", "alpha must be greater than 0", alpha, "a number greater than 0"))
+        raise ConfigError(
+            Problem("transforms", "alpha must be greater than 0", alpha, "a number greater than 0")
+        )
     return float(alpha)
 
 
@@ -127,7 +168,12 @@ def _beta(alpha: float) -> float:
     concentration = torch.full((2,), alpha, dtype=torch.float64)
     if alpha >= _SMALLEST_ALPHA:
         return float(torch.distributions.Dirichlet(concentration).sample()[0])
-    # Both gammas would underflow, and their ratio be a half. With U uniform, gamma(alpha) is distributed as gamma(alpha + 1) U ** (1 / alpha).
-    grown = torch.distributions.Gamma(concentration + 1.0, torch.ones_like(concentration)).sample().log()
+    # Both gammas would underflow, and their ratio be a half. With U uniform, gamma(alpha) is
+    # distributed as gamma(alpha + 1) U ** (1 / alpha).
+    grown = (
+        torch.distributions.Gamma(concentration + 1.0, torch.ones_like(concentration))
+        .sample()
+        .log()
+    )
     one, other = grown + torch.rand(2, dtype=torch.float64).log() / concentration
     return float(torch.sigmoid(one - other))

@@ -15,19 +15,35 @@ from samewise.runner.errors import ConfigError, Problem
 
 @final
 class ToFloat(ImageTransform):
-    """uint8 in [0, 255], or uint16 in [0, 65535], to float32 in [0, 1]; floating-point images do not change.
+    """uint8 in [0, 255], or uint16 in [0, 65535], to float32 in [0, 1].
 
-    Raises:
-        ConfigError: they are other integers, whose largest number no image reaches: those that hold 0 to 255 would be almost black.
+    Floating-point images do not change.
+
+    Raises: ConfigError: they are other integers, whose largest number no image reaches: those that
+        hold 0 to 255 would be almost black.
     """
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        if images.dtype is torch.uint8:  # torchvision's arithmetic, without the questions that it asks first
+        if (
+            images.dtype is torch.uint8
+        ):  # torchvision's arithmetic, without the questions that it asks first
             return images.to(torch.float32).mul_(1.0 / 255)
         if not images.is_floating_point() and images.dtype not in (torch.uint16, torch.bool):
             hint = "convert them where they are read, to uint8 or uint16, or to floats"
-            raise ConfigError(Problem("transforms", "images of this type have no known range", str(images.dtype), "uint8, uint16, or floats from 0 to 1", hint))
-        return images if images.is_floating_point() else functional.to_dtype_image(images, torch.float32, scale=True)
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    "images of this type have no known range",
+                    str(images.dtype),
+                    "uint8, uint16, or floats from 0 to 1",
+                    hint,
+                )
+            )
+        return (
+            images
+            if images.is_floating_point()
+            else functional.to_dtype_image(images, torch.float32, scale=True)
+        )
 
 
 @final
@@ -46,16 +62,35 @@ class Normalize(ImageTransform):
         super().__init__()
         if len(mean) != len(std) or not len(mean) or any(value <= 0 for value in std):
             raise ConfigError(
-                Problem("transforms", "mean and std are not valid", {"mean": list(mean), "std": list(std)}, "one of each for every channel, std greater than 0")
+                Problem(
+                    "transforms",
+                    "mean and std are not valid",
+                    {"mean": list(mean), "std": list(std)},
+                    "one of each for every channel, std greater than 0",
+                )
             )
-        self.register_buffer("mean", torch.tensor([float(value) for value in mean]).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor([float(value) for value in std]).view(-1, 1, 1), persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor([float(value) for value in mean]).view(-1, 1, 1), persistent=False
+        )
+        self.register_buffer(
+            "std", torch.tensor([float(value) for value in std]).view(-1, 1, 1), persistent=False
+        )
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if needs_floats(images, self).shape[-3] != len(self.mean):
             is_turned = images.shape[-2] == len(self.mean)
-            hint = "NumPy arrays are read as [height, width, channels]: return torch.from_numpy(image)" if is_turned else "set dataset.mean and dataset.std"
-            raise ConfigError(Problem("transforms", f"Normalize has {len(self.mean)} channels, the images have {images.shape[-3]}", hint=hint))
+            hint = (
+                "NumPy arrays are read as [height, width, channels]: return torch.from_numpy(image)"
+                if is_turned
+                else "set dataset.mean and dataset.std"
+            )
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    f"Normalize has {len(self.mean)} channels, the images have {images.shape[-3]}",
+                    hint=hint,
+                )
+            )
         if self.mean.device != images.device:
             self.to(images.device)
         return images.sub(self.mean).div_(self.std)

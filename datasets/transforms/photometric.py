@@ -1,4 +1,6 @@
-"""SSD's photometric distortion (Liu et al. 2016, arXiv 1512.02325, section 2.2), with separate choices for each image."""
+"""SSD's photometric distortion (Liu et al. 2016, arXiv 1512.02325, section 2.2), with separate
+choices for each image.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,25 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.transforms import colour
-from samewise.datasets.transforms.images import ImageTransform, chance, interval, needs_bytes, uniform
+from samewise.datasets.transforms.images import (
+    ImageTransform,
+    chance,
+    interval,
+    needs_bytes,
+    uniform,
+)
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch
 
 
 @final
 class RandomPhotometricDistort(ImageTransform):
-    """Brightness, contrast (before or after the other two), saturation, hue and channel order, each changed with probability `p`.
+    """Brightness, contrast (before or after the other two), saturation, hue and channel order, each
+    changed with probability `p`.
 
-    For uint8 images with three channels, as torchvision's transform of this name. Choices: `brightness`, `contrast`, `saturation`, `hue` float64[B] (1, 1, 1
-    and 0: as it is), `contrast_first` bool[B], `channels` int64[B, 3].
+    For uint8 images with three channels, as torchvision's transform of this name. Choices:
+    `brightness`, `contrast`, `saturation`, `hue` float64[B] (1, 1, 1 and 0: as it is),
+    `contrast_first` bool[B], `channels` int64[B, 3].
 
     Args:
         brightness, contrast, saturation: The interval of factors.
@@ -38,15 +48,23 @@ class RandomPhotometricDistort(ImageTransform):
         p: float = 0.5,
     ) -> None:
         super().__init__()
-        self.factors = {"brightness": interval("brightness", brightness, low=0.0), "contrast": interval("contrast", contrast, low=0.0)}
+        self.factors = {
+            "brightness": interval("brightness", brightness, low=0.0),
+            "contrast": interval("contrast", contrast, low=0.0),
+        }
         self.factors["saturation"] = interval("saturation", saturation, low=0.0)
         self.hue = interval("hue", hue, low=-0.5)
         if self.hue[1] > 0.5:
-            raise ConfigError(Problem("transforms", "hue is not a valid interval within [-0.5, 0.5]", list(hue)))
+            raise ConfigError(
+                Problem("transforms", "hue is not a valid interval within [-0.5, 0.5]", list(hue))
+            )
         self.p = chance("p", p)
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        choices = {name: torch.where(self._choose(size), uniform(size, *ends), 1.0) for name, ends in self.factors.items()}
+        choices = {
+            name: torch.where(self._choose(size), uniform(size, *ends), 1.0)
+            for name, ends in self.factors.items()
+        }
         choices["hue"] = torch.where(self._choose(size), uniform(size, *self.hue), 0.0)
         choices["contrast_first"] = torch.rand(size) < 0.5
         shuffled = torch.rand(size, 3).argsort(dim=1)
@@ -55,7 +73,13 @@ class RandomPhotometricDistort(ImageTransform):
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if needs_bytes(images, self).shape[1] != 3:
-            raise ConfigError(Problem("transforms", "RandomPhotometricDistort works on images with 3 channels", images.shape[1]))
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    "RandomPhotometricDistort works on images with 3 channels",
+                    images.shape[1],
+                )
+            )
         contrast, first = choices["contrast"], choices["contrast_first"]
         images = colour.brightness(images, choices["brightness"])
         images = colour.contrast(images, torch.where(first, contrast, 1.0))
@@ -73,4 +97,9 @@ def _shift(images: Tensor, hue: Tensor) -> Tensor:
     """Shift the hue of images one at a time: torchvision's operation takes one number for all."""
     if not hue.any():
         return images
-    return torch.stack([functional.adjust_hue(image, shift) if shift else image for image, shift in zip(images, hue.tolist(), strict=True)])
+    return torch.stack(
+        [
+            functional.adjust_hue(image, shift) if shift else image
+            for image, shift in zip(images, hue.tolist(), strict=True)
+        ]
+    )

@@ -1,4 +1,6 @@
-"""RandAugment and TrivialAugmentWide: operations and strengths chosen for each image, applied to uint8[B, C, H, W] one operation at a time."""
+"""RandAugment and TrivialAugmentWide: operations and strengths chosen for each image, applied to
+uint8[B, C, H, W] one operation at a time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ SIGNED = torch.tensor([1 <= number <= 9 for number in range(len(NAMES))])
 
 
 class _Policy(ImageTransform):
-    """Operations one after the other. Choices: `operation` int64[B, n] into `NAMES`, `magnitude` float64[B, n], signed.
+    """Operations one after the other.
+
+    Choices: `operation` int64[B, n] into `NAMES`, `magnitude` float64[B, n], signed.
 
     Args:
         bins: Into how many steps the range of each magnitude is divided.
@@ -38,7 +42,9 @@ class _Policy(ImageTransform):
 
     moves_pixels = True
 
-    def __init__(self, *, bins: int = 31, interpolation: str = "nearest", fill: float = 0.0) -> None:
+    def __init__(
+        self, *, bins: int = 31, interpolation: str = "nearest", fill: float = 0.0
+    ) -> None:
         super().__init__()
         if bins < 2:
             raise ConfigError(Problem("transforms", "too few magnitude bins", bins, "at least 2"))
@@ -47,7 +53,9 @@ class _Policy(ImageTransform):
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         images = needs_bytes(images, self)
-        for which, magnitude in zip(choices["operation"].unbind(1), choices["magnitude"].unbind(1), strict=True):
+        for which, magnitude in zip(
+            choices["operation"].unbind(1), choices["magnitude"].unbind(1), strict=True
+        ):
             images = apply_operations(images, which, magnitude, self._operations)
         return images
 
@@ -63,7 +71,9 @@ class TrivialAugmentWide(_Policy):
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         operation, bins = torch.randint(len(NAMES), (size, 1)), torch.randint(self.bins, (size, 1))
-        table = magnitudes(self.bins, shear=0.99, shift=(32.0, 32.0), degrees=135.0, strength=0.99, bits=6)
+        table = magnitudes(
+            self.bins, shear=0.99, shift=(32.0, 32.0), degrees=135.0, strength=0.99, bits=6
+        )
         return self._draw_magnitudes(operation, bins, table)
 
 
@@ -77,10 +87,20 @@ class RandAugment(_Policy):
         bins: As in TrivialAugmentWide, and so are the others.
     """
 
-    def __init__(self, *, num_ops: int = 2, magnitude: int = 9, bins: int = 31, interpolation: str = "nearest", fill: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        bins: int = 31,
+        interpolation: str = "nearest",
+        fill: float = 0.0,
+    ) -> None:
         super().__init__(bins=bins, interpolation=interpolation, fill=fill)
         if not 0 <= magnitude < bins:
-            raise ConfigError(Problem("transforms", "magnitude is not a valid bin", magnitude, f"0 to {bins - 1}"))
+            raise ConfigError(
+                Problem("transforms", "magnitude is not a valid bin", magnitude, f"0 to {bins - 1}")
+            )
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
@@ -91,7 +111,15 @@ class RandAugment(_Policy):
         return self._draw_magnitudes(operation, torch.full_like(operation, self.magnitude), table)
 
 
-def magnitudes(bins: int, *, shear: float, shift: tuple[float, float], degrees: float, strength: float, bits: int) -> Tensor:
+def magnitudes(
+    bins: int,
+    *,
+    shear: float,
+    shift: tuple[float, float],
+    degrees: float,
+    strength: float,
+    bits: int,
+) -> Tensor:
     """float64[14, bins]: the magnitude of each operation in each bin.
 
     Args:
@@ -114,11 +142,24 @@ def _operations(interpolation: str, fill: float) -> Sequence[Operation]:
     """By number: the function of images and magnitudes."""
     moved = partial(_shift_or_shear, interpolation=interpolation, fill=fill)
     geometric = [partial(moved, kind) for kind in ("shear", "shear_y", "x", "y", "angle")]
-    factors = [partial(_scale_by_factor, operation) for operation in (colour.brightness, colour.saturation, colour.contrast, colour.sharpness)]
-    return (colour.identity, *geometric, *factors, colour.posterize, colour.solarize, colour.autocontrast, colour.equalize)
+    factors = [
+        partial(_scale_by_factor, operation)
+        for operation in (colour.brightness, colour.saturation, colour.contrast, colour.sharpness)
+    ]
+    return (
+        colour.identity,
+        *geometric,
+        *factors,
+        colour.posterize,
+        colour.solarize,
+        colour.autocontrast,
+        colour.equalize,
+    )
 
 
-def _shift_or_shear(kind: str, images: Tensor, magnitude: Tensor, *, interpolation: str, fill: float) -> Tensor:
+def _shift_or_shear(
+    kind: str, images: Tensor, magnitude: Tensor, *, interpolation: str, fill: float
+) -> Tensor:
     corner = (-0.5 * images.shape[-1], -0.5 * images.shape[-2])
     match kind:
         case "shear":  # about the upper left corner, and the magnitude is a tangent

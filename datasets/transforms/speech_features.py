@@ -1,7 +1,9 @@
-"""From waveforms to a speech model's input, for a padded batch on its device: MFCC, log mel energies, or the waveform.
+"""From waveforms to a speech model's input, for a padded batch on its device: MFCC, log mel
+energies, or the waveform.
 
-Every front end gives what it would give for each utterance by itself: windows at an utterance's end see its own reflection, not the
-batch's padding; statistics are taken over its own frames; and what lies beyond them is zero.
+Every front end gives what it would give for each utterance by itself: windows at an utterance's end
+see its own reflection, not the batch's padding; statistics are taken over its own frames; and what
+lies beyond them is zero.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ _SILENCE = 1e-6
 
 
 class FrontEnd(BatchTransform):
-    """Adds `features` float32[B, F, N] and `feature_length` int64[B] to a batch with `waveform` float32[B, T] and `length` int64[B].
+    """Adds `features` float32[B, F, N] and `feature_length` int64[B] to a batch with `waveform`
+    float32[B, T] and `length` int64[B].
 
     Args:
-        normalise: Give each feature mean 0 and standard deviation 1 over the utterance's own frames, as the reference of Wav2Letter does
-            (pytorch/audio, examples/pipeline_wav2letter). A feature that never changes becomes 0, where the reference has a division by zero.
+        normalise: Give each feature mean 0 and standard deviation 1 over the utterance's own
+            frames, as the reference of Wav2Letter does (pytorch/audio,
+            examples/pipeline_wav2letter). A feature that never changes becomes 0, where the
+            reference has a division by zero.
     """
 
     def __init__(self, *, normalise: bool) -> None:
@@ -38,7 +43,13 @@ class FrontEnd(BatchTransform):
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         waveform, length = batch["waveform"], batch["length"]
         if not isinstance(waveform, Tensor) or waveform.dim() != 2:
-            raise ConfigError(Problem("transforms", f"{type(self).__name__} works on waveforms in a batch [B, T]", type(waveform).__name__))
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    f"{type(self).__name__} works on waveforms in a batch [B, T]",
+                    type(waveform).__name__,
+                )
+            )
         check(length.shape[0] == waveform.shape[0])  # an export knows by this that it is one size
         self.to(waveform.device)
         features, frames = self.features(waveform.to(torch.float32), length)
@@ -67,49 +78,95 @@ class Waveform(FrontEnd):
 class _Mel(FrontEnd):
     """Mel energies, the basis of the front ends below.
 
-    Frames are centred at multiples of `hop_length` and windowed by a Hann window. There are `length // hop_length + 1` of them, with an odd `n_fft`
-    `(length - 1) // hop_length + 1`, as torch.stft gives for a recording by itself.
+    Frames are centred at multiples of `hop_length` and windowed by a Hann window. There are `length
+    // hop_length + 1` of them, with an odd `n_fft` `(length - 1) // hop_length + 1`, as torch.stft
+    gives for a recording by itself.
     """
 
     window: Tensor
     banks: Tensor
 
     def __init__(
-        self, *, sample_rate: int, n_mels: int, n_fft: int, hop_length: int, f_min: float, f_max: float | None, mel_scale: str, normalise: bool
+        self,
+        *,
+        sample_rate: int,
+        n_mels: int,
+        n_fft: int,
+        hop_length: int,
+        f_min: float,
+        f_max: float | None,
+        mel_scale: str,
+        normalise: bool,
     ) -> None:
         super().__init__(normalise=normalise)
         highest = sample_rate / 2 if f_max is None else f_max
-        sizes = {"sample_rate": sample_rate, "n_mels": n_mels, "n_fft": n_fft, "hop_length": hop_length}
+        sizes = {
+            "sample_rate": sample_rate,
+            "n_mels": n_mels,
+            "n_fft": n_fft,
+            "hop_length": hop_length,
+        }
         require_positive({f"transforms.{name}": value for name, value in sizes.items()})
         if not 0 <= f_min < highest <= sample_rate / 2:
             words = "f_min and f_max are not a valid range"
-            raise ConfigError(Problem("transforms", words, [f_min, highest], f"ascending, between 0 and {sample_rate / 2:g} Hz"))
+            raise ConfigError(
+                Problem(
+                    "transforms",
+                    words,
+                    [f_min, highest],
+                    f"ascending, between 0 and {sample_rate / 2:g} Hz",
+                )
+            )
         self.n_fft = n_fft
         self.hop_length = hop_length
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
         if mel_scale not in ("htk", "slaney"):
             known = ("htk", "slaney")
-            raise ConfigError(Problem("transforms.mel_scale", "is unknown", mel_scale, "htk or slaney", nearest(mel_scale, known)))
+            raise ConfigError(
+                Problem(
+                    "transforms.mel_scale",
+                    "is unknown",
+                    mel_scale,
+                    "htk or slaney",
+                    nearest(mel_scale, known),
+                )
+            )
         banks = mel_bands(n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, scale=mel_scale)
         empty = int((banks.sum(1) == 0).sum())
         if empty:
             hint = "lower n_mels or raise n_fft"
-            raise ConfigError(Problem("transforms.n_mels", f"{empty} of the mel bands are narrower than the spectrum's resolution", n_mels, hint=hint))
+            raise ConfigError(
+                Problem(
+                    "transforms.n_mels",
+                    f"{empty} of the mel bands are narrower than the spectrum's resolution",
+                    n_mels,
+                    hint=hint,
+                )
+            )
         self.register_buffer("banks", banks, persistent=False)
 
     def energies(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """float32[B, n_mels, N], not negative, and the valid frames."""
         extended = _pad_reflected(waveform, length, self.n_fft // 2)
-        spectrum = torch.stft(extended, self.n_fft, self.hop_length, window=self.window, center=False, return_complex=True)
+        spectrum = torch.stft(
+            extended,
+            self.n_fft,
+            self.hop_length,
+            window=self.window,
+            center=False,
+            return_complex=True,
+        )
         frames = (length - 1 if self.n_fft % 2 else length) // self.hop_length + 1
         return self.banks @ (spectrum.real.square() + spectrum.imag.square()), frames
 
 
 @final
 class MFCC(_Mel):
-    """Mel-frequency cepstral coefficients, float32[B, n_mfcc, N]: the DCT of mel energies in dB (as torchaudio.transforms.MFCC, utterance by utterance).
+    """Mel-frequency cepstral coefficients, float32[B, n_mfcc, N]: the DCT of mel energies in dB (as
+    torchaudio.transforms.MFCC, utterance by utterance).
 
-    torchaudio's cuts energies 80 dB below the loudest of the whole *batch*; here it is the loudest of the utterance.
+    torchaudio's cuts energies 80 dB below the loudest of the whole *batch*; here it is the loudest
+    of the utterance.
 
     Args:
         sample_rate: Of the waveforms, in Hz.
@@ -138,12 +195,26 @@ class MFCC(_Mel):
         normalise: bool = True,
     ) -> None:
         super().__init__(
-            sample_rate=sample_rate, n_mels=n_mels, n_fft=n_fft, hop_length=hop_length, f_min=f_min, f_max=f_max, mel_scale=mel_scale, normalise=normalise
+            sample_rate=sample_rate,
+            n_mels=n_mels,
+            n_fft=n_fft,
+            hop_length=hop_length,
+            f_min=f_min,
+            f_max=f_max,
+            mel_scale=mel_scale,
+            normalise=normalise,
         )
         if not 1 <= n_mfcc <= n_mels:
-            raise ConfigError(Problem("transforms.n_mfcc", "must be from 1 to n_mels", n_mfcc, f"1 to {n_mels}"))
+            raise ConfigError(
+                Problem("transforms.n_mfcc", "must be from 1 to n_mels", n_mfcc, f"1 to {n_mels}")
+            )
         # The rows of the orthonormal DCT-II.
-        dct = torch.cos(math.pi / n_mels * (torch.arange(float(n_mels)) + 0.5) * torch.arange(float(n_mfcc))[:, None])
+        dct = torch.cos(
+            math.pi
+            / n_mels
+            * (torch.arange(float(n_mels)) + 0.5)
+            * torch.arange(float(n_mfcc))[:, None]
+        )
         dct[0] *= 1.0 / math.sqrt(2.0)
         self.register_buffer("dct", dct * math.sqrt(2.0 / n_mels), persistent=False)
 
@@ -166,8 +237,10 @@ class LogMel(_Mel):
         hop_length: Samples from one frame to the next.
         f_min, f_max: The range of the bands, in Hz; None: up to half the rate.
         mel_scale: "htk" or "slaney".
-        normalise: As in `FrontEnd`. It takes out what stays the same throughout, such as the pitch of a steady tone.
-        above_silence: Count from the lowest energy, so that silence is 0, as what follows a recording, and nothing is below.
+        normalise: As in `FrontEnd`. It takes out what stays the same throughout, such as the pitch
+            of a steady tone.
+        above_silence: Count from the lowest energy, so that silence is 0, as what follows a
+            recording, and nothing is below.
     """
 
     def __init__(
@@ -184,7 +257,14 @@ class LogMel(_Mel):
         above_silence: bool = False,
     ) -> None:
         super().__init__(
-            sample_rate=sample_rate, n_mels=n_mels, n_fft=n_fft, hop_length=hop_length, f_min=f_min, f_max=f_max, mel_scale=mel_scale, normalise=normalise
+            sample_rate=sample_rate,
+            n_mels=n_mels,
+            n_fft=n_fft,
+            hop_length=hop_length,
+            f_min=f_min,
+            f_max=f_max,
+            mel_scale=mel_scale,
+            normalise=normalise,
         )
         self.above_silence = above_silence
 
@@ -201,9 +281,11 @@ def inside_length(length: Tensor, longest: int) -> Tensor:
 
 
 def _pad_reflected(waveform: Tensor, length: Tensor, margin: int) -> Tensor:
-    """float32[B, T + 2 margin]: each waveform extended by `margin` samples mirrored at its own ends.
+    """float32[B, T + 2 margin]: each waveform extended by `margin` samples mirrored at its own
+    ends.
 
-    Where a waveform is shorter than the margin the mirror image is mirrored again, which torch's reflection padding refuses to do.
+    Where a waveform is shorter than the margin the mirror image is mirrored again, which torch's
+    reflection padding refuses to do.
     """
     place = torch.arange(-margin, waveform.shape[1] + margin, device=waveform.device)
     last = (length - 1).clamp(min=0)[:, None]
@@ -212,9 +294,12 @@ def _pad_reflected(waveform: Tensor, length: Tensor, margin: int) -> Tensor:
 
 
 def _normalise(features: Tensor, frames: Tensor, inside: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 (unbiased, as torch's) of float32[B, F, N] over each sample's valid frames; zero after them."""
+    """Mean 0 and standard deviation 1 (unbiased, as torch's) of float32[B, F, N] over each sample's
+    valid frames; zero after them.
+    """
     count = frames.clamp(min=1)[:, None, None].to(features.dtype)
-    changing = (inside & (features != features[..., :1])).any(-1, keepdim=True)  # the mean of equal numbers is rounded, and may not be that number
+    # The mean of equal numbers is rounded, and may not be that number
+    changing = (inside & (features != features[..., :1])).any(-1, keepdim=True)
     centred = torch.where(inside & changing, features - features.sum(-1, keepdim=True) / count, 0.0)
     std = (centred.square().sum(-1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return centred / std.clamp(min=_SMALLEST_STD)

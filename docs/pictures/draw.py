@@ -32,14 +32,48 @@ from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
 SAMEWISE = [sys.executable, "-m", "samewise"]
-SOUNDS = ["experiment=resnet18_own_recordings", "dataset.root=sounds", "dataset.num_classes=3", "dataset.seconds=1", "max_epochs=4"]
+SOUNDS = [
+    "experiment=resnet18_own_recordings",
+    "dataset.root=sounds",
+    "dataset.num_classes=3",
+    "dataset.seconds=1",
+    "max_epochs=4",
+]
 GAN = ["experiment=gan_digits", "max_epochs=10"]
 DIGITS = ["experiment=resnet18_digits", "max_epochs=4"]
 THIRTY = [
-    *([*SOUNDS, *one] for one in ([], ["optimizer.lr=0.01"], ["optimizer.lr=5e-4"], ["model.width=8"], ["seed=1"])),
-    *([*GAN, *one] for one in ([], ["seed=1"], ["callbacks.ema.decay=0.9"], ["optimizer.generator.lr=3e-3"], ["optimizer.generator.lr=3e-4"])),
-    *([*DIGITS, one] for one in ("batch_size=32", "model.width=8", "optimizer.weight_decay=0", "recipe.label_smoothing=0")),
-    *([*DIGITS, one] for one in ("optimizer.nesterov=false", "optimizer.momentum=0.8", "clip_norm=1", "optimizer.lr=0.2")),
+    *(
+        [*SOUNDS, *one]
+        for one in ([], ["optimizer.lr=0.01"], ["optimizer.lr=5e-4"], ["model.width=8"], ["seed=1"])
+    ),
+    *(
+        [*GAN, *one]
+        for one in (
+            [],
+            ["seed=1"],
+            ["callbacks.ema.decay=0.9"],
+            ["optimizer.generator.lr=3e-3"],
+            ["optimizer.generator.lr=3e-4"],
+        )
+    ),
+    *(
+        [*DIGITS, one]
+        for one in (
+            "batch_size=32",
+            "model.width=8",
+            "optimizer.weight_decay=0",
+            "recipe.label_smoothing=0",
+        )
+    ),
+    *(
+        [*DIGITS, one]
+        for one in (
+            "optimizer.nesterov=false",
+            "optimizer.momentum=0.8",
+            "clip_norm=1",
+            "optimizer.lr=0.2",
+        )
+    ),
 ]
 SWEEP = [*DIGITS, "optimizer.lr=0.01,0.03,0.1,0.3", "seed=0,1,2"]
 
@@ -49,9 +83,15 @@ def browser_page(width: int, height: int) -> Iterator[Any]:
     """A page of a real browser."""
     from playwright.sync_api import sync_playwright
 
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         page.set_default_timeout(90_000)
         yield page
@@ -60,20 +100,45 @@ def browser_page(width: int, height: int) -> Iterator[Any]:
 
 def said(*arguments: str) -> str:
     """What a command prints, standard error included, with its colours."""
-    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*SAMEWISE, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    environment = {
+        **os.environ,
+        "FORCE_COLOR": "1",
+        "TERM": "xterm-256color",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [*SAMEWISE, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    )
     return done.stdout.rstrip()
 
 
 def draw_terminal() -> None:
     """A run, the same command again, and `verify`."""
-    trained, again = said("train", "experiment=resnet18_digits"), said("train", "experiment=resnet18_digits")
+    trained, again = (
+        said("train", "experiment=resnet18_digits"),
+        said("train", "experiment=resnet18_digits"),
+    )
     (folder,) = Path("runs/resnet18_digits").glob("*")
     console = Console(record=True, width=118, file=io.StringIO(), force_terminal=True)
-    lines = [*trained.splitlines()[-16:], "$ samewise train experiment=resnet18_digits | head -1", again.splitlines()[0]]
-    for line in [*lines, f"$ samewise verify {folder} --steps 60", *said("verify", str(folder), "--steps", "60").splitlines()]:
+    lines = [
+        *trained.splitlines()[-16:],
+        "$ samewise train experiment=resnet18_digits | head -1",
+        again.splitlines()[0],
+    ]
+    for line in [
+        *lines,
+        f"$ samewise verify {folder} --steps 60",
+        *said("verify", str(folder), "--steps", "60").splitlines(),
+    ]:
         console.print(Text.from_ansi(line))
-    svg = re.sub(r"@font-face\s*\{.*?\}", "", console.export_svg(title="samewise"), flags=re.DOTALL)  # fonts of this machine
+    svg = re.sub(
+        r"@font-face\s*\{.*?\}", "", console.export_svg(title="samewise"), flags=re.DOTALL
+    )  # fonts of this machine
     with browser_page(1400, 900) as page:
         page.set_content(f"<body style='margin:0'>{svg}</body>")
         page.locator("svg").screenshot(path=HERE / "finished.png")
@@ -81,7 +146,11 @@ def draw_terminal() -> None:
 
 def record_sounds(folder: Path) -> None:
     """Made-up recordings of three classes: tones that rise, stay and warble."""
-    for name, bend in {"rising": lambda at: 1 + at / 8000, "steady": lambda at: 1.0, "warbling": lambda at: 1 + 0.3 * math.sin(at / 200)}.items():
+    for name, bend in {
+        "rising": lambda at: 1 + at / 8000,
+        "steady": lambda at: 1.0,
+        "warbling": lambda at: 1 + 0.3 * math.sin(at / 200),
+    }.items():
         (folder / name).mkdir(parents=True)
         for each in range(12):
             draw = random.Random(f"{name} {each}")
@@ -105,10 +174,14 @@ def train_thirty() -> None:
 @contextmanager
 def front_page(width: int, height: int) -> Iterator[Any]:
     """What `samewise ui` opens, in a browser."""
-    server = subprocess.Popen([*SAMEWISE, "ui", "--port", "5077"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [*SAMEWISE, "ui", "--port", "5077"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
-        address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
+        address = next(
+            found[0] for line in server.stdout if (found := re.search(r"http://\S+", line))
+        )
         with browser_page(width, height) as page:
             page.goto(address)
             page.get_by_text("matching runs").wait_for()

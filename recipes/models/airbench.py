@@ -1,7 +1,10 @@
-"""Airbench's networks for images of 32x32 pixels, with the fewest known operations for an accuracy on CIFAR-10.
+"""Airbench's networks for images of 32x32 pixels, with the fewest known operations for an accuracy
+on CIFAR-10.
 
-K. Jordan 2024, 94% on CIFAR-10 in 3.29 seconds on a single GPU (arXiv 2404.00498), and https://github.com/KellerJordan/cifar10-airbench, after D. Page
-(https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam (https://github.com/tysam-code/hlb-CIFAR10).
+K. Jordan 2024, 94% on CIFAR-10 in 3.29 seconds on a single GPU (arXiv 2404.00498), and
+https://github.com/KellerJordan/cifar10-airbench, after D. Page
+(https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam
+(https://github.com/tysam-code/hlb-CIFAR10).
 """
 
 from __future__ import annotations
@@ -15,25 +18,42 @@ from torch import Tensor, nn
 
 @final
 class Airbench(nn.Module):
-    """Takes float32[B, in_channels, H, W] of at least 16x16 pixels, returns float32[B, num_classes].
+    """Takes float32[B, in_channels, H, W] of at least 16x16 pixels, returns float32[B,
+    num_classes].
 
-    A 2x2 convolution to twice as many channels as a patch has numbers, whose weight is not trained: `initialise=whitening` sets it from training images. Then
-    blocks that halve the size, the largest value of each channel, and a linear layer whose output is divided by the number of channels.
+    A 2x2 convolution to twice as many channels as a patch has numbers, whose weight is not trained:
+    `initialise=whitening` sets it from training images. Then blocks that halve the size, the
+    largest value of each channel, and a linear layer whose output is divided by the number of
+    channels.
 
     Args:
-        widths: Channels of each block. (64, 256, 256) is airbench94's, (128, 384, 384) airbench95's, (128, 384, 512) airbench96's.
-        convolutions: 3x3 convolutions of each block: 2, or 3, with which the last two are a residual branch (airbench96).
+        widths: Channels of each block. (64, 256, 256) is airbench94's, (128, 384, 384)
+            airbench95's, (128, 384, 512) airbench96's.
+        convolutions: 3x3 convolutions of each block: 2, or 3, with which the last two are a
+            residual branch (airbench96).
         num_classes: Outputs.
         in_channels: 3 for colour, 1 for grey.
     """
 
-    def __init__(self, *, widths: Sequence[int] = (64, 256, 256), convolutions: int = 2, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(
+        self,
+        *,
+        widths: Sequence[int] = (64, 256, 256),
+        convolutions: int = 2,
+        num_classes: int = 10,
+        in_channels: int = 3,
+    ) -> None:
         super().__init__()
         whitened = 2 * in_channels * 2 * 2
         self.whiten = nn.Conv2d(in_channels, whitened, 2)
         self.whiten.weight.requires_grad_(False)
         inputs = (whitened, *widths)
-        self.blocks = nn.Sequential(*(_Block(before, width, convolutions) for before, width in zip(inputs, widths, strict=False)))
+        self.blocks = nn.Sequential(
+            *(
+                _Block(before, width, convolutions)
+                for before, width in zip(inputs, widths, strict=False)
+            )
+        )
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         with torch.no_grad():
             self.head.weight /= self.head.weight.std()
@@ -48,7 +68,11 @@ class _Block(nn.Module):
 
     def __init__(self, inputs: int, width: int, convolutions: int) -> None:
         super().__init__()
-        self.conv1, self.pool, self.norm1 = _convolution(inputs, width), nn.MaxPool2d(2), _norm(width)
+        self.conv1, self.pool, self.norm1 = (
+            _convolution(inputs, width),
+            nn.MaxPool2d(2),
+            _norm(width),
+        )
         self.conv2, self.norm2 = _convolution(width, width), _norm(width)
         self.residual = convolutions > 2
         if self.residual:

@@ -1,4 +1,6 @@
-"""A generator and a discriminator for small images, after DCGAN (Radford, Metz, Chintala 2015, arXiv 1511.06434)."""
+"""A generator and a discriminator for small images, after DCGAN (Radford, Metz, Chintala 2015,
+arXiv 1511.06434).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ from samewise.runner.errors import ConfigError, Problem
 
 @final
 class DCGAN(nn.Module):
-    """Both networks of a generative adversarial recipe, as the parts `generator` and `discriminator`.
+    """Both networks of a generative adversarial recipe, as the parts `generator` and
+    `discriminator`.
 
-    The generator follows the paper: noise is projected, then doubled in size by transposed convolutions of 4x4 with batch norm and ReLU, the last one with
-    tanh. The discriminator mirrors it with leaky ReLU (0.2), but has no batch norm: an image's logit depends on that image alone. Weights start as
-    torch's layers do; the paper's N(0, 0.02) is `initialise=normal` away, and slower on images as small as digits. Every operator is deterministic.
+    The generator follows the paper: noise is projected, then doubled in size by transposed
+    convolutions of 4x4 with batch norm and ReLU, the last one with tanh. The discriminator mirrors
+    it with leaky ReLU (0.2), but has no batch norm: an image's logit depends on that image alone.
+    Weights start as torch's layers do; the paper's N(0, 0.02) is `initialise=normal` away, and
+    slower on images as small as digits. Every operator is deterministic.
 
     Args:
         noise: Length of the noise vector.
@@ -28,11 +33,26 @@ class DCGAN(nn.Module):
         ConfigError: the image cannot be halved so often.
     """
 
-    def __init__(self, *, noise: int = 64, image_size: int = 8, channels: int = 1, width: int = 32, levels: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        noise: int = 64,
+        image_size: int = 8,
+        channels: int = 1,
+        width: int = 32,
+        levels: int = 2,
+    ) -> None:
         super().__init__()
         if levels < 1 or image_size % 2**levels:
             words = f"cannot be halved {levels} times"
-            raise ConfigError(Problem("model.image_size", words, image_size, "a multiple of 2 ** model.levels, which is at least 1"))
+            raise ConfigError(
+                Problem(
+                    "model.image_size",
+                    words,
+                    image_size,
+                    "a multiple of 2 ** model.levels, which is at least 1",
+                )
+            )
         side, deepest = image_size // 2**levels, width * 2 ** (levels - 1)
         widths = [width * 2**level for level in range(levels)]
         self.generator = nn.Sequential(
@@ -40,12 +60,20 @@ class DCGAN(nn.Module):
             nn.Unflatten(1, (deepest, side, side)),
             nn.BatchNorm2d(deepest),
             nn.ReLU(),
-            *(layer for inputs, outputs in zip(widths[:0:-1], widths[-2::-1], strict=True) for layer in _upsampling(inputs, outputs)),
+            *(
+                layer
+                for inputs, outputs in zip(widths[:0:-1], widths[-2::-1], strict=True)
+                for layer in _upsampling(inputs, outputs)
+            ),
             nn.ConvTranspose2d(width, channels, 4, stride=2, padding=1),
             nn.Tanh(),
         )
         self.discriminator = nn.Sequential(
-            *(layer for inputs, outputs in zip([channels, *widths], widths, strict=False) for layer in _downsampling(inputs, outputs)),
+            *(
+                layer
+                for inputs, outputs in zip([channels, *widths], widths, strict=False)
+                for layer in _downsampling(inputs, outputs)
+            ),
             nn.Flatten(),
             nn.Linear(deepest * side * side, 1),
             nn.Flatten(0),
@@ -59,14 +87,19 @@ class DCGAN(nn.Module):
             images: float32[B, C, H, W], real ones in [-1, 1]; None: there are none.
 
         Returns:
-            Logits of being real: float32[B] of `images` (empty without them), and float32[B] of what the generator makes of `noise`.
+            Logits of being real: float32[B] of `images` (empty without them), and float32[B] of
+            what the generator makes of `noise`.
         """
         fake = self.discriminator(self.generator(noise))
         return fake[:0] if images is None else self.discriminator(images), fake
 
 
 def _upsampling(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return [
+        nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    ]
 
 
 def _downsampling(inputs: int, outputs: int) -> list[nn.Module]:

@@ -1,7 +1,9 @@
-"""ResNets for small images: the paper's CIFAR networks, and the ImageNet networks with a stem that keeps the resolution.
+"""ResNets for small images: the paper's CIFAR networks, and the ImageNet networks with a stem that
+keeps the resolution.
 
-They are put together from torchvision's blocks and carry its parameter names, so weights move between `resnet18_small` and
-`torchvision.models.resnet18` wherever the shapes agree (all but the stem and, at another width, the rest).
+They are put together from torchvision's blocks and carry its parameter names, so weights move
+between `resnet18_small` and `torchvision.models.resnet18` wherever the shapes agree (all but the
+stem and, at another width, the rest).
 """
 
 from __future__ import annotations
@@ -20,20 +22,31 @@ Shortcut = Literal["A", "B"]
 
 @final
 class SmallImageResNet(nn.Module):
-    """Residual stages of basic blocks on a 3x3 stem of stride 1 without pooling (He et al. 2015, arXiv 1512.03385, section 4.2).
+    """Residual stages of basic blocks on a 3x3 stem of stride 1 without pooling (He et al. 2015,
+    arXiv 1512.03385, section 4.2).
 
-    Takes float32[B, in_channels, H, W], gives float32[B, num_classes]. The first stage keeps the size, each further one halves it.
+    Takes float32[B, in_channels, H, W], gives float32[B, num_classes]. The first stage keeps the
+    size, each further one halves it.
 
     Args:
         blocks: Basic blocks of each stage.
         widths: Channels of each stage.
-        shortcut: Where the size changes, "A": subsampled and padded with zero channels, without parameters, as the paper has it for CIFAR-10;
-            "B": a 1x1 convolution with batch norm, as torchvision has it.
+        shortcut: Where the size changes, "A": subsampled and padded with zero channels, without
+            parameters, as the paper has it for CIFAR-10; "B": a 1x1 convolution with batch norm, as
+            torchvision has it.
         num_classes: Outputs.
         in_channels: 3 for colour, 1 for grey.
     """
 
-    def __init__(self, *, blocks: Sequence[int], widths: Sequence[int], shortcut: Shortcut = "B", num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        shortcut: Shortcut = "B",
+        num_classes: int = 10,
+        in_channels: int = 3,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
@@ -42,7 +55,9 @@ class SmallImageResNet(nn.Module):
         inputs = widths[0]
         for name, count, width in zip(self._stages, blocks, widths, strict=True):
             stride = 1 if name == "layer1" else 2
-            self.add_module(name, _stage(inputs, width, count=count, stride=stride, shortcut=shortcut))
+            self.add_module(
+                name, _stage(inputs, width, count=count, stride=stride, shortcut=shortcut)
+            )
             inputs = width
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, num_classes)
@@ -57,7 +72,10 @@ class SmallImageResNet(nn.Module):
 
 @final
 class PaddedShortcut(nn.Module):
-    """Option A of the paper: float32[B, C, H, W] to float32[B, channels, H/stride, W/stride]; the new channels are zero, half of them on each side."""
+    """Option A of the paper: float32[B, C, H, W] to float32[B, channels, H/stride, W/stride].
+
+    The new channels are zero, half of them on each side.
+    """
 
     def __init__(self, inputs: int, channels: int, *, stride: int) -> None:
         super().__init__()
@@ -66,14 +84,24 @@ class PaddedShortcut(nn.Module):
         self._after = channels - inputs - self._before
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.pad(features[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, self._before, self._after))
+        return F.pad(
+            features[:, :, :: self._stride, :: self._stride],
+            (0, 0, 0, 0, self._before, self._after),
+        )
 
 
-def resnet_cifar(*, depth: int = 20, width: int = 16, shortcut: Shortcut = "A", num_classes: int = 10, in_channels: int = 3) -> SmallImageResNet:
+def resnet_cifar(
+    *,
+    depth: int = 20,
+    width: int = 16,
+    shortcut: Shortcut = "A",
+    num_classes: int = 10,
+    in_channels: int = 3,
+) -> SmallImageResNet:
     """The paper's CIFAR network: three stages of `width`, 2 `width` and 4 `width` channels.
 
-    With the defaults, 269,722 parameters; depth 32: 464,154; 44: 658,586; 56: 853,018; 110: 1,727,962 (the paper rounds to
-    0.27, 0.46, 0.66, 0.85 and 1.7 million).
+    With the defaults, 269,722 parameters; depth 32: 464,154; 44: 658,586; 56: 853,018; 110:
+    1,727,962 (the paper rounds to 0.27, 0.46, 0.66, 0.85 and 1.7 million).
 
     Args:
         depth: 6 n + 2: 20, 32, 44, 56 and 110 are the paper's.
@@ -86,13 +114,29 @@ def resnet_cifar(*, depth: int = 20, width: int = 16, shortcut: Shortcut = "A", 
         ConfigError: the depth is not 6 n + 2.
     """
     if depth < 8 or (depth - 2) % 6:
-        raise ConfigError(Problem("model.depth", "is not a valid depth for a CIFAR ResNet", depth, "6 n + 2: 20, 32, 44, 56, 110, ..."))
+        raise ConfigError(
+            Problem(
+                "model.depth",
+                "is not a valid depth for a CIFAR ResNet",
+                depth,
+                "6 n + 2: 20, 32, 44, 56, 110, ...",
+            )
+        )
     count = (depth - 2) // 6
-    return SmallImageResNet(blocks=(count,) * 3, widths=(width, 2 * width, 4 * width), shortcut=shortcut, num_classes=num_classes, in_channels=in_channels)
+    return SmallImageResNet(
+        blocks=(count,) * 3,
+        widths=(width, 2 * width, 4 * width),
+        shortcut=shortcut,
+        num_classes=num_classes,
+        in_channels=in_channels,
+    )
 
 
-def resnet18_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B") -> SmallImageResNet:
-    """ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem, at the default width; 11,173,962 parameters with ten classes.
+def resnet18_small(
+    *, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B"
+) -> SmallImageResNet:
+    """ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem, at the default
+    width; 11,173,962 parameters with ten classes.
 
     Args:
         num_classes: Outputs.
@@ -101,10 +145,18 @@ def resnet18_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 
         shortcut: As in `SmallImageResNet`.
     """
     widths = (width, 2 * width, 4 * width, 8 * width)
-    return SmallImageResNet(blocks=(2, 2, 2, 2), widths=widths, shortcut=shortcut, num_classes=num_classes, in_channels=in_channels)
+    return SmallImageResNet(
+        blocks=(2, 2, 2, 2),
+        widths=widths,
+        shortcut=shortcut,
+        num_classes=num_classes,
+        in_channels=in_channels,
+    )
 
 
-def resnet34_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B") -> SmallImageResNet:
+def resnet34_small(
+    *, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B"
+) -> SmallImageResNet:
     """ResNet-34 for images of 8 to 64 pixels, as `resnet18_small`.
 
     Args:
@@ -114,11 +166,18 @@ def resnet34_small(*, num_classes: int = 10, in_channels: int = 3, width: int = 
         shortcut: As in `SmallImageResNet`.
     """
     widths = (width, 2 * width, 4 * width, 8 * width)
-    return SmallImageResNet(blocks=(3, 4, 6, 3), widths=widths, shortcut=shortcut, num_classes=num_classes, in_channels=in_channels)
+    return SmallImageResNet(
+        blocks=(3, 4, 6, 3),
+        widths=widths,
+        shortcut=shortcut,
+        num_classes=num_classes,
+        in_channels=in_channels,
+    )
 
 
 def small_image_stem(model: ResNet, *, in_channels: int = 3) -> ResNet:
-    """Change a torchvision ResNet (any depth, bottlenecks, ResNeXt) in place: a 3x3 convolution of stride 1 without max-pooling as its stem.
+    """Change a torchvision ResNet (any depth, bottlenecks, ResNeXt) in place: a 3x3 convolution of
+    stride 1 without max-pooling as its stem.
 
     Args:
         model: The ResNet.
@@ -133,19 +192,29 @@ def small_image_stem(model: ResNet, *, in_channels: int = 3) -> ResNet:
     return model
 
 
-def _stage(inputs: int, width: int, *, count: int, stride: int, shortcut: Shortcut) -> nn.Sequential:
+def _stage(
+    inputs: int, width: int, *, count: int, stride: int, shortcut: Shortcut
+) -> nn.Sequential:
     change: nn.Module | None = None
     if stride != 1 or inputs != width:
         change = (
             PaddedShortcut(inputs, width, stride=stride)
             if shortcut == "A"
-            else nn.Sequential(nn.Conv2d(inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
+            else nn.Sequential(
+                nn.Conv2d(inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+            )
         )
-    return nn.Sequential(BasicBlock(inputs, width, stride, change), *(BasicBlock(width, width) for _ in range(count - 1)))
+    return nn.Sequential(
+        BasicBlock(inputs, width, stride, change),
+        *(BasicBlock(width, width) for _ in range(count - 1)),
+    )
 
 
 def _initialise(model: nn.Module) -> None:
-    """Kaiming's normal initialisation by outputs (arXiv 1502.01852), as torchvision's ResNet; batch norm starts as the identity."""
+    """Kaiming's normal initialisation by outputs (arXiv 1502.01852), as torchvision's ResNet.
+
+    Batch norm starts as the identity.
+    """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,8 +1,10 @@
-"""RetinaNet on torchvision's ResNets (Lin et al. 2017, arXiv 1708.02002), with every choice of the published recipes as an argument.
+"""RetinaNet on torchvision's ResNets (Lin et al. 2017, arXiv 1708.02002), with every choice of the
+published recipes as an argument.
 
-torchvision's own functions choose for you: with neither `weights` nor `weights_backbone` they build plain batch norm with all layers
-trainable, else frozen batch norm and three trainable layers. Here `norm` and `trainable_layers` are what the config says, and a frozen
-part without pretrained weights is an error.
+torchvision's own functions choose for you: with neither `weights` nor `weights_backbone` they build
+plain batch norm with all layers trainable, else frozen batch norm and three trainable layers. Here
+`norm` and `trainable_layers` are what the config says, and a frozen part without pretrained weights
+is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +31,17 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 
 Norm = Literal["frozen_batch", "batch", "group"]
 
-BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2")
+BACKBONES = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "wide_resnet50_2",
+    "wide_resnet101_2",
+)
 
 _GROUPS = 32
 _STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4")
@@ -37,15 +49,18 @@ _STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4")
 
 @final
 class RetinaNet(TorchvisionRetinaNet):
-    """torchvision's RetinaNet, with its parameter names; in addition, it can return losses and detections in one pass."""
+    """torchvision's RetinaNet, with its parameter names.
+
+    In addition, it can return losses and detections in one pass.
+    """
 
     _weights_are_known = False
 
     def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
         """As torchvision's: a dict of losses in training, a list of detections in evaluation.
 
-        Raises:
-            ConfigError: in the first training step, where a part of the backbone is frozen that has no pretrained weights.
+        Raises: ConfigError: in the first training step, where a part of the backbone is frozen that
+            has no pretrained weights.
         """
         if self.training and not self._weights_are_known:
             _require_pretrained(self.backbone.body)
@@ -54,8 +69,12 @@ class RetinaNet(TorchvisionRetinaNet):
             return dense_losses.losses(self, images, targets)
         return super().forward(images, targets)
 
-    def losses_and_detections(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """One pass in eval mode: the losses (means over the images, as in training) and the detections, in pixels of the given images."""
+    def losses_and_detections(
+        self, images: list[Tensor], targets: list[dict[str, Tensor]]
+    ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        """One pass in eval mode: the losses (means over the images, as in training) and the
+        detections, in pixels of the given images.
+        """
         assert not self.training
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batched, moved = self.transform(images, targets)
@@ -66,36 +85,73 @@ class RetinaNet(TorchvisionRetinaNet):
         return losses, self._detections(outputs, anchors, features, batched, sizes)
 
     def postprocess_detections(
-        self, head_outputs: dict[str, list[Tensor]], anchors: list[list[Tensor]], image_shapes: list[tuple[int, int]]
+        self,
+        head_outputs: dict[str, list[Tensor]],
+        anchors: list[list[Tensor]],
+        image_shapes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
-        """As torchvision's. For export, in an order that torch.export can trace: the best of each level first, then those above the threshold."""
+        """As torchvision's.
+
+        For export, in an order that torch.export can trace: the best of each level first, then
+        those above the threshold.
+        """
         if not torch.compiler.is_exporting():
             return super().postprocess_detections(head_outputs, anchors, image_shapes)
         found = list[dict[str, Tensor]]()
         for place, shape in enumerate(image_shapes):
-            levels = zip(head_outputs["cls_logits"], head_outputs["bbox_regression"], anchors[place], strict=True)
-            boxes, scores, labels = map(torch.cat, zip(*(self._best(logits[place], boxes[place], at, shape) for logits, boxes, at in levels), strict=True))
+            levels = zip(
+                head_outputs["cls_logits"],
+                head_outputs["bbox_regression"],
+                anchors[place],
+                strict=True,
+            )
+            boxes, scores, labels = map(
+                torch.cat,
+                zip(
+                    *(
+                        self._best(logits[place], boxes[place], at, shape)
+                        for logits, boxes, at in levels
+                    ),
+                    strict=True,
+                ),
+            )
             sure = scores > self.score_thresh
             boxes, scores, labels = boxes[sure], scores[sure], labels[sure]
-            apart = boxes + (labels.to(boxes) * (max(shape) + 1))[:, None]  # boxes of different labels do not overlap
+            # Boxes of different labels do not overlap
+            apart = boxes + (labels.to(boxes) * (max(shape) + 1))[:, None]
             kept = ops.nms(apart, scores, self.nms_thresh)[: self.detections_per_img]
             found.append({"boxes": boxes[kept], "scores": scores[kept], "labels": labels[kept]})
         return found
 
-    def _best(self, logits: Tensor, regressed: Tensor, anchors: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    def _best(
+        self, logits: Tensor, regressed: Tensor, anchors: Tensor, shape: tuple[int, int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """For one level of one image, the boxes with the best scores, the scores, and their labels."""
         classes = logits.shape[-1]
         scores, places = logits.sigmoid().flatten().topk(min(self.topk_candidates, logits.numel()))
         at = places.div(classes, rounding_mode="floor")
-        return ops.clip_boxes_to_image(self.box_coder.decode_single(regressed[at], anchors[at]), shape), scores, places % classes
+        return (
+            ops.clip_boxes_to_image(
+                self.box_coder.decode_single(regressed[at], anchors[at]), shape
+            ),
+            scores,
+            places % classes,
+        )
 
     def _detections(
-        self, outputs: Mapping[str, Tensor], anchors: list[Tensor], features: list[Tensor], batched: ImageList, sizes: list[tuple[int, int]]
+        self,
+        outputs: Mapping[str, Tensor],
+        anchors: list[Tensor],
+        features: list[Tensor],
+        batched: ImageList,
+        sizes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
         per_place = self.anchor_generator.num_anchors_per_location()[0]
         counts = [feature.shape[-2] * feature.shape[-1] * per_place for feature in features]
         by_level = {name: list(output.split(counts, dim=1)) for name, output in outputs.items()}
-        found = self.postprocess_detections(by_level, [list(one.split(counts)) for one in anchors], batched.image_sizes)
+        found = self.postprocess_detections(
+            by_level, [list(one.split(counts)) for one in anchors], batched.image_sizes
+        )
         return self.transform.postprocess(found, batched.image_sizes, sizes)
 
 
@@ -130,46 +186,57 @@ def retinanet(
 ) -> RetinaNet:
     """RetinaNet with a ResNet and a feature pyramid.
 
-    With ResNet-50, 91 classes and the defaults below, version 1 has 34,014,999 parameters with frozen batch norm (as published) and version 2 38,198,935.
+    With ResNet-50, 91 classes and the defaults below, version 1 has 34,014,999 parameters with
+    frozen batch norm (as published) and version 2 38,198,935.
 
     Args:
         backbone: One of `BACKBONES`.
-        version: 1, torchvision's retinanet_resnet50_fpn: L1 box loss, no norm in the head, P6 made from P5. 2, its ..._v2: GIoU loss, group
-            norm in the head, P6 made from C5.
+        version: 1, torchvision's retinanet_resnet50_fpn: L1 box loss, no norm in the head, P6 made
+            from P5. 2, its ..._v2: GIoU loss, group norm in the head, P6 made from C5.
         num_classes: Outputs for each anchor, the background (label 0) among them.
-        norm: The backbone's normalisation. "frozen_batch": constant, from the pretrained weights; "batch": batch norm, its statistics updated in training;
-            "group": group norm, for training from scratch on few images a step.
-        trainable_layers: How many of layer4, layer3, layer2, layer1 and the stem are trained, in this order; 5: all.
-        weights: A name of torchvision's weights of the whole model (COCO_V1, for ResNet-50), fetched unless in its cache; None: `initialise.weights` takes a
-            local file.
-        weights_backbone: A name of torchvision's weights of the backbone (IMAGENET1K_V1), fetched unless in its cache; None: from scratch, or from a local
-            file: `initialise: {weights: FILE, into: backbone.body, exclude: [fc.*]}`.
+        norm: The backbone's normalisation. "frozen_batch": constant, from the pretrained weights;
+            "batch": batch norm, its statistics updated in training; "group": group norm, for
+            training from scratch on few images a step.
+        trainable_layers: How many of layer4, layer3, layer2, layer1 and the stem are trained, in
+            this order; 5: all.
+        weights: A name of torchvision's weights of the whole model (COCO_V1, for ResNet-50),
+            fetched unless in its cache; None: `initialise.weights` takes a local file.
+        weights_backbone: A name of torchvision's weights of the backbone (IMAGENET1K_V1), fetched
+            unless in its cache; None: from scratch, or from a local file: `initialise: {weights:
+            FILE, into: backbone.body, exclude: [fc.*]}`.
         stages: Of layer1 to layer4, those that feed the pyramid.
         extra_levels: Whether the pyramid has two more levels, each half the size of the one before.
         channels: Channels of the pyramid and the head.
         head_convs: 3x3 convolutions in each of the two heads.
         head_norm: The head's normalisation, "group" or "none"; None: the version's.
         box_loss: The loss of boxes, such as "l1" or "giou"; None: the version's.
-        anchor_sizes: For each level, the square roots of the areas of its anchors, in pixels of the resized image; None: the published, three to an octave from
-            32 on.
+        anchor_sizes: For each level, the square roots of the areas of its anchors, in pixels of the
+            resized image; None: the published, three to an octave from 32 on.
         aspect_ratios: Height / width of the anchors.
         min_size: The shorter side that images are resized to, in pixels.
         max_size: The longest that the longer side may become, in pixels.
-        resize_in_training: Whether the model resizes images in training; False: the transforms resize (multi-scale).
+        resize_in_training: Whether the model resizes images in training; False: the transforms
+            resize (multi-scale).
         image_mean: The mean of each channel of images in [0, 1].
         image_std: The standard deviation of each channel of images in [0, 1].
-        fg_iou_thresh: An anchor that overlaps an object by at least this much is the object's; so are each object's best anchors.
-        bg_iou_thresh: An anchor that overlaps every object by less than this is background; one between the two thresholds counts for nothing.
+        fg_iou_thresh: An anchor that overlaps an object by at least this much is the object's; so
+            are each object's best anchors.
+        bg_iou_thresh: An anchor that overlaps every object by less than this is background; one
+            between the two thresholds counts for nothing.
         score_thresh: Detections of a lower score are left out.
-        nms_thresh: Of two detections of a class that overlap by more than this, only the one with the higher score is kept.
-        topk_candidates: How many detections of each level are kept, by score, before overlapping ones are left out.
+        nms_thresh: Of two detections of a class that overlap by more than this, only the one with
+            the higher score is kept.
+        topk_candidates: How many detections of each level are kept, by score, before overlapping
+            ones are left out.
         detections_per_img: How many detections of an image are kept in the end, by score.
 
     Raises:
         ConfigError: the backbone is unknown, or the choices contradict each other.
     """
     _check(backbone, norm, trainable_layers, weights or weights_backbone, stages)
-    published = _weights("weights", f"retinanet_{backbone}_fpn" + ("" if version == 1 else "_v2"), weights)
+    published = _weights(
+        "weights", f"retinanet_{backbone}_fpn" + ("" if version == 1 else "_v2"), weights
+    )
     for_body = None if published else _weights("weights_backbone", backbone, weights_backbone)
     body = getattr(torchvision.models, backbone)(weights=for_body, norm_layer=_norm_layer(norm))
     _freeze(body, trainable_layers)
@@ -178,10 +245,21 @@ def retinanet(
         extra: ExtraFPNBlock = LastLevelP6P7(widths[-1], channels)
     else:
         extra = LastLevelP6P7(channels, channels) if extra_levels else _NoExtraLevel()
-    pyramid = BackboneWithFPN(body, {f"layer{stage}": str(place) for place, stage in enumerate(stages)}, widths, channels, extra_blocks=extra)
+    pyramid = BackboneWithFPN(
+        body,
+        {f"layer{stage}": str(place) for place, stage in enumerate(stages)},
+        widths,
+        channels,
+        extra_blocks=extra,
+    )
     anchors = _anchors(anchor_sizes, aspect_ratios, levels=len(stages) + 2 * extra_levels)
     group = head_norm == "group" if head_norm else version == 2
-    head = _Head(channels, anchors.num_anchors_per_location()[0], num_classes, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None)
+    head = _Head(
+        channels,
+        anchors.num_anchors_per_location()[0],
+        num_classes,
+        norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None,
+    )
     if head_convs != 4:
         _shorten(head, head_convs, channels, group=group)
     head.regression_head._loss_type = box_loss or ("l1" if version == 1 else "giou")
@@ -204,21 +282,30 @@ def retinanet(
     )
     if published:
         made.load_state_dict(published.get_state_dict(check_hash=True))
-        overwrite_eps(made, 0.0 if version == 1 else 1e-5)  # COCO_V1 of version 1 was trained before frozen batch norm had an epsilon
+        # COCO_V1 of version 1 was trained before frozen batch norm had an epsilon
+        overwrite_eps(made, 0.0 if version == 1 else 1e-5)
     return made
 
 
 @final
 class _Head(RetinaNetHead):
-    """Its outputs are at least float32, also under autocast: boxes, overlaps and losses are computed in their format."""
+    """Its outputs are at least float32, also under autocast: boxes, overlaps and losses are
+    computed in their format.
+    """
 
     def forward(self, x: list[Tensor]) -> dict[str, Tensor]:
-        return {name: output.float() if output.dtype.itemsize < 4 else output for name, output in super().forward(x).items()}
+        return {
+            name: output.float() if output.dtype.itemsize < 4 else output
+            for name, output in super().forward(x).items()
+        }
 
 
 @final
 class _Anchors(AnchorGenerator):
-    """At least float32, whatever the format of the features. bfloat16 has only multiples of 4 from 512 on."""
+    """At least float32, whatever the format of the features.
+
+    Bfloat16 has only multiples of 4 from 512 on.
+    """
 
     def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
         super().set_cell_anchors(torch.float32 if dtype.itemsize < 4 else dtype, device)
@@ -228,50 +315,129 @@ class _Anchors(AnchorGenerator):
 class _NoExtraLevel(ExtraFPNBlock):
     """Leaves the pyramid unchanged."""
 
-    def forward(self, results: list[Tensor], x: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
+    def forward(
+        self, results: list[Tensor], x: list[Tensor], names: list[str]
+    ) -> tuple[list[Tensor], list[str]]:
         return results, names
 
 
-def _check(backbone: str, norm: str, trainable_layers: int, weights_backbone: str | None, stages: Sequence[int]) -> None:
+def _check(
+    backbone: str,
+    norm: str,
+    trainable_layers: int,
+    weights_backbone: str | None,
+    stages: Sequence[int],
+) -> None:
     if backbone not in BACKBONES:
-        raise ConfigError(Problem("model.backbone", "is not one of torchvision's ResNets", backbone, ", ".join(BACKBONES), nearest(backbone, BACKBONES)))
+        raise ConfigError(
+            Problem(
+                "model.backbone",
+                "is not one of torchvision's ResNets",
+                backbone,
+                ", ".join(BACKBONES),
+                nearest(backbone, BACKBONES),
+            )
+        )
     if norm not in ("frozen_batch", "batch", "group"):
-        raise ConfigError(Problem("model.norm", "is not a valid norm for the backbone", norm, "frozen_batch, batch or group"))
+        raise ConfigError(
+            Problem(
+                "model.norm",
+                "is not a valid norm for the backbone",
+                norm,
+                "frozen_batch, batch or group",
+            )
+        )
     if not 0 <= trainable_layers <= 5:
-        raise ConfigError(Problem("model.trainable_layers", "is not a valid number of layers", trainable_layers, "0 to 5"))
+        raise ConfigError(
+            Problem(
+                "model.trainable_layers",
+                "is not a valid number of layers",
+                trainable_layers,
+                "0 to 5",
+            )
+        )
     if norm == "group" and (weights_backbone or trainable_layers < 5):
-        raise ConfigError(Problem("model.norm", "is only for training from scratch: no pretrained weights use group norm", norm, "frozen_batch or batch"))
+        raise ConfigError(
+            Problem(
+                "model.norm",
+                "is only for training from scratch: no pretrained weights use group norm",
+                norm,
+                "frozen_batch or batch",
+            )
+        )
     if not stages or list(stages) != sorted(set(stages)) or not 1 <= stages[0] <= stages[-1] <= 4:
-        raise ConfigError(Problem("model.stages", "are not stages of a ResNet", list(stages), "some of 1, 2, 3, 4, ascending"))
+        raise ConfigError(
+            Problem(
+                "model.stages",
+                "are not stages of a ResNet",
+                list(stages),
+                "some of 1, 2, 3, 4, ascending",
+            )
+        )
 
 
 def _weights(argument: str, model: str, name: str | None) -> Any:
     if name is None:
         return None
-    names = list(torchvision.models.get_model_weights(model).__members__) if model in torchvision.models.list_models() else []
+    names = (
+        list(torchvision.models.get_model_weights(model).__members__)
+        if model in torchvision.models.list_models()
+        else []
+    )
     if name not in names:
-        hint = nearest(name, names) or "for a local file, set initialise.weights (and initialise.into=backbone.body for a backbone)"
-        raise ConfigError(Problem(f"model.{argument}", f"torchvision does not have these weights for {model}", name, ", ".join(names), hint))
+        hint = (
+            nearest(name, names)
+            or "for a local file, set initialise.weights (and initialise.into=backbone.body "
+            "for a backbone)"
+        )
+        raise ConfigError(
+            Problem(
+                f"model.{argument}",
+                f"torchvision does not have these weights for {model}",
+                name,
+                ", ".join(names),
+                hint,
+            )
+        )
     return torchvision.models.get_model_weights(model)[name]
 
 
 def _norm_layer(norm: Norm) -> Any:
-    return {"frozen_batch": FrozenBatchNorm2d, "batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, _GROUPS)}[norm]
+    return {
+        "frozen_batch": FrozenBatchNorm2d,
+        "batch": nn.BatchNorm2d,
+        "group": partial(nn.GroupNorm, _GROUPS),
+    }[norm]
 
 
 def _freeze(body: nn.Module, trainable_layers: int) -> None:
-    trained = (*_STAGES[len(_STAGES) - trainable_layers :], *(("bn1",) if trainable_layers == 5 else ()))
+    trained = (
+        *_STAGES[len(_STAGES) - trainable_layers :],
+        *(("bn1",) if trainable_layers == 5 else ()),
+    )
     for name, parameter in body.named_parameters():
         if not name.startswith(trained):
             parameter.requires_grad_(False)
 
 
-def _anchors(sizes: Sequence[Sequence[float]] | None, ratios: Sequence[float], *, levels: int) -> AnchorGenerator:
+def _anchors(
+    sizes: Sequence[Sequence[float]] | None, ratios: Sequence[float], *, levels: int
+) -> AnchorGenerator:
     if sizes is None:
-        sizes = [(base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3))) for base in (32 * 2**level for level in range(levels))]
+        sizes = [
+            (base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3)))
+            for base in (32 * 2**level for level in range(levels))
+        ]
     if len(sizes) != levels or len({len(one) for one in sizes}) != 1:
         words = "do not fit the pyramid"
-        raise ConfigError(Problem("model.anchor_sizes", words, [list(one) for one in sizes], f"{levels} lists of equal length, one per level"))
+        raise ConfigError(
+            Problem(
+                "model.anchor_sizes",
+                words,
+                [list(one) for one in sizes],
+                f"{levels} lists of equal length, one per level",
+            )
+        )
     return _Anchors(tuple(tuple(one) for one in sizes), (tuple(ratios),) * levels)
 
 
@@ -279,7 +445,12 @@ def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> 
     """Use another number of convolutions in both heads, initialised as torchvision's."""
     for part in (head.classification_head, head.regression_head):
         part.conv = nn.Sequential(
-            *(Conv2dNormActivation(channels, channels, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None) for _ in range(convs))
+            *(
+                Conv2dNormActivation(
+                    channels, channels, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None
+                )
+                for _ in range(convs)
+            )
         )
         for layer in part.conv.modules():
             if isinstance(layer, nn.Conv2d):
@@ -289,13 +460,28 @@ def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> 
 
 
 def _require_pretrained(body: nn.Module) -> None:
-    """Refuse frozen norms with their initial mean 0 and variance 1: they have seen neither pretrained weights nor images."""
-    norms = [module for module in body.modules() if isinstance(module, FrozenBatchNorm2d | nn.BatchNorm2d)]
-    frozen = any(isinstance(module, FrozenBatchNorm2d) for module in norms) or any(not parameter.requires_grad for parameter in body.parameters())
+    """Refuse frozen norms with their initial mean 0 and variance 1: they have seen neither
+    pretrained weights nor images.
+    """
+    norms = [
+        module
+        for module in body.modules()
+        if isinstance(module, FrozenBatchNorm2d | nn.BatchNorm2d)
+    ]
+    frozen = any(isinstance(module, FrozenBatchNorm2d) for module in norms) or any(
+        not parameter.requires_grad for parameter in body.parameters()
+    )
     if not frozen or not norms:
         return
-    if all(bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all()) for module in norms if isinstance(module.running_mean, Tensor)):
+    if all(
+        bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all())
+        for module in norms
+        if isinstance(module.running_mean, Tensor)
+    ):
         reason = "a frozen part of the backbone has no pretrained weights: it would stay random"
-        expected = "model.weights_backbone=IMAGENET1K_V1, or a local file in initialise.weights with initialise.into=backbone.body"
+        expected = (
+            "model.weights_backbone=IMAGENET1K_V1, or a local file in initialise.weights with "
+            "initialise.into=backbone.body"
+        )
         hint = "to train from scratch: model.norm=batch model.trainable_layers=5"
         raise ConfigError(Problem("model.weights_backbone", reason, expected=expected, hint=hint))

@@ -1,4 +1,6 @@
-"""wav2vec 2.0 and HuBERT from Hugging Face's transformers (`pip install 'samewise[transformers]'`) with CTC, without its own loading of weights."""
+"""wav2vec 2.0 and HuBERT from Hugging Face's transformers (`pip install 'samewise[transformers]'`)
+with CTC, without its own loading of weights.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,20 @@ from torch import Tensor, nn
 from samewise.recipes.models.wav2vec2 import put_last, require_waveforms
 from samewise.runner.errors import ConfigError, Problem, nearest
 
-ENCODERS: Final = {"wav2vec2": ("Wav2Vec2Config", "Wav2Vec2ForCTC"), "hubert": ("HubertConfig", "HubertForCTC")}
-OURS: Final = frozenset({"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "ctc_loss_reduction", "ctc_zero_infinity"})
+ENCODERS: Final = {
+    "wav2vec2": ("Wav2Vec2Config", "Wav2Vec2ForCTC"),
+    "hubert": ("HubertConfig", "HubertForCTC"),
+}
+OURS: Final = frozenset(
+    {
+        "vocab_size",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "ctc_loss_reduction",
+        "ctc_zero_infinity",
+    }
+)
 """Settings of transformers' that have no effect here, or are `num_classes`."""
 COMPUTED_WITH: Final = (
     *(
@@ -25,28 +39,45 @@ COMPUTED_WITH: Final = (
         "conv_bias",
         "do_stable_layer_norm",
     ),
-    *("num_conv_pos_embedding_groups", "feat_proj_layer_norm", "conv_pos_batch_norm", "add_adapter", "adapter_stride"),
+    *(
+        "num_conv_pos_embedding_groups",
+        "feat_proj_layer_norm",
+        "conv_pos_batch_norm",
+        "add_adapter",
+        "adapter_stride",
+    ),
 )
 """Settings that change what is computed with the same weights."""
 
 
 @final
 class TransformersCTC(nn.Module):
-    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K]; layers and names as in transformers' Wav2Vec2ForCTC or HubertForCTC.
+    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K].
 
-    As transformers' own processors do, the encoder is told what is padding only with `feat_extract_norm: layer`: those with `group` were trained on zeros
-    after each utterance, and take them for silence. Its SpecAugment, the masks over features in training, draws from the run's streams.
+    Layers and names as in transformers' Wav2Vec2ForCTC or HubertForCTC.
+
+    As transformers' own processors do, the encoder is told what is padding only with
+    `feat_extract_norm: layer`: those with `group` were trained on zeros after each utterance, and
+    take them for silence. Its SpecAugment, the masks over features in training, draws from the
+    run's streams.
 
     Args:
         encoder: Which of the two.
         num_classes: Letters, and the blank.
-        settings: Of transformers' Wav2Vec2Config or HubertConfig; those left out are as there, which is the base model.
+        settings: Of transformers' Wav2Vec2Config or HubertConfig; those left out are as there,
+            which is the base model.
 
     Raises:
         ConfigError: transformers is not installed, or a setting is not one of its.
     """
 
-    def __init__(self, *, encoder: Literal["wav2vec2", "hubert"], num_classes: int, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        encoder: Literal["wav2vec2", "hubert"],
+        num_classes: int,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         if encoder not in ENCODERS:
             raise ConfigError(Problem("encoder", "no such choice", encoder, " or ".join(ENCODERS)))
@@ -54,13 +85,31 @@ class TransformersCTC(nn.Module):
             import transformers
         except ImportError:
             hint = "pip install 'samewise[transformers]'"
-            raise ConfigError(Problem("", "needs the package transformers, which is not installed", encoder, hint=hint)) from None
-        kind, whole = (getattr(transformers, name) for name in ENCODERS[encoder])
-        known = [name for name in kind.__annotations__ if not name.startswith("_") and name not in OURS and name != "model_type"]
-        given = dict(settings or {})
-        if unknown := [name for name in given if name not in known]:  # a kernel from the net is one of those that transformers takes beside them
             raise ConfigError(
-                *(Problem(f"settings.{name}", f"is not a setting of {kind.__name__}", given[name], hint=nearest(name, known)) for name in unknown)
+                Problem(
+                    "", "needs the package transformers, which is not installed", encoder, hint=hint
+                )
+            ) from None
+        kind, whole = (getattr(transformers, name) for name in ENCODERS[encoder])
+        known = [
+            name
+            for name in kind.__annotations__
+            if not name.startswith("_") and name not in OURS and name != "model_type"
+        ]
+        given = dict(settings or {})
+        if unknown := [
+            name for name in given if name not in known
+        ]:  # a kernel from the net is one of those that transformers takes beside them
+            raise ConfigError(
+                *(
+                    Problem(
+                        f"settings.{name}",
+                        f"is not a setting of {kind.__name__}",
+                        given[name],
+                        hint=nearest(name, known),
+                    )
+                    for name in unknown
+                )
             )
         self.config = kind(vocab_size=num_classes, attn_implementation="sdpa", **given)
         made = whole(self.config)
@@ -75,17 +124,29 @@ class TransformersCTC(nn.Module):
         require_waveforms(features, self.shortest())
         waveforms, inside = features[:, 0], None
         if self.config.feat_extract_norm == "layer":
-            inside = (torch.arange(features.shape[2], device=length.device) < length[:, None]).long()
+            inside = (
+                torch.arange(features.shape[2], device=length.device) < length[:, None]
+            ).long()
         if self.training and self.config.apply_spec_augment and self.config.mask_time_prob > 0:
             self._require_room_for_masks(int(self.output_lengths(torch.tensor(features.shape[2]))))
-        hidden = self.get_submodule(self._encoder)(waveforms, attention_mask=inside).last_hidden_state
+        hidden = self.get_submodule(self._encoder)(
+            waveforms, attention_mask=inside
+        ).last_hidden_state
         return self.lm_head(self.dropout(hidden)).transpose(1, 2)
 
     def _require_room_for_masks(self, frames: int) -> None:
         if frames <= self.config.mask_time_length:
             words = f"is too long: the longest recording of a batch gives only {frames} frames"
             hint = "++model.settings.mask_time_prob=0.0 for recordings as short as that"
-            raise ConfigError(Problem("model.settings.mask_time_length", words, self.config.mask_time_length, f"less than {frames}", hint))
+            raise ConfigError(
+                Problem(
+                    "model.settings.mask_time_length",
+                    words,
+                    self.config.mask_time_length,
+                    f"less than {frames}",
+                    hint,
+                )
+            )
 
     def output_lengths(self, length: Tensor) -> Tensor:
         """int64[B]: the number of output frames without padding."""
@@ -96,17 +157,38 @@ class TransformersCTC(nn.Module):
     def shortest(self) -> int:
         """The number of samples for one frame."""
         needed = 1
-        for kernel, stride in reversed(list(zip(self.config.conv_kernel, self.config.conv_stride, strict=True))):
+        for kernel, stride in reversed(
+            list(zip(self.config.conv_kernel, self.config.conv_stride, strict=True))
+        ):
             needed = (needed - 1) * stride + kernel
         return needed
 
     def checkpoint_problems(self, config: Mapping[str, Any]) -> list[Problem]:
-        """The entries of a checkpoint's config.json with which the same weights would compute something else."""
+        """The entries of a checkpoint's config.json with which the same weights would compute
+        something else.
+        """
         if config.get("model_type", self._encoder) != self._encoder:
-            return [Problem("model.encoder", "differs from the checkpoint's", self._encoder, str(config["model_type"]))]
-        plain = {name: list(value) if isinstance(value, tuple) else value for name in COMPUTED_WITH if (value := getattr(self.config, name, None)) is not None}
+            return [
+                Problem(
+                    "model.encoder",
+                    "differs from the checkpoint's",
+                    self._encoder,
+                    str(config["model_type"]),
+                )
+            ]
+        plain = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name in COMPUTED_WITH
+            if (value := getattr(self.config, name, None)) is not None
+        }
         return [
-            Problem(f"model.settings.{name}", "differs from the checkpoint's", value, str(config[name]), f"++model.settings.{name}={config[name]}")
+            Problem(
+                f"model.settings.{name}",
+                "differs from the checkpoint's",
+                value,
+                str(config[name]),
+                f"++model.settings.{name}={config[name]}",
+            )
             for name, value in plain.items()
             if config.get(name, value) != value
         ]

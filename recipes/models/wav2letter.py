@@ -1,4 +1,6 @@
-"""Wav2Letter in any size: torchaudio's layers with configurable widths, kernels and normalisation, unaffected by a batch's padding."""
+"""Wav2Letter in any size: torchaudio's layers with configurable widths, kernels and normalisation,
+unaffected by a batch's padding.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ Norm = Literal["none", "layer"]
 
 @final
 class Wav2Letter(nn.Module):
-    """Convolutions in time (Collobert et al. 2016, arXiv 1609.03193): float32[B, num_features, N] to log-probabilities float32[B, num_classes, M].
+    """Convolutions in time (Collobert et al. 2016, arXiv 1609.03193): float32[B, num_features, N]
+    to log-probabilities float32[B, num_classes, M].
 
-    With the defaults these are the layers of `torchaudio.models.Wav2Letter(input_type="mfcc")`, weight by weight, but for a rectifier after the
-    last of them, which there keeps all scores from 0 up. Here what lies beyond an utterance's end is set to 0 before each convolution, so an
-    utterance gives the same alone and in a padded batch; torchaudio's lets each layer's biases spread from the padding into the last frames.
+    With the defaults these are the layers of `torchaudio.models.Wav2Letter(input_type="mfcc")`,
+    weight by weight, but for a rectifier after the last of them, which there keeps all scores from
+    0 up. Here what lies beyond an utterance's end is set to 0 before each convolution, so an
+    utterance gives the same alone and in a padded batch; torchaudio's lets each layer's biases
+    spread from the padding into the last frames.
 
     Args:
         num_classes: Letters, and the blank.
@@ -30,7 +35,8 @@ class Wav2Letter(nn.Module):
         first_kernel: Frames that the first layer sees; it takes every other.
         kernel: Frames that a layer of the middle sees; odd.
         top_kernel: Frames that the first of the top layers sees.
-        norm: "none", as published, or "layer": the channels of each frame to mean 0 and deviation 1 (arXiv 1607.06450), which makes training faster.
+        norm: "none", as published, or "layer": the channels of each frame to mean 0 and deviation 1
+            (arXiv 1607.06450), which makes training faster.
         dropout: The share of channel values dropped before the top layers.
     """
 
@@ -50,14 +56,29 @@ class Wav2Letter(nn.Module):
     ) -> None:
         super().__init__()
         if norm not in ("none", "layer"):
-            raise ConfigError(Problem("model.norm", "is not a valid normalisation for Wav2Letter", norm, "none or layer"))
+            raise ConfigError(
+                Problem(
+                    "model.norm",
+                    "is not a valid normalisation for Wav2Letter",
+                    norm,
+                    "none or layer",
+                )
+            )
         if kernel % 2 == 0:
             raise ConfigError(Problem("model.kernel", "must be odd", kernel))
         sizes = [(num_features, width, first_kernel, 2, (first_kernel - 1) // 2)]
         sizes += [(width, width, kernel, 1, kernel // 2)] * depth
-        sizes += [(width, top_width, top_kernel, 1, top_kernel // 2), (top_width, top_width, 1, 1, 0)]
-        self.layers = nn.ModuleList(nn.Conv1d(inner, outer, size, stride, padding) for inner, outer, size, stride, padding in sizes)
-        self.norms = nn.ModuleList(nn.LayerNorm(outer) if norm == "layer" else nn.Identity() for _, outer, *_ in sizes)
+        sizes += [
+            (width, top_width, top_kernel, 1, top_kernel // 2),
+            (top_width, top_width, 1, 1, 0),
+        ]
+        self.layers = nn.ModuleList(
+            nn.Conv1d(inner, outer, size, stride, padding)
+            for inner, outer, size, stride, padding in sizes
+        )
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(outer) if norm == "layer" else nn.Identity() for _, outer, *_ in sizes
+        )
         self.dropout = nn.Dropout(dropout)
         self.last = nn.Conv1d(top_width, num_classes, 1)
         self._top = len(sizes) - 2
@@ -68,22 +89,37 @@ class Wav2Letter(nn.Module):
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             hidden = layer(hidden if number < self._top else self.dropout(hidden))
             length = length_after(layer, length)
-            hidden = norm(hidden.transpose(1, 2)).transpose(1, 2) if isinstance(norm, nn.LayerNorm) else hidden
+            hidden = (
+                norm(hidden.transpose(1, 2)).transpose(1, 2)
+                if isinstance(norm, nn.LayerNorm)
+                else hidden
+            )
             inside = torch.arange(hidden.shape[-1], device=length.device) < length[:, None]
             hidden = torch.where(inside[:, None], hidden.relu(), 0.0)
         return self.last(hidden).log_softmax(1)
 
     def output_lengths(self, length: Tensor) -> Tensor:
         """int64[B]: the number of output frames without padding."""
-        return length_after_all([layer for layer in self.layers if isinstance(layer, nn.Conv1d)], length)
+        return length_after_all(
+            [layer for layer in self.layers if isinstance(layer, nn.Conv1d)], length
+        )
 
 
 def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
-    """int64[...]: the number of frames after 1-d convolutions in sequence; 0 where one of them has fewer, with its padding, than its kernel takes."""
+    """int64[...]: the number of frames after 1-d convolutions in sequence.
+
+    0 where one of them has fewer, with its padding, than its kernel takes.
+    """
     shortest = 1
     for layer in reversed(layers):
         margins = 2 * layer.padding[0] if isinstance(layer.padding, tuple) else 0
-        shortest = max(1, (shortest - 1) * layer.stride[0] + layer.dilation[0] * (layer.kernel_size[0] - 1) + 1 - margins)
+        shortest = max(
+            1,
+            (shortest - 1) * layer.stride[0]
+            + layer.dilation[0] * (layer.kernel_size[0] - 1)
+            + 1
+            - margins,
+        )
     after = length
     for layer in layers:
         after = length_after(layer, after)
@@ -94,4 +130,6 @@ def length_after(layer: nn.Module, length: Tensor) -> Tensor:
     """int64[...]: the number of frames after a 1-d convolution."""
     assert isinstance(layer, nn.Conv1d)
     assert isinstance(layer.padding, tuple)
-    return (length + 2 * layer.padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1
+    return (
+        length + 2 * layer.padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1
+    ) // layer.stride[0] + 1

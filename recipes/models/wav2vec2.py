@@ -14,16 +14,22 @@ from samewise.runner.errors import ConfigError, DataError, Problem
 
 @final
 class Wav2Vec2(Wav2Vec2Model):
-    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K] (A. Baevski et al.: wav2vec 2.0, arXiv 2006.11477; W.-N. Hsu et al., arXiv 2106.07447).
+    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K] (A. Baevski et al.: wav2vec
+    2.0, arXiv 2006.11477; W.-N. Hsu et al., arXiv 2106.07447).
 
-    Both are one network, trained in different ways beforehand; layers and names are torchaudio's, so that its published weights fit. The arguments are those of
-    `torchaudio.models.wav2vec2_model`, but for `num_classes`, which is its `aux_num_out`. The encoder is told what is padding; the convolutions before it are
-    not, and with `extractor_mode="group_norm"` an utterance's first normalisation counts the padding in, as it did where the weights were trained.
+    Both are one network, trained in different ways beforehand; layers and names are torchaudio's,
+    so that its published weights fit. The arguments are those of
+    `torchaudio.models.wav2vec2_model`, but for `num_classes`, which is its `aux_num_out`. The
+    encoder is told what is padding; the convolutions before it are not, and with
+    `extractor_mode="group_norm"` an utterance's first normalisation counts the padding in, as it
+    did where the weights were trained.
 
     Args:
         num_classes: Letters, and the blank.
-        extractor_mode: "group_norm" after the first convolution (base, large), or "layer_norm" after each (large_lv60k, XLSR, HuBERT large and xlarge).
-        extractor_conv_layer_config: (channels, kernel, stride) of each convolution; None: the published seven, a frame every 320 samples.
+        extractor_mode: "group_norm" after the first convolution (base, large), or "layer_norm"
+            after each (large_lv60k, XLSR, HuBERT large and xlarge).
+        extractor_conv_layer_config: (channels, kernel, stride) of each convolution; None: the
+            published seven, a frame every 320 samples.
         extractor_conv_bias: Whether these convolutions have biases.
         encoder_embed_dim: The width of the transformer.
         encoder_projection_dropout: The dropout before the transformer.
@@ -35,7 +41,8 @@ class Wav2Vec2(Wav2Vec2Model):
         encoder_ff_interm_features: The width between the two linear layers of each layer.
         encoder_ff_interm_dropout: The dropout between these two linear layers.
         encoder_dropout: The dropout of what each layer gives.
-        encoder_layer_norm_first: Whether each layer normalises what goes in, rather than what comes out.
+        encoder_layer_norm_first: Whether each layer normalises what goes in, rather than what comes
+            out.
         encoder_layer_drop: The probability that a layer is left out of a training step.
     """
 
@@ -59,7 +66,11 @@ class Wav2Vec2(Wav2Vec2Model):
         encoder_layer_norm_first: bool = False,
         encoder_layer_drop: float = 0.1,
     ) -> None:
-        shapes = None if extractor_conv_layer_config is None else [cast("tuple[int, int, int]", tuple(one)) for one in extractor_conv_layer_config]
+        shapes = (
+            None
+            if extractor_conv_layer_config is None
+            else [cast("tuple[int, int, int]", tuple(one)) for one in extractor_conv_layer_config]
+        )
         made = wav2vec2_model(
             extractor_mode=extractor_mode,
             extractor_conv_layer_config=shapes,
@@ -91,7 +102,9 @@ class Wav2Vec2(Wav2Vec2Model):
     def output_lengths(self, length: Tensor) -> Tensor:
         """int64[B]: the number of output frames without padding."""
         for layer in self.feature_extractor.conv_layers:
-            length = (torch.div(length - layer.kernel_size, layer.stride, rounding_mode="floor") + 1).clamp(min=0)
+            length = (
+                torch.div(length - layer.kernel_size, layer.stride, rounding_mode="floor") + 1
+            ).clamp(min=0)
         return length
 
     def shortest(self) -> int:
@@ -103,7 +116,9 @@ class Wav2Vec2(Wav2Vec2Model):
 
 
 def put_last(module: nn.Module, name: str) -> None:
-    """Register a child after the others, where it is used: layer-wise learning rates follow the order. Norms that end a stack are created before it."""
+    """Register a child after the others, where it is used: layer-wise learning rates follow the
+    order. Norms that end a stack are created before it.
+    """
     child = module.get_submodule(name)
     delattr(module, name)
     setattr(module, name, child)
@@ -118,6 +133,21 @@ def require_waveforms(features: Tensor, shortest: int) -> None:
     """
     if features.dim() != 3 or features.shape[1] != 1:
         words = "give features, but the model reads waveforms"
-        raise ConfigError(Problem("transforms", words, list(features.shape), "[batch, 1, samples]", "transforms=waveform"))
+        raise ConfigError(
+            Problem(
+                "transforms",
+                words,
+                list(features.shape),
+                "[batch, 1, samples]",
+                "transforms=waveform",
+            )
+        )
     if features.shape[2] < shortest:
-        raise DataError(Problem("dataset", "the recordings of a batch are too short for the model", f"{features.shape[2]} samples", f"at least {shortest}"))
+        raise DataError(
+            Problem(
+                "dataset",
+                "the recordings of a batch are too short for the model",
+                f"{features.shape[2]} samples",
+                f"at least {shortest}",
+            )
+        )

@@ -1,4 +1,6 @@
-"""How a vocoder represents samples: as one of 256 mu-law steps, or by a mixture of logistic distributions over 65,536 levels."""
+"""How a vocoder represents samples: as one of 256 mu-law steps, or by a mixture of logistic
+distributions over 65,536 levels.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,24 @@ class Amplitudes(abc.ABC):
 
     @abc.abstractmethod
     def surprise(self, outputs: Tensor, waveform: Tensor) -> Tensor:
-        """float32[M] in nats: minus the log-probability of each sample float32[M], given the outputs float32[M, n_classes]."""
+        """float32[M] in nats: minus the log-probability of each sample float32[M], given the
+        outputs float32[M, n_classes].
+        """
 
     @abc.abstractmethod
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        """float32[B] in the model's representation: a sample from each row of float32[B, n_classes], by random numbers float32[B, 2] in [0, 1)."""
+        """float32[B] in the model's representation: a sample from each row of float32[B,
+        n_classes], by random numbers float32[B, 2] in [0, 1).
+        """
 
 
 def _choose_class(logits: Tensor, uniform: Tensor) -> Tensor:
-    """int64[B, 1]: for each row of float32[B, C], the class in whose share of [0, 1) a number float32[B, 1] falls."""
-    return (logits.softmax(1).cumsum(1) <= uniform).sum(1, keepdim=True).clamp(max=logits.shape[1] - 1)
+    """int64[B, 1]: for each row of float32[B, C], the class in whose share of [0, 1) a number
+    float32[B, 1] falls.
+    """
+    return (
+        (logits.softmax(1).cumsum(1) <= uniform).sum(1, keepdim=True).clamp(max=logits.shape[1] - 1)
+    )
 
 
 @final
@@ -46,12 +56,22 @@ class MuLaw(Amplitudes):
 
     def __init__(self, *, n_classes: int = 256) -> None:
         if n_classes < 2:
-            raise ConfigError(Problem("recipe.n_classes", "is too small for mu-law encoding", n_classes, "256 for 8 bits"))
+            raise ConfigError(
+                Problem(
+                    "recipe.n_classes",
+                    "is too small for mu-law encoding",
+                    n_classes,
+                    "256 for 8 bits",
+                )
+            )
         self.n_classes = n_classes
 
     def labels(self, waveform: Tensor) -> Tensor:
         """int64[...] from 0 to n_classes - 1."""
-        waveform, steps = waveform.clamp(-1.0, 1.0), torch.tensor(self.n_classes - 1.0, dtype=waveform.dtype)
+        waveform, steps = (
+            waveform.clamp(-1.0, 1.0),
+            torch.tensor(self.n_classes - 1.0, dtype=waveform.dtype),
+        )
         companded = waveform.sign() * (steps * waveform.abs()).log1p() / steps.log1p()
         return ((companded + 1.0) / 2.0 * steps + 0.5).long()
 
@@ -59,7 +79,8 @@ class MuLaw(Amplitudes):
         return self._scaled(self.labels(waveform))
 
     def heard(self, written: Tensor) -> Tensor:
-        # WaveRNN (torchaudio's `infer`, too) speaks in labels scaled to [-1, 1]: they are mu-law steps, not amplitudes.
+        # WaveRNN (torchaudio's `infer`, too) speaks in labels scaled to [-1, 1]: they are mu-law
+        # steps, not amplitudes.
         labels = ((written + 1.0) / 2.0 * (self.n_classes - 1)).round()
         steps = torch.tensor(self.n_classes - 1.0, dtype=written.dtype)
         companded = labels / steps * 2.0 - 1.0
@@ -77,21 +98,33 @@ class MuLaw(Amplitudes):
 
 @final
 class LogisticMixture(Amplitudes):
-    """A mixture of logistic distributions, discretised to levels (Salimans et al., PixelCNN++, arXiv 1701.05517, section 2.1).
+    """A mixture of logistic distributions, discretised to levels (Salimans et al., PixelCNN++,
+    arXiv 1701.05517, section 2.1).
 
-    A level's probability is the mass between the middles to its neighbours; the outermost levels have the tails too, so they all add up to one. The mass is
-    computed from sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which loses no digits where it is small; the published code
-    approximates it there.
+    A level's probability is the mass between the middles to its neighbours; the outermost levels
+    have the tails too, so they all add up to one. The mass is computed from sigmoid(a) - sigmoid(b)
+    = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which loses no digits where it is small; the
+    published code approximates it there.
 
     Args:
-        n_classes: Three for each component: its weight (a logit), mean and log scale; 30 for ten components.
+        n_classes: Three for each component: its weight (a logit), mean and log scale; 30 for ten
+            components.
         levels: Evenly spaced from -1 to 1.
         smallest_log_scale: Log scales below it count as it: some third of a level.
     """
 
-    def __init__(self, *, n_classes: int = 30, levels: int = 65536, smallest_log_scale: float = -12.0) -> None:
+    def __init__(
+        self, *, n_classes: int = 30, levels: int = 65536, smallest_log_scale: float = -12.0
+    ) -> None:
         if n_classes < 3 or n_classes % 3:
-            raise ConfigError(Problem("recipe.n_classes", "does not fit a mixture of logistics", n_classes, "three for each component: 30 for ten"))
+            raise ConfigError(
+                Problem(
+                    "recipe.n_classes",
+                    "does not fit a mixture of logistics",
+                    n_classes,
+                    "three for each component: 30 for ten",
+                )
+            )
         if levels < 2:
             raise ConfigError(Problem("recipe.levels", "must be at least 2", levels))
         self.n_classes = n_classes
@@ -113,7 +146,11 @@ class LogisticMixture(Amplitudes):
         above, below = (value - mean + half) * sharpness, (value - mean - half) * sharpness
         width = 2.0 * half * sharpness
         inner = F.logsigmoid(above) + F.logsigmoid(-below) + _log_one_minus_exp(width)
-        mass = torch.where(level == 0, F.logsigmoid(above), torch.where(level == self.levels - 1, F.logsigmoid(-below), inner))
+        mass = torch.where(
+            level == 0,
+            F.logsigmoid(above),
+            torch.where(level == self.levels - 1, F.logsigmoid(-below), inner),
+        )
         return -torch.logsumexp(F.log_softmax(weight, 1) + mass, 1)
 
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
@@ -142,4 +179,6 @@ def entropy(counts: Tensor) -> float:
 
 def _log_one_minus_exp(width: Tensor) -> Tensor:
     """log(1 - exp(-width)) of a positive width, without loss of precision (Maechler 2012)."""
-    return torch.where(width < math.log(2.0), (-torch.expm1(-width)).log(), torch.log1p(-torch.exp(-width)))
+    return torch.where(
+        width < math.log(2.0), (-torch.expm1(-width)).log(), torch.log1p(-torch.exp(-width))
+    )

@@ -1,4 +1,6 @@
-"""COCO's average precision by its own evaluator, pycocotools: on the CPU, in image order, so with the same bits each time."""
+"""COCO's average precision by its own evaluator, pycocotools: on the CPU, in image order, so with
+the same bits each time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,20 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor
 
-_STATS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large")
+_STATS = (
+    "map",
+    "map_50",
+    "map_75",
+    "map_small",
+    "map_medium",
+    "map_large",
+    "mar_1",
+    "mar_10",
+    "mar_100",
+    "mar_small",
+    "mar_medium",
+    "mar_large",
+)
 _REPORTED = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_100")
 _AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
 _AT_50 = 0  # the first of the ten overlaps
@@ -50,7 +65,8 @@ class AveragePrecision:
 
     Args:
         stats: Its twelve figures by name; -1 if there are no such boxes.
-        precision: float64[10, 101, K], at each overlap from .5 to .95 and each recall from 0 to 1, of K classes (labels 1 to K); -1: no such class.
+        precision: float64[10, 101, K], at each overlap from .5 to .95 and each recall from 0 to 1,
+            of K classes (labels 1 to K); -1: no such class.
         boxes: How many true boxes each label from 0 has, crowds apart.
     """
 
@@ -60,8 +76,18 @@ class AveragePrecision:
 
     @staticmethod
     def of(images: Sequence[Image], *, classes: int) -> AveragePrecision:
-        """Evaluate `images`, whose labels are below `classes` (or below the highest label plus one)."""
-        highest = max((int(labels.max()) for image in images for labels in (image.labels, image.found_labels) if len(labels)), default=0)
+        """Evaluate `images`, whose labels are below `classes` (or below the highest label plus
+        one).
+        """
+        highest = max(
+            (
+                int(labels.max())
+                for image in images
+                for labels in (image.labels, image.found_labels)
+                if len(labels)
+            ),
+            default=0,
+        )
         classes = max(classes, highest + 1)
         counts = [0] * classes
         for image in images:
@@ -70,14 +96,23 @@ class AveragePrecision:
         with contextlib.redirect_stdout(io.StringIO()):  # the evaluator reports its progress there
             evaluator = _evaluate(images, classes)
         if evaluator is None:
-            precision = np.repeat([[[0.0 if count else -1.0 for count in counts[1:]]]], 101, axis=1).repeat(10, axis=0)
+            precision = np.repeat(
+                [[[0.0 if count else -1.0 for count in counts[1:]]]], 101, axis=1
+            ).repeat(10, axis=0)
             return AveragePrecision(_empty_stats(images), precision, counts)
         stats = {name: float(value) for name, value in zip(_STATS, evaluator.stats, strict=True)}
         return AveragePrecision(stats, evaluator.eval["precision"][:, :, :, 0, -1], counts)
 
     def summary(self) -> dict[str, float]:
-        """The reported figures, for sizes with boxes; the first three always, 0 if there are no boxes."""
-        kept = {name: self.stats[name] for name in _REPORTED if self.stats[name] >= 0 or name in _REPORTED[:3]}
+        """The reported figures, for sizes with boxes.
+
+        The first three always, 0 if there are no boxes.
+        """
+        kept = {
+            name: self.stats[name]
+            for name in _REPORTED
+            if self.stats[name] >= 0 or name in _REPORTED[:3]
+        }
         return {name: max(0.0, value) for name, value in kept.items()}
 
     def by_class(self) -> list[tuple[int, float, float]]:
@@ -97,8 +132,12 @@ class AveragePrecision:
 def _empty_stats(images: Sequence[Image]) -> dict[str, float]:
     """The figures without detections or without true boxes: 0, or -1 for sizes without true boxes."""
     areas = [area for image in images for area in image.area[~image.crowd].tolist()]
-    there = {size: any(low <= area <= high for area in areas) for size, (low, high) in _AREAS.items()}
-    return {name: 0.0 if there.get(name.rpartition("_")[2], bool(areas)) else -1.0 for name in _STATS}
+    there = {
+        size: any(low <= area <= high for area in areas) for size, (low, high) in _AREAS.items()
+    }
+    return {
+        name: 0.0 if there.get(name.rpartition("_")[2], bool(areas)) else -1.0 for name in _STATS
+    }
 
 
 def _evaluate(images: Sequence[Image], classes: int) -> Any:
@@ -108,7 +147,10 @@ def _evaluate(images: Sequence[Image], classes: int) -> Any:
 
     truth = COCO()
     truth.dataset = {
-        "images": [{"id": number, "height": image.size[0], "width": image.size[1]} for number, image in enumerate(images, start=1)],
+        "images": [
+            {"id": number, "height": image.size[0], "width": image.size[1]}
+            for number, image in enumerate(images, start=1)
+        ],
         "categories": [{"id": label} for label in range(1, classes)],
         "annotations": _annotations(images),
     }
@@ -126,10 +168,25 @@ def _evaluate(images: Sequence[Image], classes: int) -> Any:
 def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for number, image in enumerate(images, start=1):
-        rows = zip(image.boxes.double().tolist(), image.labels.tolist(), image.crowd.tolist(), image.area.tolist(), strict=True)
+        rows = zip(
+            image.boxes.double().tolist(),
+            image.labels.tolist(),
+            image.crowd.tolist(),
+            image.area.tolist(),
+            strict=True,
+        )
         for (x1, y1, x2, y2), label, crowd, area in rows:
             box = [x1, y1, x2 - x1, y2 - y1]
-            made.append({"id": len(made) + 1, "image_id": number, "category_id": label, "bbox": box, "area": area, "iscrowd": int(crowd)})
+            made.append(
+                {
+                    "id": len(made) + 1,
+                    "image_id": number,
+                    "category_id": label,
+                    "bbox": box,
+                    "area": area,
+                    "iscrowd": int(crowd),
+                }
+            )
     return made
 
 
@@ -139,5 +196,13 @@ def _detections(images: Sequence[Image]) -> np.ndarray:
     for number, image in enumerate(images, start=1):
         boxes, count = image.found_boxes.double().numpy(), len(image.found_boxes)
         columns = [np.full((count, 1), number), boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]
-        rows.append(np.hstack([*columns, image.found_scores.double().numpy()[:, None], image.found_labels.numpy()[:, None]]))
+        rows.append(
+            np.hstack(
+                [
+                    *columns,
+                    image.found_scores.double().numpy()[:, None],
+                    image.found_labels.numpy()[:, None],
+                ]
+            )
+        )
     return np.concatenate(rows)

@@ -20,16 +20,19 @@ class MeasuredClassification:
     """The measurements of one evaluation batch of B images, on the CPU.
 
     Args:
-        loss: float32[B], the cross-entropy in nats against the true label, or the recipe's loss, without smoothing.
+        loss: float32[B], the cross-entropy in nats against the true label, or the recipe's loss,
+            without smoothing.
         label: int64[B], the true class.
         prediction: int64[B], the class with the largest logit (the first of equals).
-        rank: int64[B], how many classes the model puts before the true one: 0 when it is right, below k for a top-k hit.
+        rank: int64[B], how many classes the model puts before the true one: 0 when it is right,
+            below k for a top-k hit.
         confidence: float[B], the probability of the prediction.
         num_classes: K, the model's outputs.
         shown: int64[S], the positions in the batch of the images kept to look at.
         thumbnails: uint8[S, C, h, w], those images, small, each stretched to its own range.
         probabilities: float[B, K], where metrics by name want them.
-        labels: float[B, K], where images may have several labels; `label` is then the one that the model ranks first, and 0 without labels.
+        labels: float[B, K], where images may have several labels; `label` is then the one that the
+            model ranks first, and 0 without labels.
     """
 
     loss: Tensor
@@ -53,7 +56,13 @@ class ClassificationScores(Scores):
         metrics: More metrics; None: none.
     """
 
-    def __init__(self, *, classes: Sequence[str] = (), top_k: Sequence[int] = (1, 5), metrics: NamedMetrics | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        classes: Sequence[str] = (),
+        top_k: Sequence[int] = (1, 5),
+        metrics: NamedMetrics | None = None,
+    ) -> None:
         self.classes = list(classes)
         self._metrics = metrics.copy_empty() if metrics else None
         self.top_k = tuple(dict.fromkeys(top_k))
@@ -81,11 +90,20 @@ class ClassificationScores(Scores):
             if labels is not None and not labels[position].any():
                 continue
             label, prediction = int(measured.label[position]), int(measured.prediction[position])
-            self._sheet.add(thumbnail, label, prediction, float(measured.confidence[position]), float(measured.loss[position]), self.count + position)
+            self._sheet.add(
+                thumbnail,
+                label,
+                prediction,
+                float(measured.confidence[position]),
+                float(measured.loss[position]),
+                self.count + position,
+            )
         self.count += len(measured.label)
 
     def compute(self) -> dict[str, float]:
-        """`loss` (nats per image), `accuracy`, `accuracy_top5` with more than five classes, and the metrics by name."""
+        """`loss` (nats per image), `accuracy`, `accuracy_top5` with more than five classes, and the
+        metrics by name.
+        """
         if not self.count:
             raise DataError("the evaluated split is empty")
         reported = {"loss": self._loss / self.count}
@@ -100,12 +118,22 @@ class ClassificationScores(Scores):
     def names(self) -> list[str]:
         """K names: the data set's if it has one per output, otherwise the class numbers."""
         known = len(self.confusion)
-        return self.classes if len(self.classes) == known else [str(number) for number in range(known)]
+        return (
+            self.classes if len(self.classes) == known else [str(number) for number in range(known)]
+        )
 
     def save_pictures(self, folder: Path) -> None:
-        """Write `predictions.png`; and `confusion_matrix.png` and `class_accuracy.csv`, unless images may have several labels, and so no row of their own."""
+        """Write `predictions.png`.
+
+        And `confusion_matrix.png` and `class_accuracy.csv`, unless images may have several labels,
+        and so no row of their own.
+        """
         if self.count:
             self._sheet.save(folder / "predictions.png", self.names())
         if self.count and not self._several:
-            pictures.save_confusion_matrix(folder / "confusion_matrix.png", self.confusion, self.names())
-            pictures.save_class_accuracy(folder / "class_accuracy.csv", self.confusion, self.names())
+            pictures.save_confusion_matrix(
+                folder / "confusion_matrix.png", self.confusion, self.names()
+            )
+            pictures.save_class_accuracy(
+                folder / "class_accuracy.csv", self.confusion, self.names()
+            )

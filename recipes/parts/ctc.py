@@ -1,4 +1,6 @@
-"""Connectionist temporal classification (Graves et al., ICML 2006): its loss, deterministic on every device, and its decoders."""
+"""Connectionist temporal classification (Graves et al., ICML 2006): its loss, deterministic on
+every device, and its decoders.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ BLANK = 0
 """The class that stands for no letter."""
 
 
-def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
+def negative_log_likelihood(
+    log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor
+) -> Tensor:
     """float32[B], in nats: infinite if a target does not fit into its frames.
 
-    On a CUDA device by a kernel of our own: torch's has no deterministic backward pass, and cuDNN's takes only batches without padding and targets of at most
-    256 labels. Where that cannot be (`stays_on`), on the CPU in float32, wherever the log-probabilities are, and gradients flow back from there.
+    On a CUDA device by a kernel of our own: torch's has no deterministic backward pass, and cuDNN's
+    takes only batches without padding and targets of at most 256 labels. Where that cannot be
+    (`stays_on`), on the CPU in float32, wherever the log-probabilities are, and gradients flow back
+    from there.
 
     Args:
         log_probs: [B, K, N], normalised over the K classes; class 0 is the blank.
@@ -33,13 +39,24 @@ def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, 
     if log_probs.is_cuda and stays_on(log_probs, target):
         from samewise.recipes.parts import ctc_kernel
 
-        return ctc_kernel.negative_log_likelihood(log_probs.transpose(1, 2).float(), lengths, target, target_lengths)
+        return ctc_kernel.negative_log_likelihood(
+            log_probs.transpose(1, 2).float(), lengths, target, target_lengths
+        )
     frames_first = log_probs.permute(2, 0, 1).float().cpu()
-    return F.ctc_loss(frames_first, target.cpu(), lengths.cpu(), target_lengths.cpu(), blank=BLANK, reduction="none")
+    return F.ctc_loss(
+        frames_first,
+        target.cpu(),
+        lengths.cpu(),
+        target_lengths.cpu(),
+        blank=BLANK,
+        reduction="none",
+    )
 
 
 def stays_on(log_probs: Tensor, target: Tensor) -> bool:
-    """Whether the loss of log-probabilities and targets int64[B, U] is computed on their device: a CUDA device with Triton, and no target too long."""
+    """Whether the loss of log-probabilities and targets int64[B, U] is computed on their device: a
+    CUDA device with Triton, and no target too long.
+    """
     if not log_probs.is_cuda or importlib.util.find_spec("triton") is None:
         return log_probs.is_cpu
     from samewise.recipes.parts import ctc_kernel
@@ -48,29 +65,50 @@ def stays_on(log_probs: Tensor, target: Tensor) -> bool:
 
 
 def frames_needed(target: Tensor, target_lengths: Tensor) -> Tensor:
-    """int64[B]: the fewest frames for a target: one per label, and a blank between equal neighbours."""
-    inside = torch.arange(1, max(1, target.shape[1]), device=target.device) < target_lengths[:, None]
+    """int64[B]: the fewest frames for a target: one per label, and a blank between equal
+    neighbours.
+    """
+    inside = (
+        torch.arange(1, max(1, target.shape[1]), device=target.device) < target_lengths[:, None]
+    )
     return target_lengths + ((target[:, 1:] == target[:, :-1]) & inside).sum(1)
 
 
 def greedy(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
-    """The labels of each sample's most likely path without repetitions and blanks. `log_probs` is [B, K, N], `lengths` int64[B]."""
+    """The labels of each sample's most likely path without repetitions and blanks.
+
+    `log_probs` is [B, K, N], `lengths` int64[B].
+    """
     best = log_probs.argmax(1)
     new = torch.ones_like(best, dtype=torch.bool)
     new[:, 1:] = best[:, 1:] != best[:, :-1]
-    said = new & (best != BLANK) & (torch.arange(best.shape[1], device=best.device) < lengths[:, None])
+    said = (
+        new & (best != BLANK) & (torch.arange(best.shape[1], device=best.device) < lengths[:, None])
+    )
     return [labels[kept].tolist() for labels, kept in zip(best.cpu(), said.cpu(), strict=True)]
 
 
 def beam_search(log_probs: Tensor, lengths: Tensor, *, letters: str, **settings: Any) -> list[str]:
-    """The likeliest texts according to flashlight's beam search, on the CPU. `settings` as for `beam_decoder`."""
+    """The likeliest texts according to flashlight's beam search, on the CPU.
+
+    `settings` as for `beam_decoder`.
+    """
     decoder = beam_decoder(letters, **settings)
     emissions = log_probs.permute(0, 2, 1).float().cpu().contiguous()
     found: Sequence[Sequence[Any]] = decoder(emissions, lengths.to("cpu", torch.int64))
     if settings.get("lexicon"):
         return [" ".join(best[0].words) if best else "" for best in found]
     # The search begins and ends each text with a silence of its own.
-    return [" ".join("".join(letters[token - 1] for token in best[0].tokens.tolist() if token > BLANK).split()) if best else "" for best in found]
+    return [
+        " ".join(
+            "".join(
+                letters[token - 1] for token in best[0].tokens.tolist() if token > BLANK
+            ).split()
+        )
+        if best
+        else ""
+        for best in found
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -92,8 +130,10 @@ def beam_decoder(
         size: Hypotheses kept from frame to frame.
         size_token: Labels considered at each frame; None: all.
         threshold: Hypotheses this far below the best are dropped, in nats.
-        lexicon: A file of the words that may occur, a line each: the word, then its letters and a final `|`, apart; None: any letters in any order.
-        language_model: A KenLM file, of words where there is a lexicon, else of letters; None: none.
+        lexicon: A file of the words that may occur, a line each: the word, then its letters and a
+            final `|`, apart; None: any letters in any order.
+        language_model: A KenLM file, of words where there is a lexicon, else of letters; None:
+            none.
         lm_weight: Of the language model's score.
         word_score: Added for each word, with a lexicon.
 
@@ -102,12 +142,26 @@ def beam_decoder(
     """
     if importlib.util.find_spec("flashlight") is None:
         hint = "pip install 'samewise[beam]', or set recipe.decoder=greedy"
-        raise ConfigError(Problem("recipe.decoder", "beam search requires the package flashlight-text, which is not installed", "beam", hint=hint))
+        raise ConfigError(
+            Problem(
+                "recipe.decoder",
+                "beam search requires the package flashlight-text, which is not installed",
+                "beam",
+                hint=hint,
+            )
+        )
     for name, file in (("lexicon", lexicon), ("language_model", language_model)):
         if file is not None and not Path(file).is_file():
             raise ConfigError(Problem(f"recipe.beam.{name}", "the file does not exist", file))
     if language_model is not None and importlib.util.find_spec("kenlm") is None:
-        raise ConfigError(Problem("recipe.beam.language_model", "the package kenlm is not installed", language_model, hint="pip install kenlm"))
+        raise ConfigError(
+            Problem(
+                "recipe.beam.language_model",
+                "the package kenlm is not installed",
+                language_model,
+                hint="pip install kenlm",
+            )
+        )
     from torchaudio.models.decoder import ctc_decoder
 
     tokens = ["<blank>", *("|" if letter == " " else letter for letter in letters)]

@@ -1,9 +1,12 @@
-"""CTC's loss and gradient on a CUDA device, with the same bits each time: Triton kernels with a fixed order of addition.
+"""CTC's loss and gradient on a CUDA device, with the same bits each time: Triton kernels with a
+fixed order of addition.
 
-Torch's own CUDA kernel adds gradients by atomic operations. Here a program takes one utterance and goes through its frames forwards, for the probability of
-all that was heard so far (alpha), then backwards, for that of all that is to come (beta); a state's neighbours are read out of the same vector. A second
-kernel takes one frame and adds up, class by class, the states that say the class. The recursions are those of Graves et al., "Connectionist temporal
-classification", ICML 2006, equations 6 to 11 and 14, in logarithms.
+Torch's own CUDA kernel adds gradients by atomic operations. Here a program takes one utterance and
+goes through its frames forwards, for the probability of all that was heard so far (alpha), then
+backwards, for that of all that is to come (beta); a state's neighbours are read out of the same
+vector. A second kernel takes one frame and adds up, class by class, the states that say the class.
+The recursions are those of Graves et al., "Connectionist temporal classification", ICML 2006,
+equations 6 to 11 and 14, in logarithms.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from torch import Tensor
 from samewise.runner.torch_private import ctc_loss, ctc_loss_backward
 
 _NEVER = -1e30
-"""The logarithm of a probability that is zero: finite, so that a difference of two of them is a number."""
+"""The logarithm of a probability that is zero: finite, so that a difference of two of them is a
+number."""
 _LARGEST = 8192
-"""States that one program can hold, two for each label and one more, rounded up to a power of two."""
+"""States that one program can hold, two for each label and one more, rounded up to a power of two.
+"""
 
 
 @triton.jit
@@ -33,11 +38,25 @@ def _log_sum(a, b, c, never: tl.constexpr):
 
 
 @triton.jit
-def passes(log_probs, labels, skips, frames, states, alphas, betas, losses, most_frames, classes, SIZE: tl.constexpr, NEVER: tl.constexpr):
+def passes(
+    log_probs,
+    labels,
+    skips,
+    frames,
+    states,
+    alphas,
+    betas,
+    losses,
+    most_frames,
+    classes,
+    SIZE: tl.constexpr,
+    NEVER: tl.constexpr,
+):
     """For an utterance: alphas[t, s], betas[t, s] and its negative log-likelihood.
 
-    log_probs [B, T, K]; labels and skips int32[B, SIZE]: of each state its class, and whether it may follow the state but one before it; frames and states
-    int32[B]; alphas and betas [B, T, SIZE]; losses [B].
+    log_probs [B, T, K]; labels and skips int32[B, SIZE]: of each state its class, and whether it
+    may follow the state but one before it; frames and states int32[B]; alphas and betas [B, T,
+    SIZE]; losses [B].
     """
     one = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, SIZE)
@@ -75,21 +94,34 @@ def passes(log_probs, labels, skips, frames, states, alphas, betas, losses, most
 
 
 @triton.jit
-def by_class(alphas, betas, losses, labels, frames, gradients, most_frames, classes, SIZE: tl.constexpr):
-    """For a frame of an utterance: gradients[t, k], minus the probability that the frame is class k, given the transcript."""
+def by_class(
+    alphas, betas, losses, labels, frames, gradients, most_frames, classes, SIZE: tl.constexpr
+):
+    """For a frame of an utterance: gradients[t, k], minus the probability that the frame is class
+    k, given the transcript.
+    """
     one, frame = tl.program_id(0).to(tl.int64), tl.program_id(1)
     state = tl.arange(0, SIZE)
     row = (one * most_frames + frame) * SIZE + state
     inside = frame < tl.load(frames + one)
     label = tl.load(labels + one * SIZE + state)
-    shares = tl.exp(tl.load(alphas + row, mask=inside, other=0.0) + tl.load(betas + row, mask=inside, other=0.0) + tl.load(losses + one))
+    shares = tl.exp(
+        tl.load(alphas + row, mask=inside, other=0.0)
+        + tl.load(betas + row, mask=inside, other=0.0)
+        + tl.load(losses + one)
+    )
     for number in range(classes):
         share = tl.sum(tl.where(label == number, shares, 0.0), 0)
-        tl.store(gradients + (one * most_frames + frame) * classes + number, tl.where(inside, -share, 0.0))
+        tl.store(
+            gradients + (one * most_frames + frame) * classes + number,
+            tl.where(inside, -share, 0.0),
+        )
 
 
 @torch.library.custom_op("samewise::ctc", mutates_args=(), device_types="cuda")
-def ctc(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+def ctc(
+    log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor]:
     """The loss of each utterance, and its gradient.
 
     Args:
@@ -100,12 +132,15 @@ def ctc(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tens
         gradient: Whether the gradient is wanted.
 
     Returns:
-        float32[B], in nats, infinite where a target does not fit into its frames; float32[B, T, K], empty unless wanted, zero where the loss is infinite.
+        float32[B], in nats, infinite where a target does not fit into its frames; float32[B, T, K],
+        empty unless wanted, zero where the loss is infinite.
     """
     return launch(log_probs, lengths, target, target_lengths, gradient)
 
 
-def launch(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+def launch(
+    log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor]:
     """As `ctc`, wherever Triton runs, including its interpreter on the CPU."""
     batch, most_frames, classes = log_probs.shape
     size = triton.next_power_of_2(2 * max(1, target.shape[1]) + 1)
@@ -114,24 +149,54 @@ def launch(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: T
     inside = torch.arange(target.shape[1], device=target.device) < target_lengths[:, None]
     labels[:, 1 : 2 * target.shape[1] : 2] = torch.where(inside, target, 0)
     skips[:, 3 : 2 * target.shape[1] : 2] = target[:, 1:] != target[:, :-1]
-    alphas, betas = (torch.empty(batch, most_frames, size, device=log_probs.device) for _ in range(2))
+    alphas, betas = (
+        torch.empty(batch, most_frames, size, device=log_probs.device) for _ in range(2)
+    )
     losses = torch.empty(batch, device=log_probs.device)
     frames, states = lengths.int(), (2 * target_lengths + 1).int()
-    heard = frames.clamp(min=1)  # one without frames is passed over as if it had one, and put right below
+    # One without frames is passed over as if it had one, and put right below
+    heard = frames.clamp(min=1)
     log_probs = log_probs.contiguous()
     warps = max(1, min(16, size // 64))
-    passes[(batch,)](log_probs, labels, skips, heard, states, alphas, betas, losses, most_frames, classes, SIZE=size, NEVER=_NEVER, num_warps=warps)
+    passes[(batch,)](
+        log_probs,
+        labels,
+        skips,
+        heard,
+        states,
+        alphas,
+        betas,
+        losses,
+        most_frames,
+        classes,
+        SIZE=size,
+        NEVER=_NEVER,
+        num_warps=warps,
+    )
     losses = torch.where(frames > 0, losses, torch.where(target_lengths > 0, -_NEVER, 0.0))
     possible = ~(losses > -0.1 * _NEVER)  # NaN is left for who checks what is finite
     found = torch.empty(log_probs.shape if gradient else 0, device=log_probs.device)
     if gradient:
-        by_class[(batch, most_frames)](alphas, betas, losses, labels, frames, found, most_frames, classes, SIZE=size, num_warps=min(4, warps))
+        by_class[(batch, most_frames)](
+            alphas,
+            betas,
+            losses,
+            labels,
+            frames,
+            found,
+            most_frames,
+            classes,
+            SIZE=size,
+            num_warps=min(4, warps),
+        )
         found = torch.where(possible[:, None, None], found, 0.0)
     return torch.where(possible, losses, torch.inf), found
 
 
 @ctc.register_kernel("cpu")
-def _on_cpu(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+def _on_cpu(
+    log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor]:
     """Torch's own."""
     frames_first = log_probs.transpose(0, 1)
     given: Any = (frames_first, target, lengths, target_lengths)
@@ -144,13 +209,19 @@ def _on_cpu(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: 
 
 
 @ctc.register_fake
-def _(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    return log_probs.new_empty(len(log_probs)), log_probs.new_empty(log_probs.shape if gradient else 0)
+def _(
+    log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor]:
+    return log_probs.new_empty(len(log_probs)), log_probs.new_empty(
+        log_probs.shape if gradient else 0
+    )
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
+    def forward(
+        context: Any, log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor
+    ) -> Tensor:
         losses, found = ctc(log_probs, lengths, target, target_lengths, context.needs_input_grad[0])
         context.save_for_backward(found)
         return losses
@@ -166,6 +237,10 @@ def takes(target: Tensor) -> bool:
     return 2 * target.shape[1] + 1 <= _LARGEST
 
 
-def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
-    """float32[B], in nats: as `samewise.recipes.parts.ctc.negative_log_likelihood`, for float32[B, T, K] on the device."""
+def negative_log_likelihood(
+    log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor
+) -> Tensor:
+    """float32[B], in nats: as `samewise.recipes.parts.ctc.negative_log_likelihood`, for float32[B,
+    T, K] on the device.
+    """
     return _Loss.apply(log_probs, lengths, target, target_lengths)

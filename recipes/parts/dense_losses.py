@@ -1,6 +1,8 @@
-"""RetinaNet's losses without waiting for the device: torchvision indexes, so the host must know a size; this masks instead.
+"""RetinaNet's losses without waiting for the device: torchvision indexes, so the host must know a
+size; this masks instead.
 
-The definitions are torchvision's (torchvision/models/detection/retinanet.py, `compute_loss`); the sums run over all anchors, in which what is left out is zero.
+The definitions are torchvision's (torchvision/models/detection/retinanet.py, `compute_loss`); the
+sums run over all anchors, in which what is left out is zero.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ from torchvision import ops
 from torchvision.models.detection._utils import encode_boxes
 from torchvision.models.detection.image_list import ImageList
 
-_OVERLAPS = {"giou": ops.generalized_box_iou_loss, "diou": ops.distance_box_iou_loss, "ciou": ops.complete_box_iou_loss}
+_OVERLAPS = {
+    "giou": ops.generalized_box_iou_loss,
+    "diou": ops.distance_box_iou_loss,
+    "ciou": ops.complete_box_iou_loss,
+}
 _IGNORED = -2
 
 
-def losses(model: Any, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def losses(
+    model: Any, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
     """The losses that torchvision's RetinaNet returns in training.
 
     Args:
@@ -31,26 +39,49 @@ def losses(model: Any, images: Sequence[Tensor], targets: Sequence[Mapping[str, 
     Returns:
         `classification` and `bbox_regression`, means over the images; NaN where a box has no area.
     """
-    resized, boxes = zip(*(_resize(model.transform, image, target["boxes"]) for image, target in zip(images, targets, strict=True)), strict=True)
+    resized, boxes = zip(
+        *(
+            _resize(model.transform, image, target["boxes"])
+            for image, target in zip(images, targets, strict=True)
+        ),
+        strict=True,
+    )
     sizes = [(image.shape[-2], image.shape[-1]) for image in resized]
-    batched = ImageList(model.transform.batch_images(list(resized), size_divisible=model.transform.size_divisible), sizes)
+    batched = ImageList(
+        model.transform.batch_images(list(resized), size_divisible=model.transform.size_divisible),
+        sizes,
+    )
     features = list(model.backbone(batched.tensors).values())
     outputs: dict[str, Tensor] = model.head(features)
     (anchors, *_) = model.anchor_generator(batched, features)
     found = [
-        _image_losses(model, outputs["cls_logits"][place], outputs["bbox_regression"][place], anchors, boxes[place], targets[place]["labels"])
+        _image_losses(
+            model,
+            outputs["cls_logits"][place],
+            outputs["bbox_regression"][place],
+            anchors,
+            boxes[place],
+            targets[place]["labels"],
+        )
         for place in range(len(images))
     ]
-    classification, regression = (torch.stack(parts).sum() / max(1, len(images)) for parts in zip(*found, strict=True))
+    classification, regression = (
+        torch.stack(parts).sum() / max(1, len(images)) for parts in zip(*found, strict=True)
+    )
     return {"classification": classification, "bbox_regression": regression}
 
 
 def _resize(transform: Any, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     """The normalised image in the model's size, and its boxes there."""
-    mean, std = (_constant(tuple(values), image.dtype, image.device) for values in (transform.image_mean, transform.image_std))
+    mean, std = (
+        _constant(tuple(values), image.dtype, image.device)
+        for values in (transform.image_mean, transform.image_std)
+    )
     resized, _ = transform.resize((image - mean[:, None, None]) / std[:, None, None], None)
     across, down = resized.shape[-1] / image.shape[-1], resized.shape[-2] / image.shape[-2]
-    return resized, boxes if across == down == 1 else torch.stack([boxes[:, 0] * across, boxes[:, 1] * down, boxes[:, 2] * across, boxes[:, 3] * down], 1)
+    return resized, boxes if across == down == 1 else torch.stack(
+        [boxes[:, 0] * across, boxes[:, 1] * down, boxes[:, 2] * across, boxes[:, 3] * down], 1
+    )
 
 
 @lru_cache(maxsize=16)
@@ -58,8 +89,12 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
     return torch.tensor(values, dtype=dtype, device=device)
 
 
-def _image_losses(model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both losses of an image, divided by its foreground anchors: logits [A, C], regressed [A, 4], anchors [A, 4], boxes [M, 4], labels [M]."""
+def _image_losses(
+    model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Both losses of an image, divided by its foreground anchors: logits [A, C], regressed [A, 4],
+    anchors [A, 4], boxes [M, 4], labels [M].
+    """
     matched = _match_anchors(model.proposal_matcher, anchors, boxes)
     foreground = matched >= 0
     count = foreground.sum().clamp(min=1)
@@ -77,20 +112,35 @@ def _image_losses(model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor
 
 
 def _match_anchors(matcher: Any, anchors: Tensor, boxes: Tensor) -> Tensor:
-    """int64[A]: each anchor's box, -1 for background, -2 in between; as torchvision's Matcher, which always keeps each box's best anchors."""
+    """int64[A]: each anchor's box, -1 for background, -2 in between.
+
+    As torchvision's Matcher, which always keeps each box's best anchors.
+    """
     if not len(boxes):
         return torch.full((len(anchors),), -1, device=anchors.device)
     overlap = ops.box_iou(boxes, anchors)
     best, place = overlap.max(dim=0)
-    found = torch.where(best < matcher.low_threshold, -1, torch.where(best < matcher.high_threshold, _IGNORED, place))
+    found = torch.where(
+        best < matcher.low_threshold,
+        -1,
+        torch.where(best < matcher.high_threshold, _IGNORED, place),
+    )
     if not matcher.allow_low_quality_matches:
         return found
-    return torch.where((overlap == overlap.max(dim=1, keepdim=True).values).any(dim=0), place, found)
+    return torch.where(
+        (overlap == overlap.max(dim=1, keepdim=True).values).any(dim=0), place, found
+    )
 
 
 def _box_loss(kind: str, coder: Any, anchors: Tensor, boxes: Tensor, regressed: Tensor) -> Tensor:
     """[A]: as torchvision.models.detection._utils._box_loss, of each anchor."""
     if kind in ("l1", "smooth_l1"):
-        wanted = encode_boxes(boxes, anchors, _constant(tuple(coder.weights), boxes.dtype, boxes.device))
-        return (F.l1_loss if kind == "l1" else F.smooth_l1_loss)(regressed, wanted, reduction="none").sum(1)
-    return _OVERLAPS[kind](coder.decode_single(regressed, anchors), boxes, reduction="none", eps=1e-7)
+        wanted = encode_boxes(
+            boxes, anchors, _constant(tuple(coder.weights), boxes.dtype, boxes.device)
+        )
+        return (F.l1_loss if kind == "l1" else F.smooth_l1_loss)(
+            regressed, wanted, reduction="none"
+        ).sum(1)
+    return _OVERLAPS[kind](
+        coder.decode_single(regressed, anchors), boxes, reduction="none", eps=1e-7
+    )

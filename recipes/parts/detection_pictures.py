@@ -1,4 +1,7 @@
-"""Pictures of detections. matplotlib is imported when one is drawn, and its global state is not used."""
+"""Pictures of detections.
+
+Matplotlib is imported when one is drawn, and its global state is not used.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,17 @@ _SCREEN = 900
 """Pixels of a picture that is looked at as it is."""
 
 
-def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[Image], names: Sequence[str], *, least: float = 0.3, columns: int = 4) -> None:
-    """Draw images uint8[3, h, w] with true boxes (thin, white) and detections with a score of at least `least` (one colour per class).
+def save_detections(
+    path: Path,
+    thumbnails: Sequence[Tensor],
+    images: Sequence[Image],
+    names: Sequence[str],
+    *,
+    least: float = 0.3,
+    columns: int = 4,
+) -> None:
+    """Draw images uint8[3, h, w] with true boxes (thin, white) and detections with a score of at
+    least `least` (one colour per class).
 
     Where nothing scores as much, the three best are drawn.
     """
@@ -37,15 +49,29 @@ def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[I
         place.set_axis_off()
     for place, thumbnail, image in zip(axes, thumbnails, images, strict=False):
         _draw(place, thumbnail, image, names, least)
-    figure.suptitle(f"true boxes: thin white; detections with a score of at least {least:g}, or the three best: colour of the class", fontsize=11)
+    figure.suptitle(
+        f"true boxes: thin white; detections with a score of at least {least:g}, or the "
+        "three best: colour of the class",
+        fontsize=11,
+    )
     _pull_labels_inside(figure)
     save_figure(figure, path)
 
 
-def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[str], *, least: float = 0.3, best: int = 3) -> Path:
-    """Draw float32[3, H, W] in [0, 1], pixel by pixel (small images enlarged), with detections of at least the score `least`, or the `best` ones.
+def save_prediction(
+    path: Path,
+    picture: Tensor,
+    image: Image,
+    names: Sequence[str],
+    *,
+    least: float = 0.3,
+    best: int = 3,
+) -> Path:
+    """Draw float32[3, H, W] in [0, 1], pixel by pixel (small images enlarged), with detections of
+    at least the score `least`, or the `best` ones.
 
-    Lines and letters grow with the picture, so that they can be read where it is shrunk to a screen.
+    Lines and letters grow with the picture, so that they can be read where it is shrunk to a
+    screen.
     """
     from matplotlib.figure import Figure
 
@@ -54,22 +80,45 @@ def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[s
     figure = Figure(figsize=(width * scale, height * scale), dpi=100)
     axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
-    _draw(axes, (picture.clamp(0, 1) * 255).round().to(torch.uint8), image, names, least, best=best, scale=max(1.0, max(height, width) / _SCREEN))
+    _draw(
+        axes,
+        (picture.clamp(0, 1) * 255).round().to(torch.uint8),
+        image,
+        names,
+        least,
+        best=best,
+        scale=max(1.0, max(height, width) / _SCREEN),
+    )
     _pull_labels_inside(figure)
     save_figure(figure, path)
     return path
 
 
-def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[str], *, most: int = 20) -> None:
-    """Draw precision against recall at an IoU of .5, one line per class, for the `most` classes with the most boxes."""
+def save_precision_recall(
+    path: Path, found: AveragePrecision, names: Sequence[str], *, most: int = 20
+) -> None:
+    """Draw precision against recall at an IoU of .5, one line per class, for the `most` classes
+    with the most boxes.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 5.5), dpi=100, layout="constrained")
     axes: Axes = figure.subplots()
     chosen = sorted(found.by_class(), key=lambda row: (-found.boxes[row[0]], row[0]))[:most]
     for label, _, at_50 in chosen:
-        axes.plot(np.linspace(0, 1, 101), found.curve(label), color=_colour(label), label=f"{_name(label, names)}: {at_50:.3f} ({found.boxes[label]} boxes)")
-    axes.set(xlim=(0, 1.01), ylim=(0, 1.02), xlabel="recall", ylabel="precision", title=f"IoU 0.5: mean AP {max(0.0, found.stats['map_50']):.3f}")
+        axes.plot(
+            np.linspace(0, 1, 101),
+            found.curve(label),
+            color=_colour(label),
+            label=f"{_name(label, names)}: {at_50:.3f} ({found.boxes[label]} boxes)",
+        )
+    axes.set(
+        xlim=(0, 1.01),
+        ylim=(0, 1.02),
+        xlabel="recall",
+        ylabel="precision",
+        title=f"IoU 0.5: mean AP {max(0.0, found.stats['map_50']):.3f}",
+    )
     axes.grid(alpha=0.3)
     if chosen:
         axes.legend(fontsize=8, title="AP of class")
@@ -78,38 +127,74 @@ def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[s
 
 def save_class_precision(path: Path, found: AveragePrecision, names: Sequence[str]) -> None:
     """Write one line per class: its true boxes, and its average precision over all IoUs and at .5."""
-    rows = ([label, _name(label, names), found.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"] for label, mean, at_50 in found.by_class())
+    rows = (
+        [label, _name(label, names), found.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"]
+        for label, mean, at_50 in found.by_class()
+    )
     write_csv(path, ("label", "class", "boxes", "ap", "ap_50"), rows)
 
 
-def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], least: float, *, best: int = 3, scale: float = 1.0) -> None:
+def _draw(
+    axes: Axes,
+    thumbnail: Tensor,
+    image: Image,
+    names: Sequence[str],
+    least: float,
+    *,
+    best: int = 3,
+    scale: float = 1.0,
+) -> None:
     """`scale` is the scale of lines and letters."""
     from matplotlib.patches import Rectangle
 
     axes.imshow(thumbnail.movedim(0, -1).numpy(), interpolation="nearest")
     shrunk = thumbnail.shape[-1] / image.size[1]
     for x1, y1, x2, y2 in (image.boxes * shrunk).tolist():
-        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor="white", linewidth=0.8))
+        axes.add_patch(
+            Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor="white", linewidth=0.8)
+        )
     order = image.found_scores.argsort(descending=True, stable=True)
-    drawn = [place for rank, place in enumerate(order.tolist()) if image.found_scores[place] >= least or (rank < best and image.found_scores[order[0]] < least)]
+    drawn = [
+        place
+        for rank, place in enumerate(order.tolist())
+        if image.found_scores[place] >= least
+        or (rank < best and image.found_scores[order[0]] < least)
+    ]
     for place in drawn:
         x1, y1, x2, y2 = (image.found_boxes[place] * shrunk).tolist()
         label = int(image.found_labels[place])
-        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=_colour(label), linewidth=1.6 * scale))
+        axes.add_patch(
+            Rectangle(
+                (x1, y1),
+                x2 - x1,
+                y2 - y1,
+                fill=False,
+                edgecolor=_colour(label),
+                linewidth=1.6 * scale,
+            )
+        )
         told = f"{_name(label, names)} {image.found_scores[place]:.2f}"
         box = {"facecolor": _colour(label), "alpha": 0.7, "pad": 0.6, "linewidth": 0}
-        axes.text(x1, y1, told, fontsize=6 * scale, color="black", va="bottom", bbox=box).set_in_layout(False)
+        axes.text(
+            x1, y1, told, fontsize=6 * scale, color="black", va="bottom", bbox=box
+        ).set_in_layout(False)
 
 
 def _pull_labels_inside(figure: Figure) -> None:
-    """Move labels that extend beyond their picture inside; one that is too wide keeps its beginning."""
+    """Move labels that extend beyond their picture inside.
+
+    One that is too wide keeps its beginning.
+    """
     take_literally(figure)
     figure.draw_without_rendering()
     for axes in figure.axes:
         frame = axes.get_window_extent()
         for text in axes.texts:
             label = text.get_bbox_patch().get_window_extent()  # type: ignore[union-attr]
-            right, up = max(min(0.0, frame.x1 - label.x1), frame.x0 - label.x0), min(max(0.0, frame.y0 - label.y0), frame.y1 - label.y1)
+            right, up = (
+                max(min(0.0, frame.x1 - label.x1), frame.x0 - label.x0),
+                min(max(0.0, frame.y0 - label.y0), frame.y1 - label.y1),
+            )
             x, y = axes.transData.transform(text.get_position())
             text.set_position(tuple(axes.transData.inverted().transform((x + right, y + up))))
 

@@ -1,4 +1,6 @@
-"""What an evaluation of detection measures, and its scores: COCO's average precision, losses, pictures."""
+"""What an evaluation of detection measures, and its scores: COCO's average precision, losses,
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class MeasuredDetection:
 
     Args:
         images: Their true boxes and the detections.
-        losses: The sums over the B images of each part of the loss; empty where the model gives none in evaluation.
+        losses: The sums over the B images of each part of the loss; empty where the model gives
+            none in evaluation.
         shown: The first few images, small, as uint8[3, h, w].
     """
 
@@ -59,12 +62,17 @@ class DetectionScores(Scores):
         self._found = None
 
     def compute(self) -> dict[str, float]:
-        """`map` (IoU .5 to .95), `map_50`, `map_75`, by area if there are such boxes, `mar_100`; `loss` and its parts if the model returns them."""
+        """`map` (IoU .5 to .95), `map_50`, `map_75`, by area if there are such boxes, `mar_100`.
+
+        `loss` and its parts if the model returns them.
+        """
         if not self.images:
             raise DataError("the evaluated split is empty")
         losses = {name: total / len(self.images) for name, total in self._losses.items()}
         if losses:
-            losses = {"loss": sum(losses.values())} | {f"loss_{name}": value for name, value in losses.items()}
+            losses = {"loss": sum(losses.values())} | {
+                f"loss_{name}": value for name, value in losses.items()
+            }
         return {**losses, **self.average_precision().summary()}
 
     def average_precision(self) -> AveragePrecision:
@@ -76,6 +84,8 @@ class DetectionScores(Scores):
         """Write `detections.png`, `precision_recall.png` and `class_precision.csv`."""
         if self.images:
             found = self.average_precision()
-            pictures.save_detections(folder / "detections.png", self._thumbnails, self.images, self.names)
+            pictures.save_detections(
+                folder / "detections.png", self._thumbnails, self.images, self.names
+            )
             pictures.save_precision_recall(folder / "precision_recall.png", found, self.names)
             pictures.save_class_precision(folder / "class_precision.csv", found, self.names)

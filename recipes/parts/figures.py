@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 DPI = 100
-"""Matplotlib's own default: a matplotlibrc, which it reads in the current folder too, can ask for pictures that fill the memory."""
+"""Matplotlib's own default: a matplotlibrc, which it reads in the current folder too, can ask for
+pictures that fill the memory."""
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -19,18 +19,33 @@ def as_record(sample: Any) -> Mapping[str, Any]:
     Raises:
         DataError: it is neither.
     """
-    if type(sample) is tuple and len(sample) == 2:  # before it is asked whether it is a mapping, which takes longer
+    if (
+        type(sample) is tuple and len(sample) == 2
+    ):  # before it is asked whether it is a mapping, which takes longer
         return {"image": sample[0], "label": sample[1]}
     if isinstance(sample, Mapping) and "image" in sample and "label" in sample:
         return sample
     if isinstance(sample, tuple | list) and len(sample) == 2:
         return {"image": sample[0], "label": sample[1]}
-    form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
-    raise DataError(Problem("dataset", "a sample is not an image and its label", form, "a dict with `image` and `label`, or a pair (image, label)"))
+    form = (
+        f"a dict with {sorted(map(str, sample))}"
+        if isinstance(sample, Mapping)
+        else f"a {type(sample).__name__}"
+    )
+    raise DataError(
+        Problem(
+            "dataset",
+            "a sample is not an image and its label",
+            form,
+            "a dict with `image` and `label`, or a pair (image, label)",
+        )
+    )
 
 
 def as_tensor(image: Any) -> Tensor:
-    """A tensor[C, H, W] or clip[T, C, H, W] unchanged; a PIL image or an array[H, W] or [H, W, C] as uint8[C, H, W].
+    """A tensor[C, H, W] or clip[T, C, H, W] unchanged.
+
+    A PIL image or an array[H, W] or [H, W, C] as uint8[C, H, W].
 
     Raises:
         DataError: it is something else.
@@ -38,20 +53,44 @@ def as_tensor(image: Any) -> Tensor:
     if type(image) is Tensor and image.dim() in (3, 4):  # an image, or a clip [T, C, H, W]
         return image
     if isinstance(image, Tensor):
-        image = image.as_subclass(Tensor)  # a tv_tensors.Image: its subclass would slow down every operation that follows
+        # A tv_tensors.Image: its subclass would slow down every operation that follows
+        image = image.as_subclass(Tensor)
         if image.dim() in (2, 3):
             return image.reshape(-1, *image.shape[-2:])
-        raise DataError(Problem("dataset", "an image tensor has the wrong shape", list(image.shape), "[channels, height, width]"))
-    from torchvision.transforms.v2 import functional  # only data sets without a transform to tensors need it
+        raise DataError(
+            Problem(
+                "dataset",
+                "an image tensor has the wrong shape",
+                list(image.shape),
+                "[channels, height, width]",
+            )
+        )
+    # Only data sets without a transform to tensors need it
+    from torchvision.transforms.v2 import (
+        functional,
+    )
 
     try:
-        if (mode := getattr(image, "mode", "RGB")) == "I":  # 16 bits a pixel: converting would clip at 255
+        if (
+            mode := getattr(image, "mode", "RGB")
+        ) == "I":  # 16 bits a pixel: converting would clip at 255
             image = np.asarray(image).clip(0, 65535).astype(np.uint16)
         elif mode not in ("L", "RGB", "I;16", "F"):  # palettes, transparency, CMYK
             image = image.convert("L" if mode == "1" else "RGB")
-        return functional.pil_to_tensor(image) if hasattr(image, "getbands") else functional.to_image(image).as_subclass(Tensor)
+        return (
+            functional.pil_to_tensor(image)
+            if hasattr(image, "getbands")
+            else functional.to_image(image).as_subclass(Tensor)
+        )
     except (TypeError, ValueError):
-        raise DataError(Problem("dataset", "an image has an unknown type", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None
+        raise DataError(
+            Problem(
+                "dataset",
+                "an image has an unknown type",
+                type(image).__name__,
+                "a tensor [C, H, W], a PIL image or an array",
+            )
+        ) from None
 
 
 def collate_images(images: Sequence[Any]) -> Tensor | EncodedImages:
@@ -71,13 +110,32 @@ def stack_images(images: Sequence[Tensor]) -> Tensor:
     Raises:
         DataError: they differ.
     """
-    if len(types := {image.dtype for image in images}) > 1:  # torch would take bytes for numbers from 0 to 1
-        hint = "store them as one type, or convert them to float by a sample transform: torchvision.transforms.v2.ToDtype with scale=true"
-        raise DataError(Problem("transforms", "the images of a batch are of several types", ", ".join(sorted(map(str, types))), "images of one type", hint))
+    if (
+        len(types := {image.dtype for image in images}) > 1
+    ):  # torch would take bytes for numbers from 0 to 1
+        hint = (
+            "store them as one type, or convert them to float by a sample transform: "
+            "torchvision.transforms.v2.ToDtype with scale=true"
+        )
+        raise DataError(
+            Problem(
+                "transforms",
+                "the images of a batch are of several types",
+                ", ".join(sorted(map(str, types))),
+                "images of one type",
+                hint,
+            )
+        )
     try:
         return torch.stack(list(images))
     except RuntimeError:
         sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
-    reason, expected = "the images of a batch differ in size (channels x height x width)", "images of one size, after the sample transforms"
-    hint = "crop or resize them in transforms.train.sample and .eval.sample, as transforms=imagenet does; imagenet_on_device needs dataset.decode=device"
+    reason, expected = (
+        "the images of a batch differ in size (channels x height x width)",
+        "images of one size, after the sample transforms",
+    )
+    hint = (
+        "crop or resize them in transforms.train.sample and .eval.sample, as "
+        "transforms=imagenet does; imagenet_on_device needs dataset.decode=device"
+    )
     raise DataError(Problem("transforms", reason, first_few(sizes, 4), expected, hint))

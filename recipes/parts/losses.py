@@ -1,9 +1,13 @@
-"""Classification losses with one value per sample: logits float[B, K] and labels, int64[B] or float[B, K], to float[B].
+"""Classification losses with one value per sample: logits float[B, K] and labels, int64[B] or
+float[B, K], to float[B].
 
-A step's loss is the mean of these values over its samples, however its batch is cut. A weight of a class therefore multiplies the loss of that class's samples;
-torch's `reduction="mean"` divides by the weights of the samples that a batch happens to have, so that its gradient depends on how the batch is cut.
+A step's loss is the mean of these values over its samples, however its batch is cut. A weight of a
+class therefore multiplies the loss of that class's samples; torch's `reduction="mean"` divides by
+the weights of the samples that a batch happens to have, so that its gradient depends on how the
+batch is cut.
 
-A loss's `link` says how its logits become probabilities: `softmax` over the classes, the default, or `sigmoid` for each class by itself.
+A loss's `link` says how its logits become probabilities: `softmax` over the classes, the default,
+or `sigmoid` for each class by itself.
 """
 
 from __future__ import annotations
@@ -33,12 +37,15 @@ class CrossEntropy(nn.Module):
         self.weight = None if weight is None else tuple(weight)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(logits, label, weight=_classes("weight", self.weight, logits), reduction="none")
+        return F.cross_entropy(
+            logits, label, weight=_classes("weight", self.weight, logits), reduction="none"
+        )
 
 
 @final
 class Focal(nn.Module):
-    """`torchvision.ops.sigmoid_focal_loss` summed over the classes, each a separate binary decision (Lin et al. 2017, arXiv 1708.02002).
+    """`torchvision.ops.sigmoid_focal_loss` summed over the classes, each a separate binary decision
+    (Lin et al. 2017, arXiv 1708.02002).
 
     Args:
         alpha: The weight of a class that is there; of one that is not 1 - alpha. -1: both 1.
@@ -49,20 +56,30 @@ class Focal(nn.Module):
 
     def __init__(self, *, alpha: float = 0.25, gamma: float = 2.0) -> None:
         super().__init__()
-        _require(0.0 <= alpha <= 1.0 or alpha == -1.0, "alpha", "is not a valid weight", alpha, "a number from 0 to 1, or -1 for none")
+        _require(
+            0.0 <= alpha <= 1.0 or alpha == -1.0,
+            "alpha",
+            "is not a valid weight",
+            alpha,
+            "a number from 0 to 1, or -1 for none",
+        )
         _require(gamma >= 0.0, "gamma", "is negative", gamma, "0 or more")
         self.alpha, self.gamma = alpha, gamma
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
-        return sigmoid_focal_loss(logits, shares(label, logits), alpha=self.alpha, gamma=self.gamma).sum(1)
+        return sigmoid_focal_loss(
+            logits, shares(label, logits), alpha=self.alpha, gamma=self.gamma
+        ).sum(1)
 
 
 @final
 class BinaryCrossEntropy(nn.Module):
-    """`torch.nn.functional.binary_cross_entropy_with_logits` summed over the classes, each a binary decision: images may have several labels or none.
+    """`torch.nn.functional.binary_cross_entropy_with_logits` summed over the classes, each a binary
+    decision: images may have several labels or none.
 
     Args:
-        positive_weight: K numbers, each multiplying the loss where that class is there; None: all 1.
+        positive_weight: K numbers, each multiplying the loss where that class is there; None: all
+            1.
     """
 
     link: Final = "sigmoid"
@@ -74,12 +91,16 @@ class BinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         weight = _classes("positive_weight", self.positive_weight, logits)
-        return F.binary_cross_entropy_with_logits(logits, shares(label, logits), pos_weight=weight, reduction="none").sum(1)
+        return F.binary_cross_entropy_with_logits(
+            logits, shares(label, logits), pos_weight=weight, reduction="none"
+        ).sum(1)
 
 
 @final
 class MeanSquared(nn.Module):
-    """`torch.nn.functional.mse_loss` between outputs and labels (class labels as one-hot): the mean over the K outputs."""
+    """`torch.nn.functional.mse_loss` between outputs and labels (class labels as one-hot): the mean
+    over the K outputs.
+    """
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         return F.mse_loss(logits, shares(label, logits), reduction="none").mean(1)
@@ -87,20 +108,32 @@ class MeanSquared(nn.Module):
 
 @final
 class MeanAbsolute(nn.Module):
-    """`torch.nn.functional.l1_loss` between outputs and labels (class labels as one-hot): the mean over the K outputs."""
+    """`torch.nn.functional.l1_loss` between outputs and labels (class labels as one-hot): the mean
+    over the K outputs.
+    """
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         return F.l1_loss(logits, shares(label, logits), reduction="none").mean(1)
 
 
 def is_sigmoid(loss: nn.Module | None) -> bool:
-    """Whether the loss treats each class as a separate decision, by its `link`; of torch's losses with one value per sample, one does.
+    """Whether the loss treats each class as a separate decision, by its `link`.
+
+    Of torch's losses with one value per sample, one does.
 
     Raises:
         ConfigError: another link.
     """
-    link = getattr(loss, "link", "sigmoid" if isinstance(loss, nn.MultiLabelSoftMarginLoss) else "softmax")
-    _require(link in ("softmax", "sigmoid"), "recipe.loss.link", "is not a way from logits to probabilities", link, "softmax or sigmoid")
+    link = getattr(
+        loss, "link", "sigmoid" if isinstance(loss, nn.MultiLabelSoftMarginLoss) else "softmax"
+    )
+    _require(
+        link in ("softmax", "sigmoid"),
+        "recipe.loss.link",
+        "is not a way from logits to probabilities",
+        link,
+        "softmax or sigmoid",
+    )
     return link == "sigmoid"
 
 
@@ -116,14 +149,31 @@ def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Te
     if weights is None:
         return None
     if len(weights) != logits.shape[1]:
-        raise ConfigError(Problem(f"recipe.loss.{name}", "does not have one number for each class", len(weights), f"{logits.shape[1]} numbers"))
+        raise ConfigError(
+            Problem(
+                f"recipe.loss.{name}",
+                "does not have one number for each class",
+                len(weights),
+                f"{logits.shape[1]} numbers",
+            )
+        )
     made = torch.tensor(weights, dtype=logits.dtype)
-    return made.pin_memory().to(logits.device, non_blocking=True) if logits.device.type == "cuda" else made.to(logits.device)
+    return (
+        made.pin_memory().to(logits.device, non_blocking=True)
+        if logits.device.type == "cuda"
+        else made.to(logits.device)
+    )
 
 
 def _require_weights(name: str, weights: Sequence[float] | None) -> None:
     wrong = [] if weights is None else [one for one in weights if not 0.0 <= one < float("inf")]
-    _require(not wrong, name, "has a number that is not a valid weight", wrong[:1], "numbers of at least 0, one for each class")
+    _require(
+        not wrong,
+        name,
+        "has a number that is not a valid weight",
+        wrong[:1],
+        "numbers of at least 0, one for each class",
+    )
 
 
 def _require(holds: bool, path: str, message: str, value: object, expected: str) -> None:

@@ -1,4 +1,6 @@
-"""Metrics by name: torchmetrics' classification metrics, in addition to those that a recipe computes itself."""
+"""Metrics by name: torchmetrics' classification metrics, in addition to those that a recipe
+computes itself.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ class NamedMetrics:
     """Some metrics, updated batch by batch on the CPU.
 
     Args:
-        metrics: By name, each a `torchmetrics.Metric` that takes probabilities float[B, K] and labels int64[B] and comes to one number. Where images may have
-            several labels, int64[B, K], torchmetrics' `Multilabel` metric takes the place of a `Multiclass` one, with its settings and the threshold 0.5.
+        metrics: By name, each a `torchmetrics.Metric` that takes probabilities float[B, K] and
+            labels int64[B] and comes to one number. Where images may have several labels, int64[B,
+            K], torchmetrics' `Multilabel` metric takes the place of a `Multiclass` one, with its
+            settings and the threshold 0.5.
         taken: The names of the recipe's own metrics.
 
     Raises:
@@ -33,16 +37,33 @@ class NamedMetrics:
         """What torchmetrics warned of, each once."""
         for name, metric in self._metrics.items():
             if name in taken:
-                raise ConfigError(Problem(f"recipe.metrics.{name}", "is the name of a metric that the recipe computes", hint="give it another name"))
-            if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
-                raise ConfigError(Problem(f"recipe.metrics.{name}", "is not a metric", type(metric).__name__, "a class of torchmetrics.classification"))
+                raise ConfigError(
+                    Problem(
+                        f"recipe.metrics.{name}",
+                        "is the name of a metric that the recipe computes",
+                        hint="give it another name",
+                    )
+                )
+            if not all(
+                callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")
+            ):
+                raise ConfigError(
+                    Problem(
+                        f"recipe.metrics.{name}",
+                        "is not a metric",
+                        type(metric).__name__,
+                        "a class of torchmetrics.classification",
+                    )
+                )
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
     def copy_empty(self) -> NamedMetrics:
         """The same metrics without data."""
-        fresh = NamedMetrics({name: copy.deepcopy(metric) for name, metric in self._metrics.items()})
+        fresh = NamedMetrics(
+            {name: copy.deepcopy(metric) for name, metric in self._metrics.items()}
+        )
         for metric in fresh._metrics.values():
             metric.reset()
         return fresh
@@ -50,15 +71,23 @@ class NamedMetrics:
     def add(self, probabilities: Tensor, label: Tensor) -> None:
         """Add a batch: float[B, K], and int64[B] or float[B, K] of zeros and ones.
 
-        Raises:
-            ConfigError: a metric that does not take them, or that several labels have no counterpart of.
-            DataError: labels between zero and one.
+        Raises: ConfigError: a metric that does not take them, or that several labels have no
+            counterpart of. DataError: labels between zero and one.
         """
         if label.dim() == 2:
-            self._metrics = {name: _of_several_labels(name, metric) for name, metric in self._metrics.items()}
+            self._metrics = {
+                name: _of_several_labels(name, metric) for name, metric in self._metrics.items()
+            }
             if len(between := label[(label != 0) & (label != 1)]):
-                words = f"a label is neither 0 nor 1, as recipe.metrics.{next(iter(self._metrics))} needs it"
-                raise DataError(Problem("dataset", words, float(between[0]), "zeros and ones, or no recipe.metrics"))
+                words = (
+                    "a label is neither 0 nor 1, as "
+                    f"recipe.metrics.{next(iter(self._metrics))} needs it"
+                )
+                raise DataError(
+                    Problem(
+                        "dataset", words, float(between[0]), "zeros and ones, or no recipe.metrics"
+                    )
+                )
             label = label.long()
         for name, metric in self._metrics.items():
             try:
@@ -66,7 +95,10 @@ class NamedMetrics:
                     metric.update(probabilities, label)
             except (ValueError, RuntimeError, TypeError) as error:
                 said = " ".join(str(error).split())
-                words = f"does not take {probabilities.shape[1]} probabilities and a label for each sample: {said}"
+                words = (
+                    f"does not take {probabilities.shape[1]} probabilities and a label for "
+                    f"each sample: {said}"
+                )
                 raise ConfigError(Problem(f"recipe.metrics.{name}", words)) from None
 
     def compute(self) -> dict[str, float]:
@@ -90,13 +122,20 @@ class NamedMetrics:
         for one in caught:
             said = " ".join(str(one.message).split())
             lacking = re.match(r"No (positive|negative) samples", said)
-            hint = "a class that no evaluated sample has makes this metric meaningless: evaluate more samples, or use another metric" if lacking else ""
+            hint = (
+                "a class that no evaluated sample has makes this metric meaningless: "
+                "evaluate more samples, or use another metric"
+                if lacking
+                else ""
+            )
             doubt = Problem(f"recipe.metrics.{name}", f"torchmetrics warns: {said}", hint=hint)
             self.doubts += [] if doubt in self.doubts else [doubt]
 
 
 def _alone(metric: Any) -> Any:
-    """The metric, told not to add up over processes: each has the measurements of all, and only one may be computing."""
+    """The metric, told not to add up over processes: each has the measurements of all, and only one
+    may be computing.
+    """
     for part in metric.modules() if isinstance(metric, nn.Module) else ():
         part.distributed_available_fn = _never
     return metric
@@ -107,7 +146,10 @@ def _never() -> bool:
 
 
 def _of_several_labels(name: str, metric: Any) -> Any:
-    """The metric for int64[B, K], a class of torchmetrics' being named for what it takes; others are their own."""
+    """The metric for int64[B, K], a class of torchmetrics' being named for what it takes.
+
+    Others are their own.
+    """
     from torchmetrics import classification
 
     kind = type(metric).__name__
@@ -116,14 +158,39 @@ def _of_several_labels(name: str, metric: Any) -> Any:
     counterpart = getattr(classification, kind.replace("Multiclass", "Multilabel"), None)
     if counterpart is None or (getattr(metric, "top_k", None) or 1) > 1:
         alone = kind.replace("Multiclass", "Binary")
-        hint = f"leave it out; torchmetrics.classification.{alone} takes all decisions together" if counterpart is None else "leave out its top_k"
-        raise ConfigError(Problem(f"recipe.metrics.{name}", "has no meaning where images may have several labels", kind, hint=hint))
-    taken = [one for one in inspect.signature(counterpart.__init__).parameters if hasattr(metric, one)]
-    return counterpart(num_labels=metric.num_classes, **{one: getattr(metric, one) for one in taken})
+        hint = (
+            f"leave it out; torchmetrics.classification.{alone} takes all decisions together"
+            if counterpart is None
+            else "leave out its top_k"
+        )
+        raise ConfigError(
+            Problem(
+                f"recipe.metrics.{name}",
+                "has no meaning where images may have several labels",
+                kind,
+                hint=hint,
+            )
+        )
+    taken = [
+        one for one in inspect.signature(counterpart.__init__).parameters if hasattr(metric, one)
+    ]
+    return counterpart(
+        num_labels=metric.num_classes, **{one: getattr(metric, one) for one in taken}
+    )
 
 
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, Tensor) or value.numel() != 1:
-        form = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(Problem(f"recipe.metrics.{name}", "gives several numbers", form, "one number", f"recipe.metrics.{name}.average=macro"))
+        form = (
+            f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        )
+        raise ConfigError(
+            Problem(
+                f"recipe.metrics.{name}",
+                "gives several numbers",
+                form,
+                "one number",
+                f"recipe.metrics.{name}.average=macro",
+            )
+        )
     return float(value)

@@ -1,4 +1,7 @@
-"""Pictures of results. matplotlib is imported when one is drawn, and its global state is not used."""
+"""Pictures of results.
+
+Matplotlib is imported when one is drawn, and its global state is not used.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,14 @@ _short = partial(truncate, longest=18, ending="…")
 
 
 def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
-    """uint8[S, C, h, w] of images [S, C, H, W] in any scale: shrunk to at most `longest` pixels, each stretched to its own range.
+    """uint8[S, C, h, w] of images [S, C, H, W] in any scale: shrunk to at most `longest` pixels,
+    each stretched to its own range.
 
-    Of clips [S, C, T, H, W], the frame in the middle; of images with more than three channels the first three, of two the first.
+    Of clips [S, C, T, H, W], the frame in the middle; of images with more than three channels the
+    first three, of two the first.
 
-    Stretching shows normalised images without their mean and deviation at hand; the colour balance of normalised ones shifts a little.
+    Stretching shows normalised images without their mean and deviation at hand; the colour balance
+    of normalised ones shifts a little.
     """
     images = (images[:, :, images.shape[2] // 2] if images.dim() == 5 else images).to(torch.float32)
     images = images if images.shape[1] in (1, 3) else images[:, : 3 if images.shape[1] > 3 else 1]
@@ -46,8 +52,13 @@ def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
     return ((images - low) / span).nan_to_num().mul(255).round().to(torch.uint8)
 
 
-def save_classified(path: Path, image: Tensor, words: str, *, smallest: int = 320, largest: int = 1280) -> Path:
-    """Draw uint8[3, H, W] with a line of text in the lower left corner; the longer side is resized to a range of pixels."""
+def save_classified(
+    path: Path, image: Tensor, words: str, *, smallest: int = 320, largest: int = 1280
+) -> Path:
+    """Draw uint8[3, H, W] with a line of text in the lower left corner.
+
+    The longer side is resized to a range of pixels.
+    """
     from matplotlib.figure import Figure
 
     height, width = image.shape[-2:]
@@ -55,10 +66,24 @@ def save_classified(path: Path, image: Tensor, words: str, *, smallest: int = 32
     figure = Figure(figsize=(max(width * scale, 0.2), max(height * scale, 0.2)), dpi=100)
     axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
-    axes.imshow(image.movedim(0, -1).numpy(), interpolation="nearest" if scale > 0.01 else "antialiased", aspect="auto")
+    axes.imshow(
+        image.movedim(0, -1).numpy(),
+        interpolation="nearest" if scale > 0.01 else "antialiased",
+        aspect="auto",
+    )
     size = 11 * max(1.0, max(height, width) * scale * 100 / 640)
     box = {"facecolor": "white", "alpha": 0.8, "pad": 2.0, "linewidth": 0}
-    axes.text(0.01, 0.01, truncate(words, 40, ending="…"), transform=axes.transAxes, fontsize=size, color="black", ha="left", va="bottom", bbox=box)
+    axes.text(
+        0.01,
+        0.01,
+        truncate(words, 40, ending="…"),
+        transform=axes.transAxes,
+        fontsize=size,
+        color="black",
+        ha="left",
+        va="bottom",
+        bbox=box,
+    )
     save_figure(figure, path)
     return path
 
@@ -73,7 +98,8 @@ class _Shown:
 
 
 class PredictionSheet:
-    """Keeps a few predictions of a split: the wrong ones with the largest loss, then the right ones with the largest loss.
+    """Keeps a few predictions of a split: the wrong ones with the largest loss, then the right ones
+    with the largest loss.
 
     Args:
         wrong: At most so many wrong ones.
@@ -83,12 +109,33 @@ class PredictionSheet:
     def __init__(self, *, wrong: int = 24, total: int = 32) -> None:
         self._sizes = {False: wrong, True: total}
         self._total = total
-        self._kept: dict[bool, list[tuple[float, int, _Shown]]] = {False: [], True: []}  # by "is right": heaps, the least loss on top
+        # By "is right": heaps, the least loss on top
+        self._kept: dict[bool, list[tuple[float, int, _Shown]]] = {
+            False: [],
+            True: [],
+        }
 
-    def add(self, image: Tensor, label: int, prediction: int, confidence: float, loss: float, position: int) -> None:
-        """Consider uint8[C, h, w], the sample at `position` of the split (which decides between equal losses)."""
+    def add(
+        self,
+        image: Tensor,
+        label: int,
+        prediction: int,
+        confidence: float,
+        loss: float,
+        position: int,
+    ) -> None:
+        """Consider uint8[C, h, w], the sample at `position` of the split (which decides between
+        equal losses).
+        """
         right = label == prediction
-        heap, entry = self._kept[right], (loss if loss == loss else math.inf, -position, _Shown(image, label, prediction, confidence, loss))
+        heap, entry = (
+            self._kept[right],
+            (
+                loss if loss == loss else math.inf,
+                -position,
+                _Shown(image, label, prediction, confidence, loss),
+            ),
+        )
         if len(heap) < self._sizes[right]:
             heapq.heappush(heap, entry)
         else:
@@ -96,13 +143,18 @@ class PredictionSheet:
 
     def save(self, path: Path, names: Sequence[str], *, columns: int = 8) -> None:
         """Draw the sheet; wrong predictions first, in red."""
-        shown = [entry[-1] for right in (False, True) for entry in sorted(self._kept[right], reverse=True)][: self._total]
+        shown = [
+            entry[-1]
+            for right in (False, True)
+            for entry in sorted(self._kept[right], reverse=True)
+        ][: self._total]
         rows = max(1, math.ceil(len(shown) / columns))
         from matplotlib.figure import Figure
 
         width, height = _CELL * columns, _TITLE + (_CELL + _CAPTION) * rows
         figure = Figure(figsize=(width, height), dpi=100)
-        axes = figure.add_axes((0, 0, 1, 1))  # one for all, in inches: an axes for each sample takes ten times as long to draw
+        # One for all, in inches: an axes for each sample takes ten times as long to draw
+        axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         for number, item in enumerate(shown):
             top = _TITLE + (_CELL + _CAPTION) * (number // columns) + _CAPTION
@@ -116,21 +168,36 @@ class PredictionSheet:
 
 
 def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int = 64) -> None:
-    """Write a sheet of images [N, C, H, W] in a common scale, C 1 or 3, row by row, each enlarged by whole pixels to about `side`."""
+    """Write a sheet of images [N, C, H, W] in a common scale, C 1 or 3, row by row, each enlarged
+    by whole pixels to about `side`.
+    """
     low, high = images.min(), images.max()
-    levels = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num().mul(255).round().to(torch.uint8)
+    levels = (
+        ((images - low) / (high - low).clamp(min=1e-12))
+        .nan_to_num()
+        .mul(255)
+        .round()
+        .to(torch.uint8)
+    )
     times = max(1, side // max(images.shape[-2:]))
     large = levels.repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
     rows = math.ceil(len(large) / columns)
-    sheet = torch.full((3, rows * (large.shape[2] + 2), columns * (large.shape[3] + 2)), 128, dtype=torch.uint8)
+    sheet = torch.full(
+        (3, rows * (large.shape[2] + 2), columns * (large.shape[3] + 2)), 128, dtype=torch.uint8
+    )
     for number, image in enumerate(large):
-        top, left = (number // columns) * (large.shape[2] + 2) + 1, (number % columns) * (large.shape[3] + 2) + 1
+        top, left = (
+            (number // columns) * (large.shape[2] + 2) + 1,
+            (number % columns) * (large.shape[3] + 2) + 1,
+        )
         sheet[:, top : top + large.shape[2], left : left + large.shape[3]] = image
     Image.fromarray(sheet.movedim(0, -1).numpy()).save(path)
 
 
 def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Draw int64[K, K] (true, predicted): rows as shares, with counts if they are legible (K <= 20), and names up to K = 100."""
+    """Draw int64[K, K] (true, predicted): rows as shares, with counts if they are legible (K <=
+    20), and names up to K = 100.
+    """
     from matplotlib.figure import Figure
 
     classes = len(confusion)
@@ -138,42 +205,96 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
     inches = min(16.0, max(5.0, 0.42 * classes if classes <= 30 else 6.4 + 0.1 * classes))
     figure = Figure(figsize=(inches + 1.5, inches + 0.7), dpi=100, layout="constrained")
     axes: Axes = figure.subplots()
-    drawn: Any = axes.imshow(shares.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
-    figure.colorbar(drawn, ax=axes, label="share of the true class", fraction=0.05, pad=0.02, shrink=0.6, aspect=30)
+    drawn: Any = axes.imshow(
+        shares.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest"
+    )
+    figure.colorbar(
+        drawn,
+        ax=axes,
+        label="share of the true class",
+        fraction=0.05,
+        pad=0.02,
+        shrink=0.6,
+        aspect=30,
+    )
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
-    axes.set_title(f"{int(confusion.diagonal().sum())} of {int(confusion.sum())} right", fontsize=10)
+    axes.set_title(
+        f"{int(confusion.diagonal().sum())} of {int(confusion.sum())} right", fontsize=10
+    )
     if classes <= 100:
         size = min(9.0, 0.6 * 72 * inches / classes)  # in points, of which an inch has 72
         short = [_short(name) for name in names]
-        axes.set_xticks(range(classes), short, rotation=0 if max(map(len, short)) <= 2 and classes <= 30 else 90, fontsize=size)
+        axes.set_xticks(
+            range(classes),
+            short,
+            rotation=0 if max(map(len, short)) <= 2 and classes <= 30 else 90,
+            fontsize=size,
+        )
         axes.set_yticks(range(classes), short, fontsize=size)
     if classes <= 20:
         for true, predicted in confusion.nonzero().tolist():
             colour = "white" if shares[true, predicted] > 0.5 else "black"
-            axes.text(predicted, true, str(int(confusion[true, predicted])), ha="center", va="center", fontsize=8, color=colour)
+            axes.text(
+                predicted,
+                true,
+                str(int(confusion[true, predicted])),
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=colour,
+            )
     save_figure(figure, path)
 
 
 def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Write one line per class: its images, how many were right, and the class it was most often mistaken for."""
+    """Write one line per class: its images, how many were right, and the class it was most often
+    mistaken for.
+    """
     lines = list[list[Any]]()
     for number, row in enumerate(confusion.tolist()):
         images, right = sum(row), row[number]
         others = [0 if other == number else times for other, times in enumerate(row)]
         times = max(others)
-        lines.append([names[number], images, right, f"{right / images:.4f}" if images else "", names[others.index(times)] if times else "", times])
-    write_csv(path, ("class", "images", "right", "accuracy", "most often mistaken for", "times"), lines)
+        lines.append(
+            [
+                names[number],
+                images,
+                right,
+                f"{right / images:.4f}" if images else "",
+                names[others.index(times)] if times else "",
+                times,
+            ]
+        )
+    write_csv(
+        path, ("class", "images", "right", "accuracy", "most often mistaken for", "times"), lines
+    )
 
 
-def _draw_prediction(axes: Axes, item: _Shown, names: Sequence[str], *, left: float, top: float) -> None:
+def _draw_prediction(
+    axes: Axes, item: _Shown, names: Sequence[str], *, left: float, top: float
+) -> None:
     picture = item.image.movedim(0, -1).numpy()
     high, wide = picture.shape[:2]
     inches = (_CELL - 2 * _MARGIN) / max(high, wide)
     middle = left + _CELL / 2
     place = (middle - wide * inches / 2, middle + wide * inches / 2, top + high * inches, top)
-    axes.imshow(picture if picture.shape[-1] == 3 else picture[..., 0], cmap="gray", interpolation="nearest", extent=place, aspect="equal")
+    axes.imshow(
+        picture if picture.shape[-1] == 3 else picture[..., 0],
+        cmap="gray",
+        interpolation="nearest",
+        extent=place,
+        aspect="equal",
+    )
     right = item.label == item.prediction
     told = f"{_short(names[item.prediction])} ({item.confidence:.0%})"
     words = told if right else f"{told}\nnot {_short(names[item.label])}"
-    axes.text(middle, top - _MARGIN, words, fontsize=8, color="black" if right else "crimson", ha="center", va="bottom")
+    axes.text(
+        middle,
+        top - _MARGIN,
+        words,
+        fontsize=8,
+        color="black" if right else "crimson",
+        ha="center",
+        va="bottom",
+    )

@@ -20,7 +20,9 @@ def save_wav(path: Path, waveform: Tensor, *, sample_rate: int) -> Path:
     return path
 
 
-def save_spectrograms(path: Path, rows: Sequence[Sequence[tuple[str, Tensor]]], *, sample_rate: int) -> Path:
+def save_spectrograms(
+    path: Path, rows: Sequence[Sequence[tuple[str, Tensor]]], *, sample_rate: int
+) -> Path:
     """Draw float[T] waveforms with titles: related sounds in a row, all rows as long as the first.
 
     Colours span 80 dB below the loudest moment of each.
@@ -33,7 +35,16 @@ def save_spectrograms(path: Path, rows: Sequence[Sequence[tuple[str, Tensor]]], 
     for places, row in zip(grid, rows, strict=True):
         for axes, (title, waveform) in zip(places, row, strict=True):
             extent = (0.0, len(waveform) / sample_rate, 0.0, sample_rate / 2000)
-            axes.imshow(spectrogram(waveform).numpy(), origin="lower", aspect="auto", cmap="magma", vmin=0, vmax=255, interpolation="nearest", extent=extent)
+            axes.imshow(
+                spectrogram(waveform).numpy(),
+                origin="lower",
+                aspect="auto",
+                cmap="magma",
+                vmin=0,
+                vmax=255,
+                interpolation="nearest",
+                extent=extent,
+            )
             axes.set_title(title, fontsize=8, loc="left")
             axes.tick_params(labelsize=6)
     for axes in grid[-1]:

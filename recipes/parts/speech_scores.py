@@ -1,4 +1,6 @@
-"""What an evaluation of speech recognition measures, and its scores: loss, error rates, transcripts to read."""
+"""What an evaluation of speech recognition measures, and its scores: loss, error rates, transcripts
+to read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class MeasuredSpeech:
 
     Args:
         loss: float32[B], nats a character.
-        possible: bool[B], whether there are enough frames for the transcript; otherwise the loss is 0.
+        possible: bool[B], whether there are enough frames for the transcript; otherwise the loss is
+            0.
         lines: One for each utterance; the worst of the batch carry spectrograms.
     """
 
@@ -32,7 +35,8 @@ class MeasuredSpeech:
 
 @final
 class SpeechScores(Scores):
-    """Integer counts of edits, and a float64 sum of losses in utterance order: the same for any split into batches.
+    """Integer counts of edits, and a float64 sum of losses in utterance order: the same for any
+    split into batches.
 
     Args:
         skips: Whether transcripts that are impossible are left out of the loss.
@@ -47,7 +51,9 @@ class SpeechScores(Scores):
         self._character_edits = self._characters = self._word_edits = self._words = 0
         self._rows, self._drawn = rows, drawn
         self._lines: list[transcripts.Line] = []
-        self._worst: list[tuple[float, int, transcripts.Line]] = []  # a heap, the least error on top
+        self._worst: list[
+            tuple[float, int, transcripts.Line]
+        ] = []  # a heap, the least error on top
 
     def add(self, measured: MeasuredSpeech) -> None:
         self._skipped += int((~measured.possible).sum())
@@ -62,10 +68,15 @@ class SpeechScores(Scores):
             self.count += 1
 
     def compute(self) -> dict[str, float]:
-        """`loss` (nats a character, the mean over utterances that are not skipped), and `cer` and `wer`: all edits over all characters and words."""
+        """`loss` (nats a character, the mean over utterances that are not skipped), and `cer` and
+        `wer`: all edits over all characters and words.
+        """
         if not self.count:
             raise DataError("the evaluated split is empty")
-        cer, wer = self._character_edits / max(1, self._characters), self._word_edits / max(1, self._words)
+        cer, wer = (
+            self._character_edits / max(1, self._characters),
+            self._word_edits / max(1, self._words),
+        )
         read = self.count - self._skipped
         skipped = {"skipped": self._skipped / self.count} if self._skips else {}
         return {"loss": self._loss / read if read else math.inf, "cer": cer, "wer": wer, **skipped}
@@ -74,10 +85,15 @@ class SpeechScores(Scores):
         """Write `transcripts.csv`, `transcripts.html` (the worst first) and `spectrograms.png`."""
         scores = self.compute()
         by_rate = sorted(self._lines, key=lambda line: -line.rate)
-        heading = f"{self.count} utterances: character error rate {scores['cer']:.2%}, word error rate {scores['wer']:.2%}"
+        heading = (
+            f"{self.count} utterances: character error rate {scores['cer']:.2%}, word error "
+            f"rate {scores['wer']:.2%}"
+        )
         transcripts.save_csv(folder / "transcripts.csv", self._lines)
         transcripts.save_html(folder / "transcripts.html", by_rate[:300], heading=heading)
-        transcripts.save_spectrograms(folder / "spectrograms.png", [line for *_, line in sorted(self._worst, reverse=True)])
+        transcripts.save_spectrograms(
+            folder / "spectrograms.png", [line for *_, line in sorted(self._worst, reverse=True)]
+        )
 
     def _keep(self, line: transcripts.Line) -> None:
         if line.spectrogram is not None:

@@ -1,4 +1,6 @@
-"""Compares references with hypotheses: edit distances, tables of both, and spectrograms with their texts."""
+"""Compares references with hypotheses: edit distances, tables of both, and spectrograms with their
+texts.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,17 @@ _short = partial(truncate, longest=150, ending="…")
 
 
 def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> int:
-    """The fewest insertions, deletions and substitutions that turn one sequence into the other (Levenshtein 1966).
+    """The fewest insertions, deletions and substitutions that turn one sequence into the other
+    (Levenshtein 1966).
 
-    One row of the usual table at a time: a run of insertions along a row is a running minimum, so that rows are vectors.
+    One row of the usual table at a time: a run of insertions along a row is a running minimum, so
+    that rows are vectors.
     """
     number: dict[object, int] = {}
-    rows, columns = ([number.setdefault(item, len(number)) for item in sequence] for sequence in (reference, hypothesis))
+    rows, columns = (
+        [number.setdefault(item, len(number)) for item in sequence]
+        for sequence in (reference, hypothesis)
+    )
     across, place = np.array(columns, dtype=np.int64), np.arange(len(columns) + 1)
     row = place.copy()
     for item in rows:
@@ -42,7 +49,11 @@ def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> 
 
 @dataclass(frozen=True)
 class Line:
-    """One utterance of a table. `loss` is in nats per character, None if it has none; `spectrogram` uint8[height, width], lowest frequency first, if kept."""
+    """One utterance of a table.
+
+    `loss` is in nats per character, None if it has none; `spectrogram` uint8[height, width], lowest
+    frequency first, if kept.
+    """
 
     name: str
     reference: str
@@ -61,7 +72,21 @@ class Line:
 def save_csv(path: Path, lines: Sequence[Line]) -> None:
     """Write a line per utterance: its recording, both texts, the edits between them, and its loss."""
     head = ("recording", "reference", "hypothesis", "edits", "characters", "loss")
-    write_csv(path, head, ([line.name, line.reference, line.hypothesis, line.edits, len(line.reference), _loss(line)] for line in lines))
+    write_csv(
+        path,
+        head,
+        (
+            [
+                line.name,
+                line.reference,
+                line.hypothesis,
+                line.edits,
+                len(line.reference),
+                _loss(line),
+            ]
+            for line in lines
+        ),
+    )
 
 
 def _loss(line: Line) -> str:
@@ -71,7 +96,8 @@ def _loss(line: Line) -> str:
 def save_html(path: Path, lines: Sequence[Line], *, heading: str) -> None:
     """Write a page with both texts below each other and the differences marked."""
     rows = "\n".join(
-        f"<tr><td>{html.escape(line.name)}</td><td>{line.edits} of {len(line.reference)}</td><td><p>{reference}</p><p>{hypothesis}</p></td></tr>"
+        f"<tr><td>{html.escape(line.name)}</td><td>{line.edits} of "
+        f"{len(line.reference)}</td><td><p>{reference}</p><p>{hypothesis}</p></td></tr>"
         for line in lines
         for reference, hypothesis in [_mark_differences(line.reference, line.hypothesis)]
     )
@@ -86,8 +112,16 @@ def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
     if not shown:
         return
     figure = Figure(figsize=(10.0, 1.9 * len(shown)), dpi=100, layout="constrained")
-    for axes, (line, picture) in zip(figure.subplots(len(shown), 1, squeeze=False).flatten(), shown, strict=True):
-        _draw(axes, picture, f"said: {_short(line.reference)}\nread: {_short(line.hypothesis)}", line.seconds, "crimson" if line.edits else "black")
+    for axes, (line, picture) in zip(
+        figure.subplots(len(shown), 1, squeeze=False).flatten(), shown, strict=True
+    ):
+        _draw(
+            axes,
+            picture,
+            f"said: {_short(line.reference)}\nread: {_short(line.hypothesis)}",
+            line.seconds,
+            "crimson" if line.edits else "black",
+        )
     save_figure(figure, path)
 
 
@@ -101,17 +135,35 @@ def save_spectrogram(path: Path, picture: Tensor, *, title: str, seconds: float 
 
 
 def spectrogram(waveform: Tensor, *, height: int = 64, width: int = 400) -> Tensor:
-    """uint8[height, at most width] of float32[T]: decibels from 80 below the maximum (0) to the maximum (255), lowest frequency first."""
+    """uint8[height, at most width] of float32[T]: decibels from 80 below the maximum (0) to the
+    maximum (255), lowest frequency first.
+    """
     hop = max(64, -(-len(waveform) // width))
-    spectrum = torch.stft(waveform.float().cpu(), 512, hop, window=torch.hann_window(512), pad_mode="constant", return_complex=True).abs()
+    spectrum = torch.stft(
+        waveform.float().cpu(),
+        512,
+        hop,
+        window=torch.hann_window(512),
+        pad_mode="constant",
+        return_complex=True,
+    ).abs()
     bands = spectrum[:256].square().view(height, -1, spectrum.shape[1]).mean(1)
     decibels = 10.0 * bands.clamp(min=1e-12).log10()
-    return ((decibels - decibels.max() + 80.0).clamp(min=0.0) * (255.0 / 80.0)).round().to(torch.uint8)
+    return (
+        ((decibels - decibels.max() + 80.0).clamp(min=0.0) * (255.0 / 80.0)).round().to(torch.uint8)
+    )
 
 
 def _draw(axes: Axes, picture: Tensor, title: str, seconds: float | None, colour: str) -> None:
     extent = (0.0, seconds or picture.shape[1], 0.0, 1.0)
-    axes.imshow(picture.numpy(), origin="lower", aspect="auto", cmap="magma", interpolation="nearest", extent=extent)
+    axes.imshow(
+        picture.numpy(),
+        origin="lower",
+        aspect="auto",
+        cmap="magma",
+        interpolation="nearest",
+        extent=extent,
+    )
     axes.set_yticks([])
     axes.set_xlabel("seconds" if seconds else "", fontsize=7)
     axes.tick_params(labelsize=7)
@@ -121,7 +173,9 @@ def _draw(axes: Axes, picture: Tensor, title: str, seconds: float | None, colour
 def _mark_differences(reference: str, hypothesis: str) -> tuple[str, str]:
     """Both texts as HTML, with what the other lacks in `<del>` and `<ins>`."""
     left, right = "", ""
-    for kind, start, stop, begin, end in difflib.SequenceMatcher(None, reference, hypothesis, autojunk=False).get_opcodes():
+    for kind, start, stop, begin, end in difflib.SequenceMatcher(
+        None, reference, hypothesis, autojunk=False
+    ).get_opcodes():
         said, read = html.escape(reference[start:stop]), html.escape(hypothesis[begin:end])
         left += said if kind == "equal" else f"<del>{said}</del>" if said else ""
         right += read if kind == "equal" else f"<ins>{read}</ins>" if read else ""

@@ -1,7 +1,10 @@
-"""A bundle's file: a tar archive that is byte for byte the same for the same parts; any alteration of a part is found and named.
+"""A bundle's file: a tar archive that is byte for byte the same for the same parts.
 
-It is not compressed: its bytes then depend on no version of zlib, nothing in it unfolds without measure, and `tar -x` opens it. The first part,
-`manifest.json`, has the SHA-256 of every other; its own is the bundle's identity, and stands in the second part. Headers have no times and no owners.
+Any alteration of a part is found and named.
+
+It is not compressed: its bytes then depend on no version of zlib, nothing in it unfolds without
+measure, and `tar -x` opens it. The first part, `manifest.json`, has the SHA-256 of every other; its
+own is the bundle's identity, and stands in the second part. Headers have no times and no owners.
 Imports no torch.
 """
 
@@ -38,15 +41,30 @@ Part = Path | bytes
 
 
 def write(file: Path, parts: Mapping[str, Part]) -> str:
-    """Write a bundle; return its identity. ConfigError if the file is there already or cannot be written."""
+    """Write a bundle.
+
+    Return its identity. ConfigError if the file is there already or cannot be written.
+    """
     listed = {name: _facts(part) for name, part in sorted(parts.items())}
-    manifest = (json.dumps({"format": FORMAT, "parts": listed}, indent=1, sort_keys=True) + "\n").encode()
+    manifest = (
+        json.dumps({"format": FORMAT, "parts": listed}, indent=1, sort_keys=True) + "\n"
+    ).encode()
     identity = hashlib.sha256(manifest).hexdigest()
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "xb") as handle:
-            with tarfile.open(fileobj=handle, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="strict") as archive:
-                for name, part in ((MANIFEST, manifest), (IDENTITY, f"{identity}\n".encode()), *sorted(parts.items())):
+            with tarfile.open(
+                fileobj=handle,
+                mode="w",
+                format=tarfile.PAX_FORMAT,
+                encoding="utf-8",
+                errors="strict",
+            ) as archive:
+                for name, part in (
+                    (MANIFEST, manifest),
+                    (IDENTITY, f"{identity}\n".encode()),
+                    *sorted(parts.items()),
+                ):
                     _append(archive, name, part)
             handle.flush()
             os.fsync(handle.fileno())
@@ -54,7 +72,13 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
     except FileExistsError:
         raise already_exists(file) from None
     except OSError as error:
-        raise ConfigError(Problem(str(file), f"cannot be written: {error.strerror}", expected="a new file in a folder that you can write to")) from None
+        raise ConfigError(
+            Problem(
+                str(file),
+                f"cannot be written: {error.strerror}",
+                expected="a new file in a folder that you can write to",
+            )
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
     return identity
@@ -62,7 +86,13 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
 
 def already_exists(file: Path) -> ConfigError:
     """The error if the file exists: nothing is overwritten."""
-    return ConfigError(Problem(str(file), "already exists and is not overwritten", hint="give another name, or move it away"))
+    return ConfigError(
+        Problem(
+            str(file),
+            "already exists and is not overwritten",
+            hint="give another name, or move it away",
+        )
+    )
 
 
 def _facts(part: Part) -> dict[str, Any]:
@@ -89,7 +119,8 @@ class Contents:
 def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
     """Write each part into a folder, and compare it with the manifest.
 
-    ConfigError if it is not a bundle, or if parts of it were altered, added, removed or renamed, each of which is named.
+    ConfigError if it is not a bundle, or if parts of it were altered, added, removed or renamed,
+    each of which is named.
 
     Args:
         file: The bundle.
@@ -102,14 +133,31 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
     with handle:
         size = os.fstat(handle.fileno()).st_size
         if size > (free := shutil.disk_usage(nearest_existing(into)).free):
-            words = f"is not unpacked: it has {size:,} bytes, and {into.parent} has room for {free:,}"
-            raise ConfigError(Problem(str(file), words, hint="free some space, or choose another folder with --out or the environment variable TMPDIR"))
+            words = (
+                f"is not unpacked: it has {size:,} bytes, and {into.parent} has room for {free:,}"
+            )
+            raise ConfigError(
+                Problem(
+                    str(file),
+                    words,
+                    hint="free some space, or choose another folder with --out or the "
+                    "environment variable TMPDIR",
+                )
+            )
         try:
             return _unpack(handle, size, into, expect)
         except ConfigError as error:
-            problems = [replace(problem, path=f"{file}: {problem.path}") for problem in error.problems]
+            problems = [
+                replace(problem, path=f"{file}: {problem.path}") for problem in error.problems
+            ]
         except OSError as error:
-            problems = [Problem(str(file), f"cannot be unpacked: {error.strerror}", hint="free some space, or choose another folder")]
+            problems = [
+                Problem(
+                    str(file),
+                    f"cannot be unpacked: {error.strerror}",
+                    hint="free some space, or choose another folder",
+                )
+            ]
         except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
             hint = "copy or download it again; `samewise bundle RUN --out FILE` makes one"
             problems = [Problem(str(file), f"is not a bundle, or is cut off: {error}", hint=hint)]
@@ -124,9 +172,15 @@ def _unpack(handle: BinaryIO, size: int, into: Path, expect: str | None) -> Cont
         manifest, identity = (_read(archive, name) for name in (MANIFEST, IDENTITY))
         contents = Contents(hashlib.sha256(manifest).hexdigest(), _read_manifest(manifest))
         if identity != f"{contents.identity}\n".encode():
-            raise ConfigError(Problem(MANIFEST, f"was altered, or {IDENTITY} was: they do not agree"))
+            raise ConfigError(
+                Problem(MANIFEST, f"was altered, or {IDENTITY} was: they do not agree")
+            )
         if expect is not None and expect.lower() != contents.identity:
-            raise ConfigError(Problem(MANIFEST, "this is not the bundle that was expected", contents.identity, expect))
+            raise ConfigError(
+                Problem(
+                    MANIFEST, "this is not the bundle that was expected", contents.identity, expect
+                )
+            )
         members, problems = dict[str, tarfile.TarInfo](), list[Problem]()
         for member in archive.getmembers()[2:]:
             if not member.isreg() or member.issparse():
@@ -143,23 +197,43 @@ def _unpack(handle: BinaryIO, size: int, into: Path, expect: str | None) -> Cont
             if tarfile.data_filter(member, str(into)).name != member.name:
                 raise ConfigError(Problem(member.name, "is not a valid path in a bundle"))
             archive.extract(member, into, filter="data")
-    altered = [(name, found) for name in members if (found := _facts(into / name)) != contents.parts[name]]
+    altered = [
+        (name, found) for name in members if (found := _facts(into / name)) != contents.parts[name]
+    ]
     if altered:
-        raise ConfigError(*(Problem(name, "was altered", found["sha256"], f"SHA-256 {contents.parts[name]['sha256']}") for name, found in altered))
+        raise ConfigError(
+            *(
+                Problem(
+                    name,
+                    "was altered",
+                    found["sha256"],
+                    f"SHA-256 {contents.parts[name]['sha256']}",
+                )
+                for name, found in altered
+            )
+        )
     return contents
 
 
-def _differences(listed: Mapping[str, Mapping[str, Any]], members: Mapping[str, tarfile.TarInfo]) -> list[Problem]:
+def _differences(
+    listed: Mapping[str, Mapping[str, Any]], members: Mapping[str, tarfile.TarInfo]
+) -> list[Problem]:
     """What the names and sizes of an archive's members say against the manifest."""
     missing = [name for name in listed if name not in members]
     problems = [Problem(name, "is missing") for name in missing[:_NAMED]]
     if len(missing) > _NAMED:
-        problems.append(Problem(missing[_NAMED], f"is missing, like {len(missing) - _NAMED - 1} more"))
+        problems.append(
+            Problem(missing[_NAMED], f"is missing, like {len(missing) - _NAMED - 1} more")
+        )
     for name, member in members.items():
         if name not in listed:
             problems.append(Problem(name, "was added: the manifest does not name it"))
         elif member.size != listed[name]["bytes"]:
-            problems.append(Problem(name, "was altered", f"{member.size} bytes", f"{listed[name]['bytes']} bytes"))
+            problems.append(
+                Problem(
+                    name, "was altered", f"{member.size} bytes", f"{listed[name]['bytes']} bytes"
+                )
+            )
     return problems
 
 
@@ -168,7 +242,15 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
     member = archive.next()
     if member is None or member.name != name or not member.isreg():
         words = "is not where it should be: this is not a bundle, or it was altered or cut off"
-        raise ConfigError(Problem(name, words, member.name if member else "nothing", name, "`samewise bundle RUN --out FILE` makes one"))
+        raise ConfigError(
+            Problem(
+                name,
+                words,
+                member.name if member else "nothing",
+                name,
+                "`samewise bundle RUN --out FILE` makes one",
+            )
+        )
     if member.size > LARGEST:
         raise ConfigError(Problem(name, f"is larger than {LARGEST >> 20} MiB"))
     part = archive.extractfile(member)
@@ -185,5 +267,13 @@ def _read_manifest(manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
     if wrong:
         raise DamagedFile(Problem(MANIFEST, f"was altered: {wrong}"))
     if value["format"] != FORMAT:
-        raise ConfigError(Problem(MANIFEST, "the bundle has a different format", value["format"], str(FORMAT), "use a newer samewise"))
+        raise ConfigError(
+            Problem(
+                MANIFEST,
+                "the bundle has a different format",
+                value["format"],
+                str(FORMAT),
+                "use a newer samewise",
+            )
+        )
     return value["parts"]

@@ -1,4 +1,6 @@
-"""Collects the content of a bundle: everything needed to train a finished run again elsewhere and to compare the results. Imports torch."""
+"""Collects the content of a bundle: everything needed to train a finished run again elsewhere and
+to compare the results. Imports torch.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,35 @@ from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, setting
 from samewise.runner.records import environment, kept_checkpoints, own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.rerun_comparison import checkpoint_divergences, loss_divergences, metric_divergences
+from samewise.runner.records.rerun_comparison import (
+    checkpoint_divergences,
+    loss_divergences,
+    metric_divergences,
+)
 from samewise.runner.records.roots import alterations
-from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, remove_private_keys
+from samewise.runner.secrets import (
+    looks_secret,
+    redact,
+    redact_file,
+    redact_values,
+    remove_private_keys,
+)
 from samewise.runner.tracking.journal import logged_values
 
-_CHECKED_OUT = "use the code that it was trained with (`samewise init FOLDER --from RUN` writes it), or train again with `samewise train --fresh`"
+_CHECKED_OUT = (
+    "use the code that it was trained with (`samewise init FOLDER --from RUN` writes it), or "
+    "train again with `samewise train --fresh`"
+)
 
 
-def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True) -> dict[str, Part]:
-    """Collect the parts of a run's bundle, without passwords, tokens and files that look like secrets.
+def gather(
+    folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True
+) -> dict[str, Part]:
+    """Collect the parts of a run's bundle, without passwords, tokens and files that look like
+    secrets.
 
-    ConfigError if the run is not finished, has no trace or was altered, or if code or versions have changed since the training.
+    ConfigError if the run is not finished, has no trace or was altered, or if code or versions have
+    changed since the training.
 
     Args:
         folder: A finished run's.
@@ -44,7 +63,15 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
     """
     summary = _require_sound(folder)
     recorded: dict[str, Any] = read_json(folder.environment, shapes.ENVIRONMENT) or {}
-    pins = locked.pins([*recorded.get("libraries", {}), *(label.partition("/")[0].removesuffix(".py") for label in sources.files_in(folder.sources))])
+    pins = locked.pins(
+        [
+            *recorded.get("libraries", {}),
+            *(
+                label.partition("/")[0].removesuffix(".py")
+                for label in sources.files_in(folder.sources)
+            ),
+        ]
+    )
     _require_the_same(folder, recorded, pins)
     composed = saved.config_in(folder.config)
     facts = {
@@ -59,10 +86,23 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
         "python": platform.python_version(),
         "packages": list(project.packages),
     }
-    data = {"splits": recorded.get("data", {}), "files": data_files.list_files(composed.whole, hashed=hash_data)}
-    parts: dict[str, Part] = {FACTS: _json(facts), DATA: _json(data), LOCK: locked.text(pins, platform.python_version()).encode()}
-    parts |= {f"{RUN}/{path.name}": _read_redacted(path) for path in (folder.config, folder.environment, folder.sources, folder.summary) if path.exists()}
-    parts |= {f"{RUN}/{path.name}": path for path in (folder.trace, folder.metrics) if path.exists()}
+    data = {
+        "splits": recorded.get("data", {}),
+        "files": data_files.list_files(composed.whole, hashed=hash_data),
+    }
+    parts: dict[str, Part] = {
+        FACTS: _json(facts),
+        DATA: _json(data),
+        LOCK: locked.text(pins, platform.python_version()).encode(),
+    }
+    parts |= {
+        f"{RUN}/{path.name}": _read_redacted(path)
+        for path in (folder.config, folder.environment, folder.sources, folder.summary)
+        if path.exists()
+    }
+    parts |= {
+        f"{RUN}/{path.name}": path for path in (folder.trace, folder.metrics) if path.exists()
+    }
     parts |= dict(_code(folder, project))
     if with_weights:
         parts |= dict(_weights(folder))
@@ -73,34 +113,74 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
 def outside_weights(whole: Mapping[str, Any]) -> dict[str, str]:
     """The settings that name files of weights on this machine, which a bundle does not contain."""
     named = {key: at(whole, key) for key in ("initialise.weights", "resume_from")}
-    return {key: value for key, value in named.items() if isinstance(value, str) and Path(value).expanduser().exists()}
+    return {
+        key: value
+        for key, value in named.items()
+        if isinstance(value, str) and Path(value).expanduser().exists()
+    }
 
 
 def _require_sound(folder: RunFolder) -> Mapping[str, Any]:
     summary: dict[str, Any] | None = read_json(folder.summary, shapes.SUMMARY)
     if summary is None or summary["status"] != "finished":
-        raise ConfigError(Problem(str(folder.path), "the run is not finished", hint="run its `samewise train` command again to finish it"))
+        raise ConfigError(
+            Problem(
+                str(folder.path),
+                "the run is not finished",
+                hint="run its `samewise train` command again to finish it",
+            )
+        )
     if not folder.trace.is_file():
-        raise ConfigError(Problem(str(folder.trace), "is missing: nothing could be compared with it", hint="train with trace.every_steps=1"))
+        raise ConfigError(
+            Problem(
+                str(folder.trace),
+                "is missing: nothing could be compared with it",
+                hint="train with trace.every_steps=1",
+            )
+        )
     altered = alterations(folder)
     if altered:
         raise ConfigError(*(Problem(str(folder.path), said) for said in altered.values()))
     logged = logged_values(folder.metrics)
-    if divergences := [*checkpoint_divergences(folder), *metric_divergences(folder, logged), *loss_divergences(folder, logged)]:
-        raise ConfigError(*(Problem(str(folder.path), f"was altered since: {divergence}") for divergence in divergences))
+    if divergences := [
+        *checkpoint_divergences(folder),
+        *metric_divergences(folder, logged),
+        *loss_divergences(folder, logged),
+    ]:
+        raise ConfigError(
+            *(
+                Problem(str(folder.path), f"was altered since: {divergence}")
+                for divergence in divergences
+            )
+        )
     return summary
 
 
-def _require_the_same(folder: RunFolder, recorded: Mapping[str, Any], pins: Mapping[str, str]) -> None:
-    """Raise a ConfigError if code, data or packages differ from those of the training: the bundle contains what is here now."""
+def _require_the_same(
+    folder: RunFolder, recorded: Mapping[str, Any], pins: Mapping[str, str]
+) -> None:
+    """Raise a ConfigError if code, data or packages differ from those of the training: the bundle
+    contains what is here now.
+    """
     changed = sources.list_changes(folder.sources) + own_code.changes(recorded)
-    problems = [Problem(str(folder.path), f"cannot be bundled with the current code: {said}", hint=_CHECKED_OUT) for said in changed]
-    trained_with = {name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC} | recorded.get("libraries", {})
+    problems = [
+        Problem(
+            str(folder.path), f"cannot be bundled with the current code: {said}", hint=_CHECKED_OUT
+        )
+        for said in changed
+    ]
+    trained_with = {
+        name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC
+    } | recorded.get("libraries", {})
     for name, version in trained_with.items():
         here = pins.get(canonicalize_name(name))
         if version and here != version:
             problems.append(
-                Problem(str(folder.path), f"was trained with {name} {version}, but {here or 'none'} is installed here", hint=f"install {name}=={version}")
+                Problem(
+                    str(folder.path),
+                    f"was trained with {name} {version}, but {here or 'none'} is installed here",
+                    hint=f"install {name}=={version}",
+                )
             )
     if problems:
         raise ConfigError(*problems)
@@ -110,7 +190,9 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
     """Samewise's own files, and the user's: packages, what else the run reaches, config folders."""
     reached = sources.files_in(folder.sources)
     has_configs = False
-    for name, file in sorted(dict(collect_sources(project.packages, project.configs, reached)).items()):
+    for name, file in sorted(
+        dict(collect_sources(project.packages, project.configs, reached)).items()
+    ):
         if name.parts[0] == "samewise":
             yield f"{OWN}/{name.as_posix()}", file
             continue
@@ -119,10 +201,19 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
             has_configs |= name.parts[0] == CONFIGS
             yield f"{CODE}/{name.as_posix()}", file
         elif name.as_posix() in reached:
-            raise ConfigError(Problem(str(file), f"{why}, and the run needs this file", hint="keep secrets in a file that is not code"))
+            raise ConfigError(
+                Problem(
+                    str(file),
+                    f"{why}, and the run needs this file",
+                    hint="keep secrets in a file that is not code",
+                )
+            )
         else:
             print(f"warning: {file} is left out: it {why}", file=sys.stderr)
-    yield f"{CODE}/pyproject.toml", settings_text(project.packages, configs=CONFIGS if has_configs else "").encode()
+    yield (
+        f"{CODE}/pyproject.toml",
+        settings_text(project.packages, configs=CONFIGS if has_configs else "").encode(),
+    )
 
 
 def _secret_in(name: Path, file: Path) -> str:
@@ -137,14 +228,25 @@ def _secret_in(name: Path, file: Path) -> str:
             value = read_yaml(text)
         except yaml.YAMLError:
             value = None
-        return "contains a password or a token" if redact(text) != text or redact_values(value) != value else ""
+        return (
+            "contains a password or a token"
+            if redact(text) != text or redact_values(value) != value
+            else ""
+        )
     return ""
 
 
 def _weights(folder: RunFolder) -> Iterator[tuple[str, Part]]:
-    chosen = {kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path for which in ("best", "last")}
+    chosen = {
+        kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path
+        for which in ("best", "last")
+    }
     for path in sorted(chosen):
-        yield from ((f"{RUN}/checkpoints/{path.name}/{file.relative_to(path).as_posix()}", file) for file in sorted(path.rglob("*")) if file.is_file())
+        yield from (
+            (f"{RUN}/checkpoints/{path.name}/{file.relative_to(path).as_posix()}", file)
+            for file in sorted(path.rglob("*"))
+            if file.is_file()
+        )
 
 
 def _read_redacted(path: Path) -> bytes:

@@ -1,4 +1,6 @@
-"""The environment as exact versions: samewise's dependencies, theirs, and what the user's own code imports."""
+"""The environment as exact versions: samewise's dependencies, theirs, and what the user's own code
+imports.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def pins(imported: Iterable[str]) -> dict[str, str]:
             continue  # for another platform, or an extra that is not installed
         found[canonicalize_name(name)] = distribution.version
         for requirement in map(_parse_requirement, distribution.requires or ()):
-            if requirement and (requirement.marker is None or requirement.marker.evaluate({"extra": extra})):
+            if requirement and (
+                requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+            ):
                 todo += [(requirement.name, one) for one in ("", *requirement.extras)]
     found.pop("samewise", None)  # its code is in the bundle
     return dict(sorted(found.items()))
@@ -43,15 +47,30 @@ def pins(imported: Iterable[str]) -> dict[str, str]:
 
 def text(pins: Mapping[str, str], python: str) -> str:
     """Format pins as a requirements file."""
-    return "".join([f"# Python {python}\n", *(f"{name}=={version}\n" for name, version in pins.items())])
+    return "".join(
+        [f"# Python {python}\n", *(f"{name}=={version}\n" for name, version in pins.items())]
+    )
 
 
 def read(text: str) -> list[str]:
-    """Read the pins from a requirements file; ConfigError if a line is not `name==version` but, say, an address or an option."""
+    """Read the pins from a requirements file.
+
+    ConfigError if a line is not `name==version` but, say, an address or an option.
+    """
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     wrong = [line for line in lines if not _PIN.fullmatch(line)]
     if wrong:
-        raise ConfigError(*(Problem("requirements.txt", "is not an exact version of a package", line, "name==version") for line in wrong[:5]))
+        raise ConfigError(
+            *(
+                Problem(
+                    "requirements.txt",
+                    "is not an exact version of a package",
+                    line,
+                    "name==version",
+                )
+                for line in wrong[:5]
+            )
+        )
     return lines
 
 

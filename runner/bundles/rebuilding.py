@@ -1,4 +1,6 @@
-"""Trains an unpacked bundle again: in a new virtual environment with the packages that it lists, or in this process."""
+"""Trains an unpacked bundle again: in a new virtual environment with the packages that it lists, or
+in this process.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_text
 
 _LEFT_OUT = ("PYTHON", "VIRTUAL_ENV", "SAMEWISE_PROJECT")
-_INDEX = "pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL adds one, such as PyTorch's for builds like 2.9.0+cpu"
+_INDEX = (
+    "pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL adds one, such as "
+    "PyTorch's for builds like 2.9.0+cpu"
+)
 
 
 def make_environment(folder: Path, *, python: str) -> Path:
-    """Make a virtual environment of a bundle's package versions; return its interpreter. ConfigError if that Python is absent or a package cannot be installed.
+    """Make a virtual environment of a bundle's package versions.
+
+    Return its interpreter. ConfigError if that Python is absent or a package cannot be installed.
 
     Args:
         folder: The unpacked bundle, in which it is made.
@@ -29,10 +36,25 @@ def make_environment(folder: Path, *, python: str) -> Path:
     pins = locked.read(read_text(folder / LOCK) or "")
     place, checked = folder / "environment", folder / "environment.txt"
     interpreter = place / "bin" / "python"
-    print(f"making an environment with Python {python} and {len(pins)} packages in {place}; this takes minutes and gigabytes", file=sys.stderr, flush=True)
+    print(
+        f"making an environment with Python {python} and {len(pins)} packages in {place}; "
+        "this takes minutes and gigabytes",
+        file=sys.stderr,
+        flush=True,
+    )
     run_in_environment([_python(python), "-m", "venv", str(place)], "python -m venv")
-    install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    checked.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")  # pip would decode comments of LOCK as they say, and find options in them
+    install = [
+        str(interpreter),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--no-deps",
+    ]
+    # Pip would decode comments of LOCK as they say, and find options in them
+    checked.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")
     run_in_environment([*install, "--requirement", str(checked)], "pip install")
     return interpreter
 
@@ -40,16 +62,33 @@ def make_environment(folder: Path, *, python: str) -> Path:
 def train_in(interpreter: Path, folder: Path, arguments: Sequence[str]) -> int:
     """Run `samewise verify` with the bundle's code; return its exit code."""
     code = {"PYTHONPATH": os.pathsep.join(str((folder / name).absolute()) for name in (CODE, OWN))}
-    return subprocess.run([str(interpreter.absolute()), "-m", "samewise", "verify", *arguments], env=_variables() | code, check=False).returncode
+    return subprocess.run(
+        [str(interpreter.absolute()), "-m", "samewise", "verify", *arguments],
+        env=_variables() | code,
+        check=False,
+    ).returncode
 
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Generator[None]:
-    """Put a bundle's code, except samewise's own, first on this process's import path; ConfigError if a package of its name was imported from elsewhere."""
+    """Put a bundle's code, except samewise's own, first on this process's import path.
+
+    ConfigError if a package of its name was imported from elsewhere.
+    """
     code = (folder / CODE).absolute()
-    names = {entry.name.removesuffix(".py") for entry in code.iterdir() if entry.is_dir() or entry.suffix == ".py"}
+    names = {
+        entry.name.removesuffix(".py")
+        for entry in code.iterdir()
+        if entry.is_dir() or entry.suffix == ".py"
+    }
     if taken := sorted(names & set(sys.modules)):
-        raise ConfigError(Problem("--here", f"{', '.join(taken)} is already imported from another place", hint="leave out --here"))
+        raise ConfigError(
+            Problem(
+                "--here",
+                f"{', '.join(taken)} is already imported from another place",
+                hint="leave out --here",
+            )
+        )
     sys.path.insert(0, str(code))
     try:
         yield
@@ -66,19 +105,35 @@ def _python(version: str) -> str:
         return sys.executable
     found = shutil.which(f"python{minor}")
     if found is None:
-        raise ConfigError(Problem("python", "the run was trained with another Python, which is not installed here", version, f"python{minor} on the PATH"))
+        raise ConfigError(
+            Problem(
+                "python",
+                "the run was trained with another Python, which is not installed here",
+                version,
+                f"python{minor} on the PATH",
+            )
+        )
     return found
 
 
 def _variables() -> dict[str, str]:
-    """Environment variables for the other environment: none of this environment's paths, and no imports from the current folder, which may be untrusted."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)} | {"PYTHONSAFEPATH": "1"}
+    """Environment variables for the other environment: none of this environment's paths, and no
+    imports from the current folder, which may be untrusted.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)} | {
+        "PYTHONSAFEPATH": "1"
+    }
 
 
 def run_in_environment(command: Sequence[str], name: str) -> None:
-    """Run a command of the other environment; ConfigError, with its reason and `name` for the command, if it fails."""
+    """Run a command of the other environment.
+
+    ConfigError, with its reason and `name` for the command, if it fails.
+    """
     done = subprocess.run(command, capture_output=True, text=True, env=_variables(), check=False)
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line]
-        errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["no reason given"]
+        errors = (
+            [line for line in said if line.startswith("ERROR")] or said[-1:] or ["no reason given"]
+        )
         raise ConfigError(Problem(LOCK, f"{name} failed: {errors[-1]}", hint=_INDEX))

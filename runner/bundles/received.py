@@ -1,4 +1,6 @@
-"""Opens a run by any of its names: its folder, or a copy from a bundle or an MLflow store in a temporary folder. Imports mlflow only for a store."""
+"""Opens a run by any of its names: its folder, or a copy from a bundle or an MLflow store in a
+temporary folder. Imports mlflow only for a store.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ from samewise.runner.tracking.address import check_uri, remove_password, require
 from samewise.runner.tracking.best import PREFIX
 from samewise.runner.tracking.sender import quiet_mlflow
 
-RUN = "a run's folder or name, the start of its fingerprint, its MLflow run id or address (runs:/ID), or a bundle"
+RUN = (
+    "a run's folder or name, the start of its fingerprint, its MLflow run id or address "
+    "(runs:/ID), or a bundle"
+)
 _ID = re.compile(r"[0-9a-f]{32}")
 _PAGE = re.compile(r"(https?://[^#]+?)/?#/experiments/\d+/runs/([0-9a-f]{32})(?:[/?].*)?")
 _PARTS = ("config.yaml", "environment.json", "sources.json", "summary.json", "trace.jsonl")
 _STORED = "stored.json"
-"""In a run's folder from a store: its last metrics and params, as the store's own pages show them."""
+"""In a run's folder from a store: its last metrics and params, as the store's own pages show them.
+"""
 _NEAR = ("", "file", "mlflow-artifacts")
 
 
@@ -45,13 +51,17 @@ class Stored(NamedTuple):
 
 
 @contextmanager
-def open_received(name: str, *, run_root: Path, uri: str | None = None, trust: bool = False) -> Generator[RunFolder]:
+def open_received(
+    name: str, *, run_root: Path, uri: str | None = None, trust: bool = False
+) -> Generator[RunFolder]:
     """Open the run called `name`; ConfigError if there is none, or the store does not answer.
 
-    The folder of a run from a bundle or a store is temporary, and a stranger's: `records.trust` decides what may be done with its config.
+    The folder of a run from a bundle or a store is temporary, and a stranger's: `records.trust`
+    decides what may be done with its config.
 
     Args:
-        name: A folder, the start of a fingerprint, an MLflow run id, `runs:/ID`, the address of its page in the MLflow UI, or a bundle's file.
+        name: A folder, the start of a fingerprint, an MLflow run id, `runs:/ID`, the address of its
+            page in the MLflow UI, or a bundle's file.
         run_root: Where to look for runs, and for the MLflow store if `uri` names none.
         uri: The store to take it from, even if its folder is there.
         trust: Whether the user trusts its source.
@@ -85,12 +95,22 @@ def _parse_address(name: str, uri: str | None) -> Stored | None:
     if _ID.fullmatch(run_id):
         return Stored(run_id, uri)
     if uri or name.startswith("runs:/"):
-        raise ConfigError(Problem("RUN", "is not an MLflow run id", name, "32 hexadecimal digits", "`samewise runs --uri URI` lists a store's runs"))
+        raise ConfigError(
+            Problem(
+                "RUN",
+                "is not an MLflow run id",
+                name,
+                "32 hexadecimal digits",
+                "`samewise runs --uri URI` lists a store's runs",
+            )
+        )
     return None
 
 
 def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolder:
-    """Download a run from an MLflow store, laid out as a run's folder; ConfigError if the store does not answer, has no such run, or not enough of it.
+    """Download a run from an MLflow store, laid out as a run's folder.
+
+    ConfigError if the store does not answer, has no such run, or not enough of it.
 
     Args:
         run_id: The MLflow run's.
@@ -104,22 +124,43 @@ def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolde
     with quiet_mlflow():
         from samewise.runner.tracking.store import open_reader
 
-        with open_reader(checked, lambda reason: Problem("RUN", f"cannot be read from {store}: {reason}", run_id, "a run of that store")) as client:
+        with open_reader(
+            checked,
+            lambda reason: Problem(
+                "RUN", f"cannot be read from {store}: {reason}", run_id, "a run of that store"
+            ),
+        ) as client:
             run = client.get_run(run_id)
             place = str(run.info.artifact_uri)
             _require_near(place, checked, trust=trust)
             folder = _download(client, run_id, into, store)
-            metrics = {name: value for name, value in run.data.metrics.items() if math.isfinite(value)}
+            metrics = {
+                name: value for name, value in run.data.metrics.items() if math.isfinite(value)
+            }
             write_json(folder.path / _STORED, {"metrics": metrics, "params": run.data.params})
             return folder
 
 
 def _require_near(place: str, uri: str, *, trust: bool) -> None:
-    """Raise an error for artifacts in a cloud or on another host: a store from someone else could send this user's credentials anywhere."""
+    """Raise an error for artifacts in a cloud or on another host: a store from someone else could
+    send this user's credentials anywhere.
+    """
     parts = urlsplit(place)
-    if (parts.scheme not in _NEAR or parts.hostname not in (None, urlsplit(uri).hostname)) and not trust:
-        hint = "if you trust whoever made the store, add --trust: MLflow then connects there, with credentials of yours that it finds"
-        raise ConfigError(Problem("RUN", "the store keeps the run's files in another place", remove_password(place), hint=hint))
+    if (
+        parts.scheme not in _NEAR or parts.hostname not in (None, urlsplit(uri).hostname)
+    ) and not trust:
+        hint = (
+            "if you trust whoever made the store, add --trust: MLflow then connects there, "
+            "with credentials of yours that it finds"
+        )
+        raise ConfigError(
+            Problem(
+                "RUN",
+                "the store keeps the run's files in another place",
+                remove_password(place),
+                hint=hint,
+            )
+        )
 
 
 def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
@@ -129,21 +170,46 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
     folder = RunFolder(into)
     stored = {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id)}
     if "config.yaml" not in stored:
-        raise ConfigError(Problem("RUN", f"{store} does not have its config.yaml", run_id, "a run that samewise trained"))
+        raise ConfigError(
+            Problem(
+                "RUN",
+                f"{store} does not have its config.yaml",
+                run_id,
+                "a run that samewise trained",
+            )
+        )
     sizes = {name: size for name, size in stored.items() if name in (*_PARTS, SIGNATURE)}
     for name in sizes:
         if sizes[name] > LARGEST and name != folder.trace.name:
-            raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that samewise writes: {sizes[name]} bytes"))
+            raise ConfigError(
+                Problem(
+                    f"{run_id}: {name}",
+                    f"is larger than any that samewise writes: {sizes[name]} bytes",
+                )
+            )
     for place in ("checkpoint", f"checkpoint/{SHARDS}"):
         if place in stored:
             listed = client.list_artifacts(run_id, place)
             stored |= {str(one.path): 0 for one in listed}
-            sizes |= {f"{place}/{Path(str(one.path)).name}": one.file_size or 0 for one in listed if not one.is_dir}
+            sizes |= {
+                f"{place}/{Path(str(one.path)).name}": one.file_size or 0
+                for one in listed
+                if not one.is_dir
+            }
     if (needed := sum(sizes.values())) > (free := shutil.disk_usage(into).free):
         hint = "set the environment variable TMPDIR to a folder with more room"
-        raise ConfigError(Problem("RUN", f"its files come to {needed:,} bytes; {into.parent} has room for {free:,}", run_id, hint=hint))
+        raise ConfigError(
+            Problem(
+                "RUN",
+                f"its files come to {needed:,} bytes; {into.parent} has room for {free:,}",
+                run_id,
+                hint=hint,
+            )
+        )
     for name in sizes:
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as fresh:  # MLflow copies `checkpoint/x` of a store's folder to `x`
+        with tempfile.TemporaryDirectory(
+            prefix=".download-", dir=into
+        ) as fresh:  # MLflow copies `checkpoint/x` of a store's folder to `x`
             got = Path(client.download_artifacts(run_id, name, fresh))
             into.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
             got.rename(into / name)
@@ -164,16 +230,41 @@ def _move_into_place(got: Path, folder: RunFolder) -> None:
 
 
 def store_contradictions(folder: RunFolder) -> list[str]:
-    """Where a store has other metrics or params than the summary and config that it keeps of the same run; empty for a run from elsewhere."""
+    """Where a store has other metrics or params than the summary and config that it keeps of the
+    same run; empty for a run from elsewhere.
+    """
     stored = read_json(folder.path / _STORED, {"metrics": shapes.NUMBERS, "params": shapes.TEXTS})
     if not stored:
         return []
-    summary = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics", {"final": {}, "best": {}, "monitor": ""})
+    summary = (read_json(folder.summary, shapes.SUMMARY) or {}).get(
+        "metrics", {"final": {}, "best": {}, "monitor": ""}
+    )
     monitor = summary["monitor"]
-    measured = {**summary["final"], **({f"{PREFIX}{monitor}": summary["best"][monitor]} if monitor in summary["best"] else {})}
+    measured = {
+        **summary["final"],
+        **({f"{PREFIX}{monitor}": summary["best"][monitor]} if monitor in summary["best"] else {}),
+    }
     known = {name: float(value) for name, value in measured.items() if math.isfinite(value)}
-    there = {name: stored["metrics"].get(describing.apart(name), stored["metrics"].get(describing.key(name), value)) for name, value in known.items()}
-    found = [f"the store has {there[name]!r} for {name}, and its summary.json {value!r}" for name, value in known.items() if repr(there[name]) != repr(value)]
+    there = {
+        name: stored["metrics"].get(
+            describing.apart(name), stored["metrics"].get(describing.key(name), value)
+        )
+        for name, value in known.items()
+    }
+    found = [
+        f"the store has {there[name]!r} for {name}, and its summary.json {value!r}"
+        for name, value in known.items()
+        if repr(there[name]) != repr(value)
+    ]
     params = describing.params(redact_values(OmegaConf.to_container(OmegaConf.load(folder.config))))
-    values = {name: (stored["params"].get(name, value), value) for name, value in params.items() if not is_outside(name)}  # it keeps the first of the others
-    return found + [f"the store has {one!r} for the parameter {name}, and its config.yaml {two!r}" for name, (one, two) in values.items() if one != two]
+    # It keeps the first of the others
+    values = {
+        name: (stored["params"].get(name, value), value)
+        for name, value in params.items()
+        if not is_outside(name)
+    }
+    return found + [
+        f"the store has {one!r} for the parameter {name}, and its config.yaml {two!r}"
+        for name, (one, two) in values.items()
+        if one != two
+    ]

@@ -21,13 +21,31 @@ class EarlyStopping(Callback):
         min_delta: What counts as improvement, in the metric's unit.
     """
 
-    def __init__(self, *, monitor: str = "valid/loss", mode: str = "min", patience: int = 10, min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        monitor: str = "valid/loss",
+        mode: str = "min",
+        patience: int = 10,
+        min_delta: float = 0.0,
+    ) -> None:
         if mode not in ("min", "max"):
-            raise ConfigError(Problem("callbacks.early_stopping.mode", "unknown mode", mode, "min or max"))
+            raise ConfigError(
+                Problem("callbacks.early_stopping.mode", "unknown mode", mode, "min or max")
+            )
         if patience < 1:
-            raise ConfigError(Problem("callbacks.early_stopping.patience", "must be at least 1", patience))
+            raise ConfigError(
+                Problem("callbacks.early_stopping.patience", "must be at least 1", patience)
+            )
         if not 0.0 <= min_delta < math.inf:
-            raise ConfigError(Problem("callbacks.early_stopping.min_delta", "is not a valid difference", min_delta, "a number of at least 0"))
+            raise ConfigError(
+                Problem(
+                    "callbacks.early_stopping.min_delta",
+                    "is not a valid difference",
+                    min_delta,
+                    "a number of at least 0",
+                )
+            )
         self._monitor = monitor
         self._sign = 1.0 if mode == "min" else -1.0
         self._patience = patience
@@ -36,7 +54,14 @@ class EarlyStopping(Callback):
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if self._monitor not in metrics:
-            raise ConfigError(Problem("callbacks.early_stopping.monitor", "no such metric was computed", self._monitor, hint=nearest(self._monitor, metrics)))
+            raise ConfigError(
+                Problem(
+                    "callbacks.early_stopping.monitor",
+                    "no such metric was computed",
+                    self._monitor,
+                    hint=nearest(self._monitor, metrics),
+                )
+            )
         value = self._sign * metrics[self._monitor]
         if value < self._best - self._min_delta:
             self._best, self._waited = value, 0
@@ -51,7 +76,10 @@ class EarlyStopping(Callback):
             return None
         if self._best == math.inf:
             return f"{self._monitor} has not been a finite number in {self._waited} evaluations"
-        return f"{self._monitor} has not improved on {self._sign * self._best:g} for {self._waited} evaluations"
+        return (
+            f"{self._monitor} has not improved on {self._sign * self._best:g} for "
+            f"{self._waited} evaluations"
+        )
 
     def forget_evaluations(self) -> None:
         self._best, self._waited = math.inf, 0

@@ -13,19 +13,23 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Outcome, RunView
 
 HORIZON = 0.05
-"""The mean age of what the average holds, as a share of the steps: torchvision's published recipe has 0.04."""
+"""The mean age of what the average holds, as a share of the steps: torchvision's published recipe
+has 0.04."""
 
 
 @final
 class ExponentialMovingAverage(Callback):
-    """`averaged = decay * averaged + (1 - decay) * weights`, of parameters and floating-point buffers.
+    """`averaged = decay * averaged + (1 - decay) * weights`, of parameters and floating-point
+    buffers.
 
-    Without a `decay` the average reaches back over a fixed share of the steps so far, however many they are: the n-th update has
-    `decay = (1 - 1 / n) ** (1 / horizon - 1)`, so that after n updates their mean age is `horizon * n`, and the initial weights count for nothing
-    (Karras et al. 2023, arXiv 2312.02696, section 3.1: the power function average).
+    Without a `decay` the average reaches back over a fixed share of the steps so far, however many
+    they are: the n-th update has `decay = (1 - 1 / n) ** (1 / horizon - 1)`, so that after n
+    updates their mean age is `horizon * n`, and the initial weights count for nothing (Karras et
+    al. 2023, arXiv 2312.02696, section 3.1: the power function average).
 
-    With a `decay` it is the same at every update, as given; or, with `rescale`, as in pytorch/vision's references/classification
-    (`utils.ExponentialMovingAverage`, train.py): `1 - decay` becomes `min(1, (1 - decay) * batch * every_steps / epochs)` with the global batch. While
+    With a `decay` it is the same at every update, as given; or, with `rescale`, as in
+    pytorch/vision's references/classification (`utils.ExponentialMovingAverage`, train.py): `1 -
+    decay` becomes `min(1, (1 - decay) * batch * every_steps / epochs)` with the global batch. While
     the learning rate warms up, the average is the weights themselves.
 
     Args:
@@ -37,18 +41,47 @@ class ExponentialMovingAverage(Callback):
     """
 
     def __init__(
-        self, *, decay: float | None = None, every_steps: int = 1, rescale: bool = False, warmup_epochs: int = 0, horizon: float | None = None
+        self,
+        *,
+        decay: float | None = None,
+        every_steps: int = 1,
+        rescale: bool = False,
+        warmup_epochs: int = 0,
+        horizon: float | None = None,
     ) -> None:
         if decay is not None and not 0.0 <= decay <= 1.0:
             raise ConfigError(Problem("callbacks.ema.decay", "must lie between 0 and 1", decay))
         if every_steps < 1:
-            raise ConfigError(Problem("callbacks.ema.every_steps", "must be at least 1", every_steps))
+            raise ConfigError(
+                Problem("callbacks.ema.every_steps", "must be at least 1", every_steps)
+            )
         if rescale and decay is None:
-            raise ConfigError(Problem("callbacks.ema.rescale", "needs a decay to rescale", rescale, "false, or set callbacks.ema.decay"))
+            raise ConfigError(
+                Problem(
+                    "callbacks.ema.rescale",
+                    "needs a decay to rescale",
+                    rescale,
+                    "false, or set callbacks.ema.decay",
+                )
+            )
         if horizon is not None and not 0.0 < horizon < 1.0:
-            raise ConfigError(Problem("callbacks.ema.horizon", "is not a valid share of the steps", horizon, "a number between 0 and 1, such as 0.05"))
+            raise ConfigError(
+                Problem(
+                    "callbacks.ema.horizon",
+                    "is not a valid share of the steps",
+                    horizon,
+                    "a number between 0 and 1, such as 0.05",
+                )
+            )
         if horizon is not None and decay is not None:
-            raise ConfigError(Problem("callbacks.ema.horizon", "has no effect together with a decay", horizon, "a horizon or a decay, not both"))
+            raise ConfigError(
+                Problem(
+                    "callbacks.ema.horizon",
+                    "has no effect together with a decay",
+                    horizon,
+                    "a horizon or a decay, not both",
+                )
+            )
         self._decay = decay
         self._every = every_steps
         self._rescale = rescale
@@ -74,11 +107,17 @@ class ExponentialMovingAverage(Callback):
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         if outcome.step % self._every == 0:
-            self._update(run, self._weight(outcome.step, max(self._start or 0, self._warmup_epochs * run.steps_per_epoch)))
+            self._update(
+                run,
+                self._weight(
+                    outcome.step, max(self._start or 0, self._warmup_epochs * run.steps_per_epoch)
+                ),
+            )
 
     @torch.no_grad()
     def _update(self, run: RunView, alpha: float) -> None:
-        own = {id(one): one for one in self._averaged.state_dict(keep_vars=True).values()}  # a tied tensor is updated once
+        # A tied tensor is updated once
+        own = {id(one): one for one in self._averaged.state_dict(keep_vars=True).values()}
         for mine, (_, theirs) in zip(own.values(), run.weights(), strict=True):
             if alpha != 1.0 and (mine.is_floating_point() or mine.is_complex()):
                 mine.lerp_(theirs, alpha)
@@ -94,20 +133,55 @@ class ExponentialMovingAverage(Callback):
         return 1.0 - (1.0 - 1.0 / (step // self._every - first // self._every)) ** self._power
 
     def _cautions(self, steps: int, first: int) -> list[Problem]:
-        """Warnings if the average would hardly leave the weights that it begins with, after `first` of so many steps."""
+        """Warnings if the average would hardly leave the weights that it begins with, after `first`
+        of so many steps.
+        """
         if self._every > steps:
-            return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average would keep the initial weights", self._every)]
+            return [
+                Problem(
+                    "callbacks.ema.every_steps",
+                    f"the run has {steps} steps: the average would keep the initial weights",
+                    self._every,
+                )
+            ]
         if first >= steps:
-            return [Problem("callbacks.ema.warmup_epochs", f"covers all {steps:,} steps: the average is the weights themselves", self._warmup_epochs)]
+            return [
+                Problem(
+                    "callbacks.ema.warmup_epochs",
+                    f"covers all {steps:,} steps: the average is the weights themselves",
+                    self._warmup_epochs,
+                )
+            ]
         if self._rescale and self._alpha >= 1.0:
             words = "gives each update all of the weight, so the average is the weights themselves"
-            return [Problem("callbacks.ema.rescale", f"{words}: (1 - decay) * batch_size * every_steps / max_epochs is at least 1", hint="rescale=false")]
+            return [
+                Problem(
+                    "callbacks.ema.rescale",
+                    f"{words}: (1 - decay) * batch_size * every_steps / max_epochs is at least 1",
+                    hint="rescale=false",
+                )
+            ]
         horizon = self._every / self._alpha if self._alpha else math.inf
         if self._decay is None or horizon <= steps - first:
             return []
-        has, near = (f"{steps - first:,} after warmup_epochs", "the weights then") if first else (f"{steps:,}", "the initial weights")
-        words = f"the average spans about {horizon:,.0f} steps, but the run has only {has}: it stays close to {near}"
-        return [Problem("callbacks.ema.decay", words, self._decay, hint="callbacks.ema.decay=null callbacks.ema.rescale=false adapts to the number of steps")]
+        has, near = (
+            (f"{steps - first:,} after warmup_epochs", "the weights then")
+            if first
+            else (f"{steps:,}", "the initial weights")
+        )
+        words = (
+            f"the average spans about {horizon:,.0f} steps, but the run has only {has}: it "
+            f"stays close to {near}"
+        )
+        return [
+            Problem(
+                "callbacks.ema.decay",
+                words,
+                self._decay,
+                hint="callbacks.ema.decay=null callbacks.ema.rescale=false adapts to the number "
+                "of steps",
+            )
+        ]
 
     def models(self) -> Mapping[str, nn.Module]:
         return {"ema": self._averaged}
@@ -116,7 +190,10 @@ class ExponentialMovingAverage(Callback):
         return {"ema": state["averaged"]} if state else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"averaged": self._averaged.state_dict(), **({"start": self._start} if self._start else {})}
+        return {
+            "averaged": self._averaged.state_dict(),
+            **({"start": self._start} if self._start else {}),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state:

@@ -9,7 +9,9 @@ from samewise.runner.interfaces import Callback, Outcome, RunView
 
 @final
 class LearningRateLog(Callback):
-    """Logs `train/lr`, or `train/lr/0`, `train/lr/1`, ... if groups differ; with several optimizers, `train/lr/PHASE` and so on for each.
+    """Logs `train/lr`, or `train/lr/0`, `train/lr/1`, ... if groups differ.
+
+    With several optimizers, `train/lr/PHASE` and so on for each.
 
     Args:
         every_steps: Steps between two entries.
@@ -24,4 +26,8 @@ class LearningRateLog(Callback):
         by_phase = run.learning_rates()
         for phase, rates in by_phase.items():
             name = "train/lr" if len(by_phase) == 1 else f"train/lr/{phase}"
-            run.log({name: rates[0]} if len(rates) == 1 else {f"{name}/{number}": rate for number, rate in enumerate(rates)})
+            run.log(
+                {name: rates[0]}
+                if len(rates) == 1
+                else {f"{name}/{number}": rate for number, rate in enumerate(rates)}
+            )

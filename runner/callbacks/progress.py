@@ -1,4 +1,6 @@
-"""Shows what is trained, its progress and when it will end: a bar on a terminal or in a notebook, otherwise a line a minute; a line for each evaluation."""
+"""Shows what is trained, its progress and when it will end: a bar on a terminal or in a notebook,
+otherwise a line a minute; a line for each evaluation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, final
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records.console import PlainConsole
@@ -40,8 +50,15 @@ class ProgressBar(Callback):
     def on_start(self, run: RunView) -> None:
         self._began, self._last, self._trains = (time.monotonic(), run.step), run.step, True
         if run.is_main:
-            epochs = f"{run.total_steps} steps of {run.batch_size} samples, {run.steps_per_epoch} per epoch"
-            self._say(run.label, f"  {run.folder} on {run.device}", f"  {run.parameters:,} parameters, {run.samples:,} samples, {epochs}")
+            epochs = (
+                f"{run.total_steps} steps of {run.batch_size} samples, {run.steps_per_epoch} "
+                "per epoch"
+            )
+            self._say(
+                run.label,
+                f"  {run.folder} on {run.device}",
+                f"  {run.parameters:,} parameters, {run.samples:,} samples, {epochs}",
+            )
             if run.left_out:
                 self._say(f"  evaluates {run.left_out}")
         if run.step and run.is_main:
@@ -53,10 +70,16 @@ class ProgressBar(Callback):
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         now = time.monotonic()
-        if self._last is None or outcome.step != self._last + 1:  # `verify` repeats a part of the training: its end is not the training's
+        if (
+            self._last is None or outcome.step != self._last + 1
+        ):  # `verify` repeats a part of the training: its end is not the training's
             self._began, self._drawn, self._trains = (now, outcome.step), now, False
         self._last = outcome.step
-        if not run.is_main or outcome.step == self._began[1] or now - self._drawn <= (self._refresh_s if self._bar else self._wait_s):
+        if (
+            not run.is_main
+            or outcome.step == self._began[1]
+            or now - self._drawn <= (self._refresh_s if self._bar else self._wait_s)
+        ):
             return
         self._drawn = now
         losses = "  ".join(f"{name} {value:.4f}" for name, value in outcome.losses.items())
@@ -66,9 +89,13 @@ class ProgressBar(Callback):
             self._wait_s = self._line_s
             per_step = (now - self._began[0]) / (outcome.step - self._began[1])
             speed = f"{1 / per_step:.3g} steps/s"
-            ends = time.strftime("%H:%M", time.localtime(time.time() + per_step * (run.total_steps - outcome.step)))
+            ends = time.strftime(
+                "%H:%M", time.localtime(time.time() + per_step * (run.total_steps - outcome.step))
+            )
             speed += f", ends at about {ends}" if self._trains else ""
-            self._say(f"{self._epoch(run)}  step {outcome.step} of {run.total_steps}  {losses}  {speed}")
+            self._say(
+                f"{self._epoch(run)}  step {outcome.step} of {run.total_steps}  {losses}  {speed}"
+            )
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if run.is_main:
@@ -110,14 +137,19 @@ class _TerminalBar:
         self._progress.start()
 
     def draw(self, step: int, epoch: str, losses: str) -> None:
-        self._progress.update(self._task, completed=step, description=epoch, losses=losses, refresh=True)
+        self._progress.update(
+            self._task, completed=step, description=epoch, losses=losses, refresh=True
+        )
 
     def stop(self) -> None:
         self._progress.stop()
 
 
 class _NotebookBar:
-    """An output of a notebook's cell, replaced at each update: HTML, without widgets. Its last state stays."""
+    """An output of a notebook's cell, replaced at each update: HTML, without widgets.
+
+    Its last state stays.
+    """
 
     def __init__(self, total: int, step: int) -> None:
         from IPython.display import display
@@ -134,6 +166,16 @@ class _NotebookBar:
     def _drawn(self, step: int, epoch: str, losses: str) -> dict[str, str]:
         spent = time.monotonic() - self._began
         left = spent / (step - self._first) * (self._total - step) if step > self._first else 0.0
-        words = [epoch, f"{step}/{self._total}", losses, f"{spent:.0f} s", f"{left:.0f} s left" if left else ""]
+        words = [
+            epoch,
+            f"{step}/{self._total}",
+            losses,
+            f"{spent:.0f} s",
+            f"{left:.0f} s left" if left else "",
+        ]
         text = printable(redact("  ".join(filter(None, words))))
-        return {"text/plain": text, "text/html": f"<progress value='{step}' max='{self._total}'></progress> <code>{html.escape(text)}</code>"}
+        return {
+            "text/plain": text,
+            "text/html": f"<progress value='{step}' max='{self._total}'></progress> "
+            f"<code>{html.escape(text)}</code>",
+        }

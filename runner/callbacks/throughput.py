@@ -13,7 +13,8 @@ from samewise.runner.interfaces import Callback, Outcome, RunView
 
 @final
 class Throughput(Callback):
-    """Logs `speed/samples_per_s`, `speed/step_ms` and, on CUDA, `speed/gpu_memory_mib` (the peak), means over the steps since the last entry.
+    """Logs `speed/samples_per_s`, `speed/step_ms` and, on CUDA, `speed/gpu_memory_mib` (the peak),
+    means over the steps since the last entry.
 
     Args:
         every_steps: Steps between two entries.
@@ -34,11 +35,19 @@ class Throughput(Callback):
             return
         now = time.perf_counter()
         seconds = now - self._since
-        logged = {"speed/samples_per_s": self._samples / seconds, "speed/step_ms": 1000 * seconds / self._steps}
+        logged = {
+            "speed/samples_per_s": self._samples / seconds,
+            "speed/step_ms": 1000 * seconds / self._steps,
+        }
         self._since, self._steps, self._samples = now, 0, 0
         if run.device == "cuda":
             logged["speed/gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
         run.log(logged)
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._since, self._steps, self._samples = time.perf_counter(), 0, 0  # the time of an evaluation does not count as training
+        # The time of an evaluation does not count as training
+        self._since, self._steps, self._samples = (
+            time.perf_counter(),
+            0,
+            0,
+        )

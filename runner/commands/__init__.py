@@ -1,4 +1,5 @@
-"""The commands, one per file: NAME.py, whose docstring's first line is its summary, with `configure(parser)` and `run(args) -> int`; `EXAMPLES` end its help.
+"""The commands, one per file: NAME.py, whose docstring's first line is its summary, with
+`configure(parser)` and `run(args) -> int`; `EXAMPLES` end its help.
 
 Here are the arguments that they share, and the list of commands, made without importing any.
 """
@@ -22,24 +23,48 @@ if TYPE_CHECKING:
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for overrides and for the user's project."""
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="experiment=NAME, GROUP=CHOICE, KEY=VALUE, +NEW_KEY=VALUE or ~KEY")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="experiment=NAME, GROUP=CHOICE, KEY=VALUE, +NEW_KEY=VALUE or ~KEY",
+    )
     add_project(parser)
 
 
 def add_project(parser: argparse.ArgumentParser) -> None:
     """Add the options for the user's project, in addition to its pyproject.toml."""
     add_packages(parser)
-    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="a config folder of yours (may be repeated)")
+    parser.add_argument(
+        "--config-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a config folder of yours (may be repeated)",
+    )
 
 
 def add_packages(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the user's own code, in addition to that of the project around the current folder."""
-    parser.add_argument("--package", action="append", default=[], metavar="NAME", help="a package of yours whose classes configs may name (may be repeated)")
+    """Add the option for the user's own code, in addition to that of the project around the current
+    folder.
+    """
+    parser.add_argument(
+        "--package",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a package of yours whose classes configs may name (may be repeated)",
+    )
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add the option to use what someone else has made."""
-    parser.add_argument("--trust", action="store_true", help="use what someone else made and you trust; for a folder, remembered until its config changes")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="use what someone else made and you trust; for a folder, remembered until its "
+        "config changes",
+    )
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +74,16 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def note_weights(composed: Composed, args: argparse.Namespace) -> None:
-    """Say if the best checkpoint was chosen by a metric of other weights, such as an average, than those that are used."""
+    """Say if the best checkpoint was chosen by a metric of other weights, such as an average, than
+    those that are used.
+    """
     name, _, metric = str(composed.cfg.evaluate.monitor).partition("/")
     if args.checkpoint == "best" and metric.startswith("valid/") and args.weights != name:
-        print(f"note: the best checkpoint was chosen by {name}/{metric}; --weights {name} uses those weights", file=sys.stderr)
+        print(
+            f"note: the best checkpoint was chosen by {name}/{metric}; --weights {name} "
+            "uses those weights",
+            file=sys.stderr,
+        )
 
 
 def project_from(args: argparse.Namespace) -> Project:
@@ -81,7 +112,10 @@ class Command:
             return next(lines).strip().strip('"').rstrip(".")
 
     def load(self, parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-        """Import the command's module and no other; set up the parser, and return the function that runs it."""
+        """Import the command's module and no other.
+
+        Set up the parser, and return the function that runs it.
+        """
         module = importlib.import_module(f"samewise.runner.commands.{self.path.stem}")
         module.configure(parser)
         parser.epilog = parser.epilog or getattr(module, "EXAMPLES", None)
@@ -91,5 +125,8 @@ class Command:
 def commands() -> dict[str, Command]:
     """All commands by name, `train` first: every file in commands/ is one."""
     files = [file for file in Path(__file__).parent.glob("*.py") if not file.name.startswith("_")]
-    found = [Command(file.stem.replace("_", "-"), file) for file in sorted(files, key=lambda file: (file.stem != "train", file.stem))]
+    found = [
+        Command(file.stem.replace("_", "-"), file)
+        for file in sorted(files, key=lambda file: (file.stem != "train", file.stem))
+    ]
     return {one.name: one for one in found}

@@ -26,12 +26,38 @@ them before you share the bundle.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a finished run: its folder or name, the start of its fingerprint, or its MLflow run id")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; an existing file is not overwritten")
-    parser.add_argument("--with-weights", action="store_true", help="include the best and the last checkpoint, not only their digests")
-    parser.add_argument("--no-data-hashes", action="store_true", help="list the data's files by name and size, without reading them")
-    parser.add_argument("--sign", type=Path, metavar="KEY", help="sign it with this private key (elliptic curve, PEM); needs samewise[sign]")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="a finished run: its folder or name, the start of its fingerprint, or its MLflow "
+        "run id",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the file to write; an existing file is not overwritten",
+    )
+    parser.add_argument(
+        "--with-weights",
+        action="store_true",
+        help="include the best and the last checkpoint, not only their digests",
+    )
+    parser.add_argument(
+        "--no-data-hashes",
+        action="store_true",
+        help="list the data's files by name and size, without reading them",
+    )
+    parser.add_argument(
+        "--sign",
+        type=Path,
+        metavar="KEY",
+        help="sign it with this private key (elliptic curve, PEM); needs samewise[sign]",
+    )
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     add_project(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -50,9 +76,14 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.bundles.contents import gather, outside_weights
 
     for key, place in outside_weights(saved.config_in(folder.config).whole).items():
-        words = f"{place} is not in the bundle: whoever reproduces it also needs this file, and adds {key}=PLACE to `samewise reproduce`"
+        words = (
+            f"{place} is not in the bundle: whoever reproduces it also needs this file, and "
+            f"adds {key}=PLACE to `samewise reproduce`"
+        )
         print(f"warning: {key}: {words}", file=sys.stderr)
-    parts = gather(folder, project, with_weights=args.with_weights, hash_data=not args.no_data_hashes)
+    parts = gather(
+        folder, project, with_weights=args.with_weights, hash_data=not args.no_data_hashes
+    )
     identity = archive.write(args.out, parts)
     signature = None
     if args.sign:
@@ -60,8 +91,23 @@ def run(args: argparse.Namespace) -> int:
             archive.unpack(args.out, Path(temporary, "bundle"))
             signature = signing.sign(Path(temporary, "bundle"), args.out, args.sign)
     if args.json:
-        print(to_json({"file": str(args.out), "identity": identity, "parts": len(parts), "signature": signature and str(signature)}))
+        print(
+            to_json(
+                {
+                    "file": str(args.out),
+                    "identity": identity,
+                    "parts": len(parts),
+                    "signature": signature and str(signature),
+                }
+            )
+        )
         return 0
-    print(f"wrote {args.out}: {len(parts)} parts, {args.out.stat().st_size / 1e6:.1f} MB" + (f"; {signature}" if signature else ""))
-    print(f"identity {identity}\nnext:\n  {shlex.join(['samewise', 'reproduce', str(args.out), '--expect', identity])}")
+    print(
+        f"wrote {args.out}: {len(parts)} parts, {args.out.stat().st_size / 1e6:.1f} MB"
+        + (f"; {signature}" if signature else "")
+    )
+    print(
+        f"identity {identity}\nnext:\n  "
+        f"{shlex.join(['samewise', 'reproduce', str(args.out), '--expect', identity])}"
+    )
     return 0

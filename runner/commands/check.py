@@ -14,9 +14,17 @@ from samewise.runner.tracking import address, backends
 def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--strict", action="store_true", help="exit with code 2 on warnings too: settings that cannot do what they say")
-    how.add_argument("--static", action="store_true", help="only read the config: build nothing, load no data")
-    parser.add_argument("--json", action="store_true", help="print {name, fingerprint, problems, notes} as JSON")
+    how.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with code 2 on warnings too: settings that cannot do what they say",
+    )
+    how.add_argument(
+        "--static", action="store_true", help="only read the config: build nothing, load no data"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print {name, fingerprint, problems, notes} as JSON"
+    )
     parser.epilog = """\
 examples:
   samewise check experiment=resnet18_digits
@@ -31,10 +39,15 @@ def run(args: argparse.Namespace) -> int:
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
         variables.prepare(composed.cfg.reproducibility)
-    found, notes = problems(composed, composed.project), [f"warning: {caution}" for caution in composed.cautions]
+    found, notes = (
+        problems(composed, composed.project),
+        [f"warning: {caution}" for caution in composed.cautions],
+    )
     uri = None if composed.problems else composed.tracking_uri
     found += filter(None, [address.problem(uri)]) if uri else []
-    found += [] if composed.problems else backends.problems(backends.backends_of(composed.cfg.tracking))
+    found += (
+        [] if composed.problems else backends.problems(backends.backends_of(composed.cfg.tracking))
+    )
     if not found and not args.static:
         try:
             from samewise.runner.training.dry_run import dry_run
@@ -46,10 +59,25 @@ def run(args: argparse.Namespace) -> int:
             found = list(error.problems)
     warned = args.strict and any(note.startswith("warning: ") for note in notes)
     if args.json:
-        told = [{key: value for key, value in vars(problem).items() if value not in ("", ...)} for problem in found]
-        print(to_json({"name": composed.name, "fingerprint": composed.fingerprint, "problems": told, "notes": notes}, indent=2))
+        told = [
+            {key: value for key, value in vars(problem).items() if value not in ("", ...)}
+            for problem in found
+        ]
+        print(
+            to_json(
+                {
+                    "name": composed.name,
+                    "fingerprint": composed.fingerprint,
+                    "problems": told,
+                    "notes": notes,
+                },
+                indent=2,
+            )
+        )
         return ConfigError.exit_code if found or warned else 0
     if found:
         raise ConfigError(*found)
-    print("\n  ".join([f"no problems found in {composed.name} ({composed.fingerprint[:12]})", *notes]))
+    print(
+        "\n  ".join([f"no problems found in {composed.name} ({composed.fingerprint[:12]})", *notes])
+    )
     return ConfigError.exit_code if warned else 0

@@ -50,17 +50,25 @@ function samewise_completion
     eval "$words[1] -sc query=fish"
 end
 complete -c samewise -x -a '(samewise_completion)'"""
-_SCRIPTS = {"bash": _BASH, "zsh": f"autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{_BASH}", "fish": _FISH}
+_SCRIPTS = {
+    "bash": _BASH,
+    "zsh": f"autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{_BASH}",
+    "fish": _FISH,
+}
 
 
 def answer(argv: Sequence[str]) -> int:
-    """Answer the shell scripts' call `samewise -sc query=SHELL`: print the completions of the line in COMP_LINE; nothing if anything fails."""
+    """Answer the shell scripts' call `samewise -sc query=SHELL`: print the completions of the line
+    in COMP_LINE; nothing if anything fails.
+    """
     shell = argv[0].removeprefix("query=") if argv else ""
     if shell not in SHELLS or "COMP_LINE" not in os.environ:
         return 2
     try:
         matches = sorted(filter(INERT.fullmatch, set(_matches(os.environ["COMP_LINE"]))))
-    except Exception:  # a half-typed line often does not compose, and an error would be printed into the prompt
+    except (
+        Exception
+    ):  # a half-typed line often does not compose, and an error would be printed into the prompt
         return 1
     print("\n".join(matches) if shell == "fish" else " ".join(matches))
     return 0
@@ -77,7 +85,11 @@ def _matches(line: str) -> Iterable[str]:
         return (name for name in SHELLS if name.startswith(word))
     if command == "list":
         return (group for group in _loader().groups() if group.startswith(word))
-    return (match for match in _of_overrides(overrides, word) if match.startswith(word)) if command in OVERRIDES else ()
+    return (
+        (match for match in _of_overrides(overrides, word) if match.startswith(word))
+        if command in OVERRIDES
+        else ()
+    )
 
 
 def _loader():
@@ -87,7 +99,9 @@ def _loader():
 
 
 def _of_overrides(before: Sequence[str], word: str) -> Iterator[str]:
-    """Groups, choices, keys and values that an override may name after others, and files that it may give as a value."""
+    """Groups, choices, keys and values that an override may name after others, and files that it
+    may give as a value.
+    """
     from hydra.errors import ConfigCompositionException
     from omegaconf import OmegaConf
 
@@ -118,5 +132,11 @@ def _of_overrides(before: Sequence[str], word: str) -> Iterator[str]:
     above = key.rpartition(".")[0]
     inner: Any = OmegaConf.to_container(cfg, resolve=False)
     inner = at(inner, above) if above else inner
-    for name, part in inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, list) else ():
+    for name, part in (
+        inner.items()
+        if isinstance(inner, dict)
+        else enumerate(inner)
+        if isinstance(inner, list)
+        else ()
+    ):
         yield f"{above}{'.' if above else ''}{name}{'.' if isinstance(part, dict | list) else '='}"

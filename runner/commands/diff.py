@@ -18,7 +18,12 @@ from samewise.runner.config.tree import shown
 from samewise.runner.errors import ConfigError, Problem, first_line, number_of
 from samewise.runner.records import kept_sources, shapes, sources
 from samewise.runner.records import trust as signatures
-from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
+from samewise.runner.records.files import (
+    read_json,
+    read_mapping,
+    require_writable,
+    write_atomically,
+)
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.address import remove_password
@@ -45,15 +50,34 @@ traces have no step in common; 1 they differ, a trace was altered, or there is n
 _MOST_LINES = 60
 """Lines of code that are printed."""
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
-_COMPARED = {"batch": "batches", "input": "inputs", "loss": "losses", "gradients": "gradients", "weights": "weights"}
+_COMPARED = {
+    "batch": "batches",
+    "input": "inputs",
+    "loss": "losses",
+    "gradients": "gradients",
+    "weights": "weights",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="RUN", help=RUN)
-    parser.add_argument("second", metavar="RUN", nargs="?", help="another run; without it: only the code, as it is now")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained web page")
-    parser.add_argument("--log", action="store_true", help="also log the page to MLflow, as the artifact diff/OTHER.html of both runs")
+    parser.add_argument(
+        "second",
+        metavar="RUN",
+        nargs="?",
+        help="another run; without it: only the code, as it is now",
+    )
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a self-contained web page"
+    )
+    parser.add_argument(
+        "--log",
+        action="store_true",
+        help="also log the page to MLflow, as the artifact diff/OTHER.html of both runs",
+    )
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -63,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.second is None:
         return _compare_with_now(args, saved.find(args.first, run_root=args.run_root))
-    pair = saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root)
+    pair = (
+        saved.find(args.first, run_root=args.run_root),
+        saved.find(args.second, run_root=args.run_root),
+    )
     if args.html:
         require_writable("--html", args.html, file=True)
     found = _compare(*pair)
@@ -82,7 +109,9 @@ def _compare_with_now(args: argparse.Namespace, folder: RunFolder) -> int:
     """Print how the code differs from that of a run."""
     if args.html or args.log:
         option = "--html" if args.html else "--log"
-        raise ConfigError(Problem(option, "makes a page about two runs", expected="samewise diff RUN RUN"))
+        raise ConfigError(
+            Problem(option, "makes a page about two runs", expected="samewise diff RUN RUN")
+        )
     projects.find()  # makes its packages importable
     changed = sources.list_changes(folder.sources)
     lines = kept_sources.line_differences(folder.sources)
@@ -104,35 +133,84 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     folders = first, second
     (head, one), (other, two) = (trace_reader.read_trace_of(folder) for folder in folders)
     both = sorted(one.keys() & two.keys())
-    digests = [trace_reader.algorithm_of(folder.trace, found) + _of_shards(found) for folder, found in zip(folders, (head, other), strict=True)]
+    digests = [
+        trace_reader.algorithm_of(folder.trace, found) + _of_shards(found)
+        for folder, found in zip(folders, (head, other), strict=True)
+    ]
     apart = [only_in(head, other), only_in(other, head)] if both else [[], []]
     stages = comparable_stages(head, other)
-    if any(apart) and (set(head["weights"]).isdisjoint(other["weights"]) or not all("layers" in line for lines in (one, two) for line in lines.values())):
+    if any(apart) and (
+        set(head["weights"]).isdisjoint(other["weights"])
+        or not all("layers" in line for lines in (one, two) for line in lines.values())
+    ):
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
-    config = [[path, a, b] for path, a, b in differences(*(identity(saved.config_in(folder.config).whole) for folder in folders))]
-    divergence, misstated = _trace_divergence(folders, (head, other), (one, two), stages, [path for path, *_ in config])
+    config = [
+        [path, a, b]
+        for path, a, b in differences(
+            *(identity(saved.config_in(folder.config).whole) for folder in folders)
+        )
+    ]
+    divergence, misstated = _trace_divergence(
+        folders, (head, other), (one, two), stages, [path for path, *_ in config]
+    )
     logged = {
         name: (step, *values)
         for name, (step, *values) in _logged_apart(first, second).items()
         if not name.startswith(MEASURED) and (divergence is None or step < divergence.step)
     }
-    between = [(step, name != "train/loss", name) for name, (step, *_) in logged.items() if name.startswith("train/")]
+    between = [
+        (step, name != "train/loss", name)
+        for name, (step, *_) in logged.items()
+        if name.startswith("train/")
+    ]
     since = divergence.since if divergence else 0 if both else 1
     if since and between and (found := min(between))[0] >= since:
         step, _, name = found
-        divergence = Divergence(step, "metric", name, "{} was logged as {!r} and as {!r}".format(name, *logged[name][1:]), since=since)
+        divergence = Divergence(
+            step,
+            "metric",
+            name,
+            "{} was logged as {!r} and as {!r}".format(name, *logged[name][1:]),
+            since=since,
+        )
     summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in folders]
-    evaluated, finals = zip(*(_last_evaluation(folder, summary) for folder, summary in zip(folders, summaries, strict=True)), strict=True)
-    metrics = {name: [finals[0].get(name), finals[1].get(name)] for name in sorted({*finals[0], *finals[1]})}
-    differ = [name for name, pair in metrics.items() if None not in pair and not _same(*pair) and not name.startswith(MEASURED)]
-    steps, weights = ([summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256"))
+    evaluated, finals = zip(
+        *(
+            _last_evaluation(folder, summary)
+            for folder, summary in zip(folders, summaries, strict=True)
+        ),
+        strict=True,
+    )
+    metrics = {
+        name: [finals[0].get(name), finals[1].get(name)]
+        for name in sorted({*finals[0], *finals[1]})
+    }
+    differ = [
+        name
+        for name, pair in metrics.items()
+        if None not in pair and not _same(*pair) and not name.startswith(MEASURED)
+    ]
+    steps, weights = (
+        [summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256")
+    )
     ended = None not in weights and steps[0] == steps[1]
     same_metrics = not logged and not (evaluated[0] == evaluated[1] and differ)
-    altered = [f"{folder.path}: {words}" for folder in folders if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))] + misstated
+    altered = [
+        f"{folder.path}: {words}"
+        for folder in folders
+        if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))
+    ] + misstated
     return {
-        "same": bool(both or ended) and not divergence and same_metrics and not altered and not any(apart) and not (ended and weights[0] != weights[1]),
+        "same": bool(both or ended)
+        and not divergence
+        and same_metrics
+        and not altered
+        and not any(apart)
+        and not (ended and weights[0] != weights[1]),
         "config": config,
-        "environment": environment.differences(*(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)),
+        "environment": environment.differences(
+            *(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)
+        ),
         "code": sources.describe_changes(*(sources.files_in(folder.sources) for folder in folders)),
         "lines": kept_sources.line_differences(first.sources, second.sources),
         "metrics": metrics,
@@ -143,56 +221,120 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         "digests": digests,
         "compared": list(stages),
         "tensors": apart,
-        "weights": {"step": steps[0], "same": weights[0] == weights[1], "traced": "weights" in stages and steps[0] in both} if ended else None,
-        "missing": [f"{folder.path}: {words}" for folder, lines in zip(folders, (one, two), strict=True) if (words := trace_reader.missing_start(lines))],
+        "weights": {
+            "step": steps[0],
+            "same": weights[0] == weights[1],
+            "traced": "weights" in stages and steps[0] in both,
+        }
+        if ended
+        else None,
+        "missing": [
+            f"{folder.path}: {words}"
+            for folder, lines in zip(folders, (one, two), strict=True)
+            if (words := trace_reader.missing_start(lines))
+        ],
         "altered": altered,
-        "parts": {key: value for key, value in asdict(divergence).items() if key != "altered"} if divergence else None,
+        "parts": {key: value for key, value in asdict(divergence).items() if key != "altered"}
+        if divergence
+        else None,
     }
 
 
 def _trace_divergence(
-    folders: Sequence[Any], heads: Sequence[Any], traces: Sequence[Any], stages: Sequence[str], settings: Sequence[str]
+    folders: Sequence[Any],
+    heads: Sequence[Any],
+    traces: Sequence[Any],
+    stages: Sequence[str],
+    settings: Sequence[str],
 ) -> tuple[Divergence | None, list[str]]:
-    """Where two runs' traces first differ, given their heads and lines, the stages to compare and the settings that differ; and what was altered in one."""
-    from samewise.runner.records.divergence import Divergence, explain, first_divergence, misstated_losses, other_layers, other_start, same_start, unknown_since
+    """Where two runs' traces first differ, given their heads and lines, the stages to compare and
+    the settings that differ; and what was altered in one.
+    """
+    from samewise.runner.records.divergence import (
+        Divergence,
+        explain,
+        first_divergence,
+        misstated_losses,
+        other_layers,
+        other_start,
+        same_start,
+        unknown_since,
+    )
 
     (head, other), (one, two) = heads, traces
     if start := other_start(head, other):
         return start, []
-    both, journals, altered = sorted(one.keys() & two.keys()), [logged_values(folder.metrics) for folder in folders], list[str]()
-    several = any(len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1 for folder in folders)
+    both, journals, altered = (
+        sorted(one.keys() & two.keys()),
+        [logged_values(folder.metrics) for folder in folders],
+        list[str](),
+    )
+    several = any(
+        len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1
+        for folder in folders
+    )
     for step in both:
         lines = one[step], two[step]
         if not (found := first_divergence(head, *lines, other=other, stages=stages)):
             if head == other and (place := other_layers(head, *lines)):
-                words = "a trace was altered: at step {} it has other digests of single {}, first of {}, and the same of all of them"
+                words = (
+                    "a trace was altered: at step {} it has other digests of single {}, first "
+                    "of {}, and the same of all of them"
+                )
                 altered.append(words.format(step, *place))
             continue
         logged = _of_step(journals, step)
         if found[0] == "loss" and (losses := misstated_losses(lines, logged)) is not None:
             if losses:
-                words = "a trace was altered: at step {} the losses in the traces are {!r} and {!r}, and both runs logged the same ones"
+                words = (
+                    "a trace was altered: at step {} the losses in the traces are {!r} and "
+                    "{!r}, and both runs logged the same ones"
+                )
                 altered.append(words.format(step, *losses))
-            if not (found := first_divergence(head, *lines, other=other, stages=[stage for stage in stages if stage != "loss"])):
+            if not (
+                found := first_divergence(
+                    head, *lines, other=other, stages=[stage for stage in stages if stage != "loss"]
+                )
+            ):
                 continue
         since = unknown_since(step, both)
-        known = same_start(head, other, step) or (step > both[0] and since == step and "weights" in stages and head["weights"] == other["weights"])
-        stage, layer, reason = explain(found, heads, lines, settings, logged=logged, several=several, known=known)
+        known = same_start(head, other, step) or (
+            step > both[0]
+            and since == step
+            and "weights" in stages
+            and head["weights"] == other["weights"]
+        )
+        stage, layer, reason = explain(
+            found, heads, lines, settings, logged=logged, several=several, known=known
+        )
         if stage in ("loss", "gradients") and not known:  # what the step began with
-            reason += "; or the weights before that step differ" + (", which a trace does not record" if step == both[0] else "")
+            reason += "; or the weights before that step differ" + (
+                ", which a trace does not record" if step == both[0] else ""
+            )
         return Divergence(step, stage, layer, reason, since=since), altered
     return None, altered
 
 
-def _of_step(journals: Sequence[Mapping[tuple[int, str], float]], step: int) -> dict[str, tuple[float, float]]:
+def _of_step(
+    journals: Sequence[Mapping[tuple[int, str], float]], step: int
+) -> dict[str, tuple[float, float]]:
     """What two runs both logged of a step's losses and gradient norms, by name and in order."""
     first, second = journals
-    names = [name for at, name in first if at == step and name.startswith("train/") and not name.startswith("train/lr") and (step, name) in second]
+    names = [
+        name
+        for at, name in first
+        if at == step
+        and name.startswith("train/")
+        and not name.startswith("train/lr")
+        and (step, name) in second
+    ]
     return {name.removeprefix("train/"): (first[step, name], second[step, name]) for name in names}
 
 
 def _logged_apart(first: Any, second: Any) -> dict[str, tuple[int, float, float]]:
-    """The metrics that two runs logged with different values, by name: the first step at which they did, and the values."""
+    """The metrics that two runs logged with different values, by name: the first step at which they
+    did, and the values.
+    """
     one, two = (logged_values(folder.metrics) for folder in (first, second))
     found = dict[str, tuple[int, float, float]]()
     for step, name in sorted(one.keys() & two.keys()):
@@ -202,24 +344,67 @@ def _logged_apart(first: Any, second: Any) -> dict[str, tuple[int, float, float]
 
 
 def _last_evaluation(folder: Any, summary: Mapping[str, Any]) -> tuple[int, Mapping[str, float]]:
-    """The step and metrics of a run's last evaluation; of one that has not finished, those in its journal."""
-    return (summary["steps"], summary["metrics"]["final"]) if summary.get("metrics") else last_evaluation(folder.metrics)
+    """The step and metrics of a run's last evaluation.
+
+    Of one that has not finished, those in its journal.
+    """
+    return (
+        (summary["steps"], summary["metrics"]["final"])
+        if summary.get("metrics")
+        else last_evaluation(folder.metrics)
+    )
 
 
 def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     from samewise.runner.sweep.page import document, table
 
-    names = [f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)]
-    parts = [f"<h1>{escape(names[0])} | {escape(names[1])}</h1>", *(f"<p>{escape(line)}</p>" for line in _verdict(found))]
+    names = [
+        f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)
+    ]
+    parts = [
+        f"<h1>{escape(names[0])} | {escape(names[1])}</h1>",
+        *(f"<p>{escape(line)}</p>" for line in _verdict(found)),
+    ]
     if found["config"]:
-        parts += ["<h2>Config</h2>", table([{"": path, names[0]: shown(one), f"{names[1]} ": shown(two)} for path, one, two in found["config"]])]
-    for title, key in (("Metrics of the last evaluation", "metrics"), ("Where logged metrics first differ", "logged")):
-        pairs = [(name, *_numbers(*pair), _differs(*pair, compared=key == "logged" or len({*found["evaluated"]}) == 1)) for name, pair in found[key].items()]
-        rows = [{"": name, names[0]: one, f"{names[1]} ": two, "differs": differs} for name, one, two, differs in pairs]
+        parts += [
+            "<h2>Config</h2>",
+            table(
+                [
+                    {"": path, names[0]: shown(one), f"{names[1]} ": shown(two)}
+                    for path, one, two in found["config"]
+                ]
+            ),
+        ]
+    for title, key in (
+        ("Metrics of the last evaluation", "metrics"),
+        ("Where logged metrics first differ", "logged"),
+    ):
+        pairs = [
+            (
+                name,
+                *_numbers(*pair),
+                _differs(*pair, compared=key == "logged" or len({*found["evaluated"]}) == 1),
+            )
+            for name, pair in found[key].items()
+        ]
+        rows = [
+            {"": name, names[0]: one, f"{names[1]} ": two, "differs": differs}
+            for name, one, two, differs in pairs
+        ]
         parts += [f"<h2>{title}</h2>", table(rows)] if rows else []
-    for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"]), ("Altered", found["altered"])):
+    for title, lines in (
+        ("Environment", found["environment"]),
+        ("Code", found["code"]),
+        ("Missing", found["missing"]),
+        ("Altered", found["altered"]),
+    ):
         if lines:
-            parts += [f"<h2>{title}</h2>", "<ul>", *(f"<li>{escape(str(line))}</li>" for line in lines), "</ul>"]
+            parts += [
+                f"<h2>{title}</h2>",
+                "<ul>",
+                *(f"<li>{escape(str(line))}</li>" for line in lines),
+                "</ul>",
+            ]
     if found["lines"]:
         text = "\n".join(_lines_of_code(found["lines"]))
         parts += ["<h2>Lines of code</h2>", f"<pre>{escape(text)}</pre>"]
@@ -235,8 +420,19 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
     for folder, other in ((first, second), (second, first)):
         run_id = read_mapping(folder.tracking, shapes.TRACKING).get("run_id")
         if not run_id:
-            raise ConfigError(Problem("--log", "the run is not in MLflow", str(folder.path), hint=f"samewise sync {shlex.quote(str(folder.path))}"))
-        signatures.require(folder.config, trust=trust, uses="sends a page, with your tokens, to the MLflow store that its config.yaml names")
+            raise ConfigError(
+                Problem(
+                    "--log",
+                    "the run is not in MLflow",
+                    str(folder.path),
+                    hint=f"samewise sync {shlex.quote(str(folder.path))}",
+                )
+            )
+        signatures.require(
+            folder.config,
+            trust=trust,
+            uses="sends a page, with your tokens, to the MLflow store that its config.yaml names",
+        )
         settings = plain(saved.config_in(folder.config).cfg.tracking)
         uri = address(folder, settings, None)
         from samewise.runner.tracking.store import open_client
@@ -245,18 +441,41 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
             client = open_client(uri)
             client.log_text(run_id, _page(first, second, found), f"diff/{other.path.name}.html")
         except Exception as error:  # any error of the store or the network
-            raise ConfigError(Problem("--log", f"MLflow refused the page: {first_line(error)}", remove_password(uri))) from None
+            raise ConfigError(
+                Problem(
+                    "--log", f"MLflow refused the page: {first_line(error)}", remove_password(uri)
+                )
+            ) from None
         print(f"logged to the MLflow run {run_id} as diff/{other.path.name}.html", file=sys.stderr)
 
 
 def _verdict(found: dict[str, Any]) -> list[str]:
-    """Describe what the traces show, and, where they do not show whether the runs agree, the logged metrics and the final weights, in lines."""
+    """Describe what the traces show, and, where they do not show whether the runs agree, the logged
+    metrics and the final weights, in lines.
+    """
     parts = found["parts"]
-    lines = _common_steps(found) if found["steps"] else ["no steps in common" + ("" if parts or found["same_metrics"] else ", but metrics differ")]
+    lines = (
+        _common_steps(found)
+        if found["steps"]
+        else [
+            "no steps in common"
+            + ("" if parts or found["same_metrics"] else ", but metrics differ")
+        ]
+    )
     if parts and not found["steps"]:
-        lines.append(f"diverges at {'or before ' if parts['step'] > 1 else ''}step {parts['step']}: {parts['reason']}")
-    if (end := found["weights"]) and not any(found["tensors"]) and (end["same"] is (parts is not None) or (parts is None and not end["traced"])):
-        lines.append(f"the weights after step {end['step']}, by weights_sha256: {'the same' if end['same'] else 'they differ'}")
+        lines.append(
+            f"diverges at {'or before ' if parts['step'] > 1 else ''}step {parts['step']}: "
+            f"{parts['reason']}"
+        )
+    if (
+        (end := found["weights"])
+        and not any(found["tensors"])
+        and (end["same"] is (parts is not None) or (parts is None and not end["traced"]))
+    ):
+        lines.append(
+            f"the weights after step {end['step']}, by weights_sha256: "
+            f"{'the same' if end['same'] else 'they differ'}"
+        )
     return lines
 
 
@@ -265,15 +484,28 @@ def _common_steps(found: dict[str, Any]) -> list[str]:
     from samewise.runner.records.divergence import Divergence, describe_tensors
 
     parts, lines = found["parts"], list[str]()
-    compared, left = ([words for stage, words in _COMPARED.items() if (stage in found["compared"]) is there] for there in (True, False))
+    compared, left = (
+        [words for stage, words in _COMPARED.items() if (stage in found["compared"]) is there]
+        for there in (True, False)
+    )
     one, two = found["digests"]
     if words := describe_tensors(found["tensors"], ("in the first run", "in the second run")):
         lines.append(words + ("" if left else "; those of the same name are compared"))
     if left:
-        reason = f"digests by {one} and by {two} cannot be compared" if one != two else "the traces do not have digests of the same names"
-        lines.append(f"{reason}, so nothing is known about {_listed(left)}; only {_listed(compared)} are compared")
+        reason = (
+            f"digests by {one} and by {two} cannot be compared"
+            if one != two
+            else "the traces do not have digests of the same names"
+        )
+        lines.append(
+            f"{reason}, so nothing is known about {_listed(left)}; only "
+            f"{_listed(compared)} are compared"
+        )
     if parts is None:
-        what, but = _listed(compared) if left else "bits", "" if found["same_metrics"] else ", but metrics differ"
+        what, but = (
+            _listed(compared) if left else "bits",
+            "" if found["same_metrics"] else ", but metrics differ",
+        )
         lines.append(f"the same {what} in all {found['steps']} common steps{but}")
     else:
         lines.append(f"diverges at {Divergence(**parts)}")
@@ -299,7 +531,10 @@ def _print(found: dict[str, Any]) -> None:
         _print_code(found["code"], found["lines"], most=_MOST_LINES)
     for key in ("metrics", "logged"):
         for name, pair in found[key].items():
-            print(f"  {name:<24} {' | '.join(_numbers(*pair))}   {_differs(*pair, compared=key == 'logged' or len({*found['evaluated']}) == 1)}".rstrip())
+            print(
+                f"  {name:<24} {' | '.join(_numbers(*pair))}   "
+                f"{_differs(*pair, compared=key == 'logged' or len({*found['evaluated']}) == 1)}".rstrip()
+            )
     for line in (*found["missing"], *found["altered"]):
         print(f"  {line}")
     for line in _verdict(found):
@@ -323,7 +558,10 @@ def _print_code(changed: Sequence[str], lines: Mapping[str, str], *, most: int |
 
 
 def _lines_of_code(lines: Mapping[str, str]) -> list[str]:
-    said = [f"{label}: {text}" if text == kept_sources.NOT_KEPT else text for label, text in lines.items()]
+    said = [
+        f"{label}: {text}" if text == kept_sources.NOT_KEPT else text
+        for label, text in lines.items()
+    ]
     return "\n".join(said).splitlines()
 
 
@@ -332,8 +570,19 @@ def _same(one: float | None, two: float | None) -> bool:
 
 
 def _differs(one: float | None, two: float | None, *, compared: bool) -> str:
-    """Whether two values differ, in a word; what is not `compared`, since one is missing or they are of different steps, does not."""
-    return "" if _same(one, two) else "in one run only" if one is None or two is None else "differs" if compared else "after other steps"
+    """Whether two values differ, in a word.
+
+    What is not `compared`, since one is missing or they are of different steps, does not.
+    """
+    return (
+        ""
+        if _same(one, two)
+        else "in one run only"
+        if one is None or two is None
+        else "differs"
+        if compared
+        else "after other steps"
+    )
 
 
 def _numbers(*values: float | None) -> list[str]:

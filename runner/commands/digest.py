@@ -19,8 +19,15 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="FILE|RUN", help="a file written by torch.save, a checkpoint's folder, or a run")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument(
+        "what",
+        nargs="+",
+        metavar="FILE|RUN",
+        help="a file written by torch.save, a checkpoint's folder, or a run",
+    )
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
@@ -50,9 +57,16 @@ def _digest(name: str, run_root: Path) -> str:
     try:
         state = checkpoint.load(kept.path)
     except DamagedCheckpoint as error:
-        hint = f"`samewise digest {shlex.quote(str(folder.checkpoints))}/step-XXXXXXXX` reads an older one; `samewise train` resumes from the newest intact one"
-        raise DamagedCheckpoint(*(replace(problem, hint=hint) for problem in error.problems)) from None
-    kept_checkpoints.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), "last")
+        hint = (
+            f"`samewise digest {shlex.quote(str(folder.checkpoints))}/step-XXXXXXXX` reads an "
+            "older one; `samewise train` resumes from the newest intact one"
+        )
+        raise DamagedCheckpoint(
+            *(replace(problem, hint=hint) for problem in error.problems)
+        ) from None
+    kept_checkpoints.note_if_not_meant(
+        folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), "last"
+    )
     return weights_sha256(state["model"])
 
 
@@ -65,10 +79,20 @@ def _state_in(path: Path) -> dict[str, Any]:
     try:
         value = load_tensors(path)
     except Exception as error:
-        raise ConfigError(Problem(str(path), f"is not a file of tensors: {first_line(error)}", expected="a file written by torch.save")) from error
+        raise ConfigError(
+            Problem(
+                str(path),
+                f"is not a file of tensors: {first_line(error)}",
+                expected="a file written by torch.save",
+            )
+        ) from error
     for name in ("model", "state_dict"):
         if isinstance(value, dict) and isinstance(value.get(name), dict):
             value = value[name]
-    if not isinstance(value, dict) or not all(isinstance(item, torch.Tensor) for item in value.values()):
-        raise ConfigError(Problem(str(path), "contains no state_dict", expected="a mapping from names to tensors"))
+    if not isinstance(value, dict) or not all(
+        isinstance(item, torch.Tensor) for item in value.values()
+    ):
+        raise ConfigError(
+            Problem(str(path), "contains no state_dict", expected="a mapping from names to tensors")
+        )
     return value

@@ -39,19 +39,36 @@ class Finding:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs would be written (default: runs)")
+    parser.add_argument(
+        "--run-root",
+        type=Path,
+        default=Path("runs"),
+        help="where runs would be written (default: runs)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    looks = (_python, _packages, _device, _threads, _same_bits, _shared_memory, partial(_disk, args.run_root), _git)
+    looks = (
+        _python,
+        _packages,
+        _device,
+        _threads,
+        _same_bits,
+        _shared_memory,
+        partial(_disk, args.run_root),
+        _git,
+    )
     findings = [finding for look in looks for finding in look()]
     if args.json:
         print(to_json([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
-            print(f"{finding.state:<7} {finding.what:<20} {finding.found}" + (f"\n{'':28} {finding.advice}" if finding.advice else ""))
+            print(
+                f"{finding.state:<7} {finding.what:<20} {finding.found}"
+                + (f"\n{'':28} {finding.advice}" if finding.advice else "")
+            )
     return 1 if any(finding.state == "bad" for finding in findings) else 0
 
 
@@ -81,11 +98,19 @@ def _packages() -> Iterator[Finding]:
         importlib.import_module("torchvision")  # loads its operators
         torch.ops.torchvision.nms  # noqa: B018 (raises where the two were built for different releases)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
-        yield Finding("torchvision's operators", "bad", first_line(error), "install the torchvision release made for this torch")
+        yield Finding(
+            "torchvision's operators",
+            "bad",
+            first_line(error),
+            "install the torchvision release made for this torch",
+        )
     with contextlib.suppress(ImportError):
         importlib.import_module("torchaudio")
     if torchaudio_import.reason:
-        missing = "forced_align, rnnt_loss and cuda_ctc_decoder are missing; lfilter and overdrive are slow"
+        missing = (
+            "forced_align, rnnt_loss and cuda_ctc_decoder are missing; lfilter and overdrive "
+            "are slow"
+        )
         yield Finding("torchaudio's library", "remark", torchaudio_import.reason, missing)
 
 
@@ -96,16 +121,30 @@ def _device() -> Iterator[Finding]:
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             facts = torch.cuda.get_device_properties(number)
-            yield Finding(f"cuda:{number}", "ok", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+            yield Finding(
+                f"cuda:{number}",
+                "ok",
+                f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}",
+            )
     elif Path("/dev/nvidiactl").exists():
-        yield Finding("cuda", "bad", "there is an NVIDIA device, but torch cannot use it", f"torch was built for CUDA {torch.version.cuda}: update the driver")
+        yield Finding(
+            "cuda",
+            "bad",
+            "there is an NVIDIA device, but torch cannot use it",
+            f"torch was built for CUDA {torch.version.cuda}: update the driver",
+        )
     else:
         yield Finding("cuda", "remark", "none: training runs on the CPU")
 
 
 def _threads() -> Iterator[Finding]:
     dynamic = os.environ.get("OMP_DYNAMIC", "").lower() == "true"
-    yield Finding("OMP_DYNAMIC", "bad" if dynamic else "ok", os.environ.get("OMP_DYNAMIC", "not set"), "unset it: torch hangs" if dynamic else "")
+    yield Finding(
+        "OMP_DYNAMIC",
+        "bad" if dynamic else "ok",
+        os.environ.get("OMP_DYNAMIC", "not set"),
+        "unset it: torch hangs" if dynamic else "",
+    )
 
 
 def _same_bits() -> Iterator[Finding]:
@@ -119,7 +158,12 @@ def _same_bits() -> Iterator[Finding]:
 
     def trained() -> str:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4)).to(device)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(8 * 36, 4),
+        ).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(5):
             optimizer.zero_grad()
@@ -132,7 +176,12 @@ def _same_bits() -> Iterator[Finding]:
     if same:
         yield Finding("same bits twice", "ok", f"{first[:16]}... on {device}")
     else:
-        yield Finding("same bits twice", "bad", f"two trainings on {device} differ", "this machine computes unreliably")
+        yield Finding(
+            "same bits twice",
+            "bad",
+            f"two trainings on {device} differ",
+            "this machine computes unreliably",
+        )
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -140,8 +189,14 @@ def _shared_memory() -> Iterator[Finding]:
     if folder.exists():
         free = shutil.disk_usage(folder).free
         small = free < 512 * 2**20
-        advice = "loader workers pass batches through it: start the container with --shm-size=2g" if small else ""
-        yield Finding("/dev/shm", "remark" if small else "ok", f"{free / 2**20:.0f} MiB free", advice)
+        advice = (
+            "loader workers pass batches through it: start the container with --shm-size=2g"
+            if small
+            else ""
+        )
+        yield Finding(
+            "/dev/shm", "remark" if small else "ok", f"{free / 2**20:.0f} MiB free", advice
+        )
 
 
 def _disk(run_root: Path) -> Iterator[Finding]:
@@ -152,11 +207,23 @@ def _disk(run_root: Path) -> Iterator[Finding]:
     if not refusal:
         yield Finding("run_root", "ok", f"{run_root}, writable")
     else:
-        yield Finding("run_root", "bad", f"{run_root}, not writable: {refusal}", "set run_root=FOLDER")
+        yield Finding(
+            "run_root", "bad", f"{run_root}, not writable: {refusal}", "set run_root=FOLDER"
+        )
     free = shutil.disk_usage(folder).free
-    yield Finding("disk", "ok" if free > 5 * 2**30 else "remark", f"{free / 2**30:.1f} GiB free", "" if free > 5 * 2**30 else "checkpoints need space")
+    yield Finding(
+        "disk",
+        "ok" if free > 5 * 2**30 else "remark",
+        f"{free / 2**30:.1f} GiB free",
+        "" if free > 5 * 2**30 else "checkpoints need space",
+    )
 
 
 def _git() -> Iterator[Finding]:
     found = shutil.which("git")
-    yield Finding("git", "ok" if found else "remark", found or "not found", "" if found else "runs will not record the commit they ran at")
+    yield Finding(
+        "git",
+        "ok" if found else "remark",
+        found or "not found",
+        "" if found else "runs will not record the commit they ran at",
+    )

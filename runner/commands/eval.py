@@ -31,15 +31,30 @@ be there.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config"
+    )
     add_checkpoint(parser)
     parser.add_argument(
-        "--weights", metavar="NAME", help="evaluate only the weights kept by this callback, such as ema (default: all; pictures of the trained weights)"
+        "--weights",
+        metavar="NAME",
+        help="evaluate only the weights kept by this callback, such as ema (default: all; "
+        "pictures of the trained weights)",
     )
-    parser.add_argument("--split", default="valid", choices=("train", "valid", "test"), help="which split to evaluate on (default: valid)")
-    pictures = "where to write pictures (default: RUN/eval/SPLIT-STEP, with -NAME added for --weights, and eight digits for overrides that change the result)"
+    parser.add_argument(
+        "--split",
+        default="valid",
+        choices=("train", "valid", "test"),
+        help="which split to evaluate on (default: valid)",
+    )
+    pictures = (
+        "where to write pictures (default: RUN/eval/SPLIT-STEP, with -NAME added for "
+        "--weights, and eight digits for overrides that change the result)"
+    )
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=pictures)
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -51,8 +66,17 @@ def run(args: argparse.Namespace) -> int:
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
     prepare(composed.cfg.reproducibility)
-    if args.split != "valid" and any(one.lstrip("+").startswith("evaluate.limit=") for one in args.overrides):
-        raise ConfigError(Problem("evaluate.limit", f"limits the validation split, not {args.split}", composed.cfg.evaluate.limit, hint="leave it out"))
+    if args.split != "valid" and any(
+        one.lstrip("+").startswith("evaluate.limit=") for one in args.overrides
+    ):
+        raise ConfigError(
+            Problem(
+                "evaluate.limit",
+                f"limits the validation split, not {args.split}",
+                composed.cfg.evaluate.limit,
+                hint="leave it out",
+            )
+        )
     changed = _changed(saved.config_in(folder.config), composed) if args.overrides else []
     facts, classes = _evaluate(args, folder, composed, changed)
     if args.json:
@@ -61,7 +85,11 @@ def run(args: argparse.Namespace) -> int:
     measured = facts["evaluated"] or f"{args.split} split ({number_of(facts['samples'], 'sample')})"
     print(f"{folder.path}, step {facts['step']}, {measured}")
     for path, was, now in changed:
-        print("  {}: {} in the run, {} here".format(path, *("null" if one is None else one for one in (was, now))))
+        print(
+            "  {}: {} in the run, {} here".format(
+                path, *("null" if one is None else one for one in (was, now))
+            )
+        )
     if classes and any(path.startswith("dataset.") for path, _, _ in changed):
         print(f"  classes numbered as in the run: {first_few(classes, 10)}")
     for name, value in facts["metrics"].items():
@@ -73,24 +101,46 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any]]:
-    """What overrides change of what decides the result, the data's places included: path, value in the run, value here."""
+    """What overrides change of what decides the result, the data's places included: path, value in
+    the run, value here.
+    """
     from samewise.runner.config.fingerprint import finds_data, is_outside
     from samewise.runner.config.tree import at, same
 
     keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
-    found = [(key, at(recorded.whole, key), at(composed.whole, key)) for key in keys if finds_data(key) or not is_outside(key)]
+    found = [
+        (key, at(recorded.whole, key), at(composed.whole, key))
+        for key in keys
+        if finds_data(key) or not is_outside(key)
+    ]
     return [one for one in found if not same(one[1], one[2])]
 
 
-def _evaluate(args: argparse.Namespace, folder: Any, composed: Composed, changed: list[tuple[str, Any, Any]]) -> tuple[dict[str, Any], list[str]]:
+def _evaluate(
+    args: argparse.Namespace, folder: Any, composed: Composed, changed: list[tuple[str, Any, Any]]
+) -> tuple[dict[str, Any], list[str]]:
     """The results as `--json` prints them, and the names of the classes."""
     from samewise.runner.interfaces import class_names
-    from samewise.runner.training.evaluation import draw, left_out, measure_split, metrics_of, models_to_evaluate, samples_taken, tell_doubts
+    from samewise.runner.training.evaluation import (
+        draw,
+        left_out,
+        measure_split,
+        metrics_of,
+        models_to_evaluate,
+        samples_taken,
+        tell_doubts,
+    )
     from samewise.runner.training.restored import at_checkpoint
 
-    run, step = at_checkpoint(composed, project.find(packages=args.package), folder, args.checkpoint, args.split)
+    run, step = at_checkpoint(
+        composed, project.find(packages=args.package), folder, args.checkpoint, args.split
+    )
     models = models_to_evaluate(run, args.weights)
-    differs = hashlib.sha256(to_json([[path, now] for path, _, now in changed]).encode()).hexdigest()[:8] if changed else ""
+    differs = (
+        hashlib.sha256(to_json([[path, now] for path, _, now in changed]).encode()).hexdigest()[:8]
+        if changed
+        else ""
+    )
     name = "-".join(filter(None, (args.split, f"{step:08d}", args.weights, differs)))
     pictures = args.pictures or folder.path / "eval" / name
     metrics: dict[str, float] = {}
@@ -101,5 +151,15 @@ def _evaluate(args: argparse.Namespace, folder: Any, composed: Composed, changed
         if prefix == next(iter(models)):
             draw(scores, pictures, inside=None if args.pictures else folder.path)
     part = run.splits[args.split]
-    facts = {"run": str(folder.path), "step": step, "split": args.split, "samples": samples_taken(run, part), "metrics": metrics}
-    return {**facts, "evaluated": left_out(run, args.split), "pictures": str(pictures)}, class_names(part.dataset)
+    facts = {
+        "run": str(folder.path),
+        "step": step,
+        "split": args.split,
+        "samples": samples_taken(run, part),
+        "metrics": metrics,
+    }
+    return {
+        **facts,
+        "evaluated": left_out(run, args.split),
+        "pictures": str(pictures),
+    }, class_names(part.dataset)

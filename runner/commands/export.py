@@ -47,20 +47,56 @@ formats: safetensors  weights alone, by the model's names; written with every ot
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
-    parser.add_argument("--to", default="pt2", metavar="FORMATS", help=f"one or more of {', '.join(KINDS)}, separated by commas (default: pt2)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write: a new or an empty one")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config"
+    )
+    parser.add_argument(
+        "--to",
+        default="pt2",
+        metavar="FORMATS",
+        help=f"one or more of {', '.join(KINDS)}, separated by commas (default: pt2)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="the folder to write: a new or an empty one",
+    )
     add_checkpoint(parser)
-    parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
-    parser.add_argument("--module", metavar="NAME", help="export this module of the model, such as backbone (default: the model that the recipe calls)")
-    parser.add_argument("--bare", action="store_true", help="leave out the batch transforms before the model, such as normalisation (default: include them)")
-    help_ = "refuse a format whose results differ from the model's by more than this share of the largest number (default: 1e-4)"
+    parser.add_argument(
+        "--weights",
+        metavar="NAME",
+        help="use the weights kept by this callback, such as ema (default: the trained weights)",
+    )
+    parser.add_argument(
+        "--module",
+        metavar="NAME",
+        help="export this module of the model, such as backbone (default: the model that the "
+        "recipe calls)",
+    )
+    parser.add_argument(
+        "--bare",
+        action="store_true",
+        help="leave out the batch transforms before the model, such as normalisation (default: "
+        "include them)",
+    )
+    help_ = (
+        "refuse a format whose results differ from the model's by more than this share of the "
+        "largest number (default: 1e-4)"
+    )
     parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
     help_ = "also log the export as an MLflow model, for `mlflow models serve`; needs --to onnx"
     parser.add_argument("--log-model", action="store_true", help=help_)
-    parser.add_argument("--register", metavar="NAME", help="also register that model under this name, as its next version")
+    parser.add_argument(
+        "--register",
+        metavar="NAME",
+        help="also register that model under this name, as its next version",
+    )
     parser.add_argument("--uri", help="the MLflow store with the run (default: the run's own)")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -71,9 +107,20 @@ def run(args: argparse.Namespace) -> int:
 
     to = [name for name in _kinds(args.to) if name != "safetensors"]
     if not 0 <= args.tolerance < 1:
-        raise ConfigError(Problem("--tolerance", "is not a valid share", args.tolerance, "at least 0 and less than 1"))
+        raise ConfigError(
+            Problem(
+                "--tolerance", "is not a valid share", args.tolerance, "at least 0 and less than 1"
+            )
+        )
     if args.uri and not (args.log_model or args.register):
-        raise ConfigError(Problem("--uri", "is where --log-model and --register log the model, and neither is given", args.uri, hint="add --log-model"))
+        raise ConfigError(
+            Problem(
+                "--uri",
+                "is where --log-model and --register log the model, and neither is given",
+                args.uri,
+                hint="add --log-model",
+            )
+        )
     require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
@@ -92,41 +139,80 @@ def run(args: argparse.Namespace) -> int:
         for place in found:
             exports.discard(args.out / place)
         raise
-    logged = {place: _log_model(args, place, call.part, about, *store) for place, call in places.items()} if store else {}
+    logged = (
+        {place: _log_model(args, place, call.part, about, *store) for place, call in places.items()}
+        if store
+        else {}
+    )
     if args.json:
         said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
         formats = {"formats": said[""]} if "" in said else {"parts": said}
         models = {"models": logged} if logged else {}
-        print(to_json({"folder": str(args.out), **{name: about[name] for name in ("run", "step", "average")}, **formats, **models}))
+        print(
+            to_json(
+                {
+                    "folder": str(args.out),
+                    **{name: about[name] for name in ("run", "step", "average")},
+                    **formats,
+                    **models,
+                }
+            )
+        )
         return 0
     for place, call in places.items():
-        out, held = args.out / place, {exports.formats.FORMATS[one.format].file: one.words for one in found[place]}
+        out, held = (
+            args.out / place,
+            {exports.formats.FORMATS[one.format].file: one.words for one in found[place]},
+        )
         named = "".join(f", its {one}" for one in (about["average"], call.part) if one)
         print(f"{out}: {about['experiment']}, step {about['step']:,}{named}")
         for name, words in {"weights.safetensors": "by the model's own names", **held}.items():
             print(f"  {name:<22} {out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
     for model in logged.values():
-        print(f"logged as models:/{model['model']}" + (f", registered as models:/{model['registered']}/{model['version']}" if args.register else ""))
-    print("next:", *(f"  samewise verify {shlex.quote(str(args.out / place))}" for place in places), sep="\n")
+        print(
+            f"logged as models:/{model['model']}"
+            + (
+                f", registered as models:/{model['registered']}/{model['version']}"
+                if args.register
+                else ""
+            )
+        )
+    print(
+        "next:",
+        *(f"  samewise verify {shlex.quote(str(args.out / place))}" for place in places),
+        sep="\n",
+    )
     return 0
 
 
-def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: list[str]) -> tuple[str, str]:
+def _store(
+    args: argparse.Namespace, folder: RunFolder, composed: Composed, to: list[str]
+) -> tuple[str, str]:
     """The MLflow store that contains the run, and the run's id there."""
     from samewise.runner.config.tree import plain
 
     option = "--register" if args.register else "--log-model"
     if "onnx" not in to:
-        raise ConfigError(Problem(option, "MLflow cannot serve any of these formats", args.to, "onnx", "--to onnx"))
+        raise ConfigError(
+            Problem(
+                option, "MLflow cannot serve any of these formats", args.to, "onnx", "--to onnx"
+            )
+        )
     uri = address(folder, plain(composed.cfg.tracking), args.uri)
     run_id = progress.load(folder).at(remove_password(uri)).run_id
     if not run_id:
-        sync = f"samewise sync {shlex.quote(str(folder.path))} " + (f"--uri {args.uri}" if args.uri else "--to mlflow")
-        raise ConfigError(Problem(option, "the run is not in this MLflow store", remove_password(uri), hint=sync))
+        sync = f"samewise sync {shlex.quote(str(folder.path))} " + (
+            f"--uri {args.uri}" if args.uri else "--to mlflow"
+        )
+        raise ConfigError(
+            Problem(option, "the run is not in this MLflow store", remove_password(uri), hint=sync)
+        )
     return uri, run_id
 
 
-def _log_model(args: argparse.Namespace, place: str, part: str, about: dict[str, Any], uri: str, run_id: str) -> dict[str, str]:
+def _log_model(
+    args: argparse.Namespace, place: str, part: str, about: dict[str, Any], uri: str, run_id: str
+) -> dict[str, str]:
     from samewise.runner.exports.mlflow_model import log
     from samewise.runner.tracking.store import open_client
 
@@ -134,23 +220,52 @@ def _log_model(args: argparse.Namespace, place: str, part: str, about: dict[str,
     registered = args.register and args.register + (f"-{place}" if place else "")
     prepare_environment()
     try:
-        return log(open_client(uri), args.out / place, name, step=about["step"], run_id=run_id, register=registered)
+        return log(
+            open_client(uri),
+            args.out / place,
+            name,
+            step=about["step"],
+            run_id=run_id,
+            register=registered,
+        )
     except Exception as error:  # any error of the store or the network
-        words = f"the export is in {args.out}, but MLflow refused it: {describe_failure(first_line(error))}"
-        raise ConfigError(Problem("--register" if args.register else "--log-model", words, remove_password(uri))) from None
+        words = (
+            f"the export is in {args.out}, but MLflow refused it: "
+            f"{describe_failure(first_line(error))}"
+        )
+        raise ConfigError(
+            Problem("--register" if args.register else "--log-model", words, remove_password(uri))
+        ) from None
 
 
 def _kinds(given: str) -> list[str]:
     asked = [one.strip() for one in given.split(",") if one.strip()]
     for one in asked:
         if one not in KINDS:
-            hint = "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes" if "script" in one else nearest(one, KINDS)
-            raise ConfigError(Problem("--to", "is not a format that models are exported to", one, ", ".join(KINDS), hint))
+            hint = (
+                "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
+                if "script" in one
+                else nearest(one, KINDS)
+            )
+            raise ConfigError(
+                Problem(
+                    "--to",
+                    "is not a format that models are exported to",
+                    one,
+                    ", ".join(KINDS),
+                    hint,
+                )
+            )
     return list(dict.fromkeys(asked))
 
 
-def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> tuple[list[Call], dict[str, Any]]:
-    """The model, or its forms, called on the first samples of the validation split; and facts about it."""
+def _model(
+    args: argparse.Namespace, folder: RunFolder, composed: Composed
+) -> tuple[list[Call], dict[str, Any]]:
+    """The model, or its forms, called on the first samples of the validation split.
+
+    And facts about it.
+    """
     import torch
     from omegaconf import OmegaConf
 
@@ -164,27 +279,50 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> t
     from samewise.runner.training.restored import at_checkpoint
 
     note_weights(composed, args)
-    run, step = at_checkpoint(composed, project.find(packages=args.package), folder, args.checkpoint)
-    model, transform = next(iter(models_to_evaluate(run, args.weights).values())).eval(), run.transforms["eval"]
+    run, step = at_checkpoint(
+        composed, project.find(packages=args.package), folder, args.checkpoint
+    )
+    model, transform = (
+        next(iter(models_to_evaluate(run, args.weights).values())).eval(),
+        run.transforms["eval"],
+    )
     merge(model)
-    # AOTInductor's code assumes the example's strides without a check; other programs, and tensors from files, have contiguous ones
-    loaded = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", run.recipe.export_samples))
+    # AOTInductor's code assumes the example's strides without a check; other programs, and tensors
+    # from files, have contiguous ones
+    loaded = pytree.tree_map_only(
+        torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", run.recipe.export_samples)
+    )
     streams.enter(run.seed, "eval", 0)
     with torch.no_grad():
         forms = run.recipe.forms(model, transform(loaded))
     streams.enter(run.seed, "eval", 0)
-    wanted = {name: form for name, form in forms.items() if args.module is None or name == args.module}
-    calls = [call_in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
+    wanted = {
+        name: form for name, form in forms.items() if args.module is None or name == args.module
+    }
+    calls = [
+        call_in_form(form, name, model, loaded, transform, whole=not args.bare)
+        for name, form in wanted.items()
+    ]
     if not calls:
-        call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
-        if not (call.whole or args.bare or args.module):  # perhaps because the recipe calls the model for one sample after the other
-            one = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", 1))
+        call = observe(
+            run.recipe, model, loaded, transform, module=args.module, whole=not args.bare
+        )
+        if not (
+            call.whole or args.bare or args.module
+        ):  # perhaps because the recipe calls the model for one sample after the other
+            one = pytree.tree_map_only(
+                torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", 1)
+            )
             alone = observe(run.recipe, model, one, transform)
             call = alone if alone.whole else call
         calls = [call]
     # of the trained weights (valid/loss) and of averages (ema/valid/loss)
     measured = kept_checkpoints.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}
-    metrics = {name: value for name, value in measured.items() if name.startswith(f"{args.weights}/valid/" if args.weights else "valid/")}
+    metrics = {
+        name: value
+        for name, value in measured.items()
+        if name.startswith(f"{args.weights}/valid/" if args.weights else "valid/")
+    }
     environment, preparation = (
         read_json(folder.environment, shapes.ENVIRONMENT) or {},
         getattr(without_transforms(run.splits["valid"].dataset), "preparation", None),
@@ -198,8 +336,13 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> t
         "average": args.weights,
         "metrics": {**metrics, "step": step} if metrics else {},
         "changed": [*sources.list_changes(folder.sources), *args.overrides],
-        "data": {split: {name: value for name, value in one.items() if name != "classes"} for split, one in data.items()},
-        "environment": {name: environment[name] for name in ("python", "versions", "cpu") if name in environment},
+        "data": {
+            split: {name: value for name, value in one.items() if name != "classes"}
+            for split, one in data.items()
+        },
+        "environment": {
+            name: environment[name] for name in ("python", "versions", "cpu") if name in environment
+        },
         "classes": data.get("train", {}).get("classes", []),
         "gives": run.recipe.gives,
         "model": cfg["model"],

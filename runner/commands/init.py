@@ -25,11 +25,27 @@ STARTER = Path(__file__).with_name("starter")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the project's folder: a new one, or one that is empty")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="the project's folder: a new one, or one that is empty",
+    )
     origin = parser.add_mutually_exclusive_group()
-    origin.add_argument("--package", metavar="NAME", help="the name of the project's package (default: the folder's name)")
-    origin.add_argument("--from", dest="source", metavar="RUN", help=f"write this run's code and config instead: {RUN}")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    origin.add_argument(
+        "--package",
+        metavar="NAME",
+        help="the name of the project's package (default: the folder's name)",
+    )
+    origin.add_argument(
+        "--from",
+        dest="source",
+        metavar="RUN",
+        help=f"write this run's code and config instead: {RUN}",
+    )
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     add_trust(parser)
     parser.epilog = """\
 examples:
@@ -54,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     folder: Path = args.folder.expanduser()
     if args.source:
         return _write_run(args, folder)
-    package = args.package or re.sub(r"\W+", "_", folder.resolve().name.lower(), flags=re.ASCII).strip("_")
+    package = args.package or re.sub(
+        r"\W+", "_", folder.resolve().name.lower(), flags=re.ASCII
+    ).strip("_")
     if problem := _not_empty_error(folder) or _name_problem(package, args.package):
         raise ConfigError(problem)
     _report(folder, lambda: make(folder, package))
@@ -72,7 +90,9 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
         raise ConfigError(problem)
     source = saved.find(args.source, run_root=args.run_root)
     wanted, name = saved.config_in(source.config), source.path.absolute().parent.name
-    trust.require(source.config, trust=args.trust, uses="writes its code, for `samewise train` to run")
+    trust.require(
+        source.config, trust=args.trust, uses="writes its code, for `samewise train` to run"
+    )
     texts, files = kept_sources.texts_of(source.sources), dict[str, str]()
     for label, text in texts.items():
         present = sources.place(label)
@@ -81,7 +101,9 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
         if Path(label).is_absolute() or ".." in Path(label).parts:
             raise damaged_file(source.sources, f"{label} is outside of a project")
         if text is None:
-            hint = "earlier versions kept none; environment.json names git's commit, if there was one"
+            hint = (
+                "earlier versions kept none; environment.json names git's commit, if there was one"
+            )
             raise ConfigError(Problem(label, kept_sources.NOT_KEPT, str(source.path), hint=hint))
         files[label] = text
     named = {label.partition("/")[0].removesuffix(".py") for label in texts}
@@ -105,13 +127,25 @@ def _report(folder: Path, write: Callable[[], list[str]]) -> None:
         made = write()
     except OSError as error:
         words = f"cannot be written: {error.strerror}"
-        raise ConfigError(Problem("FOLDER", words, str(error.filename or folder), "a place that you can write to", "nothing was written")) from None
+        raise ConfigError(
+            Problem(
+                "FOLDER",
+                words,
+                str(error.filename or folder),
+                "a place that you can write to",
+                "nothing was written",
+            )
+        ) from None
     print(f"made {folder}:")
     print("\n".join(f"  {name}" for name in made))
 
 
 def _say_next(folder: Path) -> None:
-    print("\nnext:" + (f"\n  cd {shlex.quote(str(folder))}" if folder.resolve() != Path.cwd() else "") + "\n  samewise train")
+    print(
+        "\nnext:"
+        + (f"\n  cd {shlex.quote(str(folder))}" if folder.resolve() != Path.cwd() else "")
+        + "\n  samewise train"
+    )
 
 
 def make(folder: Path, package: str) -> list[str]:
@@ -141,7 +175,9 @@ def _write(
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8", newline="")
         check(Path(beside))
-        made = sorted(str(path.relative_to(beside)) for path in Path(beside).rglob("*") if path.is_file())
+        made = sorted(
+            str(path.relative_to(beside)) for path in Path(beside).rglob("*") if path.is_file()
+        )
         folder.mkdir(parents=True, exist_ok=True)
         _move(Path(beside), folder)
     return made
@@ -172,19 +208,45 @@ def _not_empty_error(folder: Path) -> Problem | None:
         return Problem(str(folder), "is a file", expected=expected)
     if folder.is_dir() and (there := sorted(path.name for path in folder.iterdir())):
         words = f"is not empty: {', '.join(there[:5])}{', ...' if len(there) > 5 else ''}"
-        return Problem(str(folder), words, expected=expected, hint="to add what a project needs to an existing folder by hand, see docs/your_own.md")
+        return Problem(
+            str(folder),
+            words,
+            expected=expected,
+            hint="to add what a project needs to an existing folder by hand, see docs/your_own.md",
+        )
     return None
 
 
 def _name_problem(package: str, given: str | None) -> Problem | None:
-    """Why a name cannot be a package's; one that is taken could not be imported, since the project's folder comes last on the path."""
-    where, hint = ("--package", "") if given else ("FOLDER", "--package NAME gives the package another name")
+    """Why a name cannot be a package's.
+
+    One that is taken could not be imported, since the project's folder comes last on the path.
+    """
+    where, hint = (
+        ("--package", "") if given else ("FOLDER", "--package NAME gives the package another name")
+    )
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package):
-        return Problem(where, "is not a valid name for a package", package, "letters, digits and _, beginning with a letter", hint)
+        return Problem(
+            where,
+            "is not a valid name for a package",
+            package,
+            "letters, digits and _, beginning with a letter",
+            hint,
+        )
     if keyword.iskeyword(package) or package in ("tests", "configs"):
-        reason = "is a keyword of Python" if keyword.iskeyword(package) else "is the name of another folder in the project"
+        reason = (
+            "is a keyword of Python"
+            if keyword.iskeyword(package)
+            else "is the name of another folder in the project"
+        )
         return Problem(where, reason, package, "another name for the package", hint)
     found = importlib.util.find_spec(package)
     if found is not None and found.origin is not None:
-        return Problem(where, f"is the name of an existing package or module, in {found.origin}", package, "a name that is not taken", hint)
+        return Problem(
+            where,
+            f"is the name of an existing package or module, in {found.origin}",
+            package,
+            "a name that is not taken",
+            hint,
+        )
     return None

@@ -12,7 +12,11 @@ from samewise.runner.records.json_text import to_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("group", nargs="?", help="a group, such as `optimizer` or `experiment` (default: list all groups)")
+    parser.add_argument(
+        "group",
+        nargs="?",
+        help="a group, such as `optimizer` or `experiment` (default: list all groups)",
+    )
     add_project(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.epilog = """\
@@ -32,7 +36,15 @@ def run(args: argparse.Namespace) -> int:
     elif args.group in groups:
         rows = choices_of(args.group, project=project)
     else:
-        raise ConfigError(Problem("", "unknown group", args.group, "one of the groups that `samewise list` shows", nearest(args.group, groups)))
+        raise ConfigError(
+            Problem(
+                "",
+                "unknown group",
+                args.group,
+                "one of the groups that `samewise list` shows",
+                nearest(args.group, groups),
+            )
+        )
     print(to_json(rows, indent=2) if args.json else _table(rows))
     return 0
 
@@ -42,5 +54,7 @@ def _table(rows: dict[str, str]) -> str:
     width = max((len(name) for name in rows), default=0)
     room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else None
     return "\n".join(
-        f"{name:<{width}}  {text if room is None or len(text) <= room else text[: max(room - 3, 10)] + '...'}".rstrip() for name, text in rows.items()
+        f"{name:<{width}}  "
+        f"{text if room is None or len(text) <= room else text[: max(room - 3, 10)] + '...'}".rstrip()
+        for name, text in rows.items()
     )

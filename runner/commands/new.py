@@ -24,15 +24,23 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the experiment's name, for `experiment=NAME`")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to change; for a run, values only: KEY=VALUE")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="what to change; for a run, values only: KEY=VALUE",
+    )
     parser.add_argument(
         "--from",
         dest="source",
         required=True,
         metavar="RUN|EXPERIMENT",
-        help="an experiment; or a run: its folder, the start of its fingerprint, or its MLflow run id",
+        help="an experiment; or a run: its folder, the start of its fingerprint, or its MLflow "
+        "run id",
     )
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     add_project(parser)
     add_trust(parser)
     parser.epilog = """\
@@ -53,27 +61,70 @@ def run(args: argparse.Namespace) -> int:
     project = project_from(args)
     file = _place(args.name, project)
     wanted, words = _compose_source(args, project)
-    leads = f"yaml-language-server: $schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
+    leads = (
+        "yaml-language-server: "
+        f"$schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
+    )
     head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
-    require_writable("NAME", file.parent, hint="--config-dir FOLDER names another folder of configs")
+    require_writable(
+        "NAME", file.parent, hint="--config-dir FOLDER names another folder of configs"
+    )
     text = as_experiment.render(wanted, args.name, project=project, head=head)
     as_experiment.save(text, file, wanted, name=args.name, project=project)
-    options = [word for name, given in (("--package", args.package), ("--config-dir", args.config_dir)) for one in given for word in (name, one)]
-    print(f"wrote {os.path.relpath(file)}\nnext:\n  {shlex.join(['samewise', 'train', f'experiment={args.name}', *options])}")
+    options = [
+        word
+        for name, given in (("--package", args.package), ("--config-dir", args.config_dir))
+        for one in given
+        for word in (name, one)
+    ]
+    print(
+        f"wrote {os.path.relpath(file)}\nnext:\n  "
+        f"{shlex.join(['samewise', 'train', f'experiment={args.name}', *options])}"
+    )
     return 0
 
 
 def _place(name: str, project: Project) -> Path:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    own = next((folder for folder in (*(one for one in project.configs if one not in project.given), *project.given)), None)
+    own = next(
+        (
+            folder
+            for folder in (
+                *(one for one in project.configs if one not in project.given),
+                *project.given,
+            )
+        ),
+        None,
+    )
     if own is None:
-        hint = 'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir FOLDER; `samewise init` makes a project'
-        raise ConfigError(Problem("", "your project has no config folder to write the experiment to", hint=hint))
-    if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII) or not isinstance(OverridesParser.create().parse_override(f"experiment={name}").value(), str):
-        raise ConfigError(Problem("NAME", "is not a valid name for an experiment", name, "letters, digits, _ and -; no number, null, true or false"))
+        hint = (
+            'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir '
+            "FOLDER; `samewise init` makes a project"
+        )
+        raise ConfigError(
+            Problem("", "your project has no config folder to write the experiment to", hint=hint)
+        )
+    if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII) or not isinstance(
+        OverridesParser.create().parse_override(f"experiment={name}").value(), str
+    ):
+        raise ConfigError(
+            Problem(
+                "NAME",
+                "is not a valid name for an experiment",
+                name,
+                "letters, digits, _ and -; no number, null, true or false",
+            )
+        )
     if _is_experiment(name, project):
-        raise ConfigError(Problem("NAME", "an experiment with this name already exists", name, hint="choose another name; existing files are not overwritten"))
+        raise ConfigError(
+            Problem(
+                "NAME",
+                "an experiment with this name already exists",
+                name,
+                hint="choose another name; existing files are not overwritten",
+            )
+        )
     return own / "experiment" / f"{name}.yaml"
 
 
@@ -87,14 +138,29 @@ def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Compose
         composed = compose([override_of_experiment(args.source), *args.overrides], project=project)
         for caution in composed.cautions:
             print(f"warning: {caution}", file=sys.stderr)
-        if runs := [run for run in matching(args.source, run_root=args.run_root) if run.path.parent.name == args.source]:
-            hint = f"--from {runs[-1].path} takes the settings of {'the' if len(runs) == 1 else 'a'} run"
-            print(f"warning: --from: {args.source} is an experiment, which is taken, and the name of {number_of(len(runs), 'run')}; {hint}", file=sys.stderr)
+        if runs := [
+            run
+            for run in matching(args.source, run_root=args.run_root)
+            if run.path.parent.name == args.source
+        ]:
+            hint = (
+                f"--from {runs[-1].path} takes the settings of "
+                f"{'the' if len(runs) == 1 else 'a'} run"
+            )
+            print(
+                f"warning: --from: {args.source} is an experiment, which is taken, and the "
+                f"name of {number_of(len(runs), 'run')}; {hint}",
+                file=sys.stderr,
+            )
         return composed, _describe_source(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
     composed = replace(saved.config_in(folder.config, args.overrides), project=project)
-    trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own from its config.yaml")
-    return composed, _describe_source(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
+    trust.require(
+        folder.config, trust=args.trust, uses="makes an experiment of your own from its config.yaml"
+    )
+    return composed, _describe_source(
+        f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label
+    )
 
 
 def _is_experiment(name: str, project: Project) -> bool:

@@ -40,19 +40,44 @@ EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
-    help_ = "images, videos or audio files, folders of them, or patterns such as 'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
+    help_ = (
+        "images, videos or audio files, folders of them, or patterns such as 'photos/*.jpg'; "
+        "also KEY=VALUE: values to change in the run's config"
+    )
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
     add_checkpoint(parser)
-    parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
-    help_ = "a folder for pictures and sounds, or NAME.json or NAME.csv for all predictions in one file; may be repeated (default: RUN/predictions)"
-    parser.add_argument("--output", "--out", type=Path, action="append", default=[], metavar="PATH", help=help_)
     parser.add_argument(
-        "--format", choices=["json", "csv", "coco"], help="the format of that file (default: by its extension); coco: COCO's results, for detection"
+        "--weights",
+        metavar="NAME",
+        help="use the weights kept by this callback, such as ema (default: the trained weights)",
     )
-    parser.add_argument("--threshold", type=float, metavar="SCORE", help="leave out boxes or classes with a lower score (0 to 1)")
-    help_ = "how many files the model processes at once (default: 1). In a batch, the last bits of a prediction and random draws may differ"
+    help_ = (
+        "a folder for pictures and sounds, or NAME.json or NAME.csv for all predictions in one "
+        "file; may be repeated (default: RUN/predictions)"
+    )
+    parser.add_argument(
+        "--output", "--out", type=Path, action="append", default=[], metavar="PATH", help=help_
+    )
+    parser.add_argument(
+        "--format",
+        choices=["json", "csv", "coco"],
+        help="the format of that file (default: by its extension); coco: COCO's results, for "
+        "detection",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="SCORE",
+        help="leave out boxes or classes with a lower score (0 to 1)",
+    )
+    help_ = (
+        "how many files the model processes at once (default: 1). In a batch, the last bits of "
+        "a prediction and random draws may differ"
+    )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help=help_)
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
@@ -64,21 +89,41 @@ def run(args: argparse.Namespace) -> int:
     files, overrides = _split_arguments(args.files)
     pictures, results = _outputs(args.output, args.format)
     if not files:
-        raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
+        raise ConfigError(
+            Problem(
+                "FILE",
+                "no files to predict from were given",
+                expected="images, videos or audio files",
+            )
+        )
     folder = saved.find(args.run, run_root=args.run_root).path
     if pictures is None and not results:
         pictures = folder / "predictions"
-        require_writable("--output", pictures, hint="without --output they go into the run's folder: --output FOLDER names another")
+        require_writable(
+            "--output",
+            pictures,
+            hint="without --output they go into the run's folder: --output FOLDER names another",
+        )
         require_no_link(pictures, *(pictures.iterdir() if pictures.is_dir() else ()))
     elif pictures is not None:
         require_writable("--output", pictures)
     load = inspect.unwrap(api.load)  # its errors name options, not arguments
-    loaded = load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust, packages=args.package)
+    loaded = load(
+        folder,
+        *overrides,
+        checkpoint=args.checkpoint,
+        weights=args.weights,
+        trust=args.trust,
+        packages=args.package,
+    )
     note_weights(loaded.config, args)
     predictor = loaded.transforms.predictor
     asked = predictor.files(files)
     made = predictor.predict_files(asked, pictures, threshold=args.threshold, batch=args.batch)
-    before, replaced = set(pictures.iterdir() if pictures and pictures.is_dir() else ()), list[Path]()
+    before, replaced = (
+        set(pictures.iterdir() if pictures and pictures.is_dir() else ()),
+        list[Path](),
+    )
     try:
         for file, prediction, written in _show_progress(made, len(asked)):
             replaced += [one for one in written if one in before]
@@ -90,10 +135,17 @@ def run(args: argparse.Namespace) -> int:
         for one in results:
             if one.files:
                 one.write()
-                print(f"{one.path}: {one.files} of {len(asked)} files", file=sys.stderr if args.json else sys.stdout)
+                print(
+                    f"{one.path}: {one.files} of {len(asked)} files",
+                    file=sys.stderr if args.json else sys.stdout,
+                )
         if replaced:
             others = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
-            print(f"note: replaced {replaced[0]}{others} of an earlier command; another --output keeps both", file=sys.stderr)
+            print(
+                f"note: replaced {replaced[0]}{others} of an earlier command; another "
+                "--output keeps both",
+                file=sys.stderr,
+            )
     return 0
 
 
@@ -103,14 +155,35 @@ def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
 
     files = [path for path in given if path.suffix.lower() in SUFFIXES and not path.is_dir()]
     folders = [path for path in given if path not in files]
-    if wrong := [one for one in folders if _OF_FILES.fullmatch(one.suffix.lower()) and not one.is_dir()]:
-        hint = f"{wrong[0].with_suffix('.csv')} has all predictions in one file; {wrong[0].with_suffix('')} is a folder for pictures and sounds"
+    if wrong := [
+        one for one in folders if _OF_FILES.fullmatch(one.suffix.lower()) and not one.is_dir()
+    ]:
+        hint = (
+            f"{wrong[0].with_suffix('.csv')} has all predictions in one file; "
+            f"{wrong[0].with_suffix('')} is a folder for pictures and sounds"
+        )
         words = "has an extension that is not supported for predictions"
-        raise ConfigError(Problem("--output", words, str(wrong[0]), "a folder, NAME.csv or NAME.json", hint))
+        raise ConfigError(
+            Problem("--output", words, str(wrong[0]), "a folder, NAME.csv or NAME.json", hint)
+        )
     if len(folders) > 1:
-        raise ConfigError(Problem("--output", "takes one folder for pictures", [str(one) for one in folders], "a folder, and files that end in .json or .csv"))
+        raise ConfigError(
+            Problem(
+                "--output",
+                "takes one folder for pictures",
+                [str(one) for one in folders],
+                "a folder, and files that end in .json or .csv",
+            )
+        )
     if form and not files:
-        raise ConfigError(Problem("--format", "needs the name of a file to write", form, hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}"))
+        raise ConfigError(
+            Problem(
+                "--format",
+                "needs the name of a file to write",
+                form,
+                hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}",
+            )
+        )
     return next(iter(folders), None), [PredictionFile(path, form) for path in files]
 
 
@@ -120,16 +193,32 @@ def _show_progress(made: Iterable[Any], total: int) -> Iterator[Any]:
 
     from samewise.runner.records.console import PlainConsole
 
-    console, shared = PlainConsole(stderr=True), sys.stdout.isatty()  # print above the bar, unless output goes elsewhere
+    # Print above the bar, unless output goes elsewhere
+    console, shared = (
+        PlainConsole(stderr=True),
+        sys.stdout.isatty(),
+    )
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = total < 2 or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=shared, redirect_stderr=shared) as bar:
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=hidden,
+        redirect_stdout=shared,
+        redirect_stderr=shared,
+    ) as bar:
         yield from bar.track(made, total=total)
 
 
-def _print_prediction(file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool) -> None:
+def _print_prediction(
+    file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool
+) -> None:
     if as_json:
-        print(to_json({"file": str(file), **values, "files": [str(path) for path in made]}), flush=True)
+        print(
+            to_json({"file": str(file), **values, "files": [str(path) for path in made]}),
+            flush=True,
+        )
         return
     print(file)
     for key, value in values.items():
@@ -161,7 +250,9 @@ def _lines(value: Any) -> list[str]:
 
 def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_format_value(part)}" for key, part in cast(dict[str, Any], value).items())
+        return ", ".join(
+            f"{key} {_format_value(part)}" for key, part in cast(dict[str, Any], value).items()
+        )
     if isinstance(value, list):
         return " ".join(map(_format_value, cast(list[Any], value)))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -27,9 +27,23 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `profile`."""
     add_overrides(parser)
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="how many steps to measure (default: 10)")
-    parser.add_argument("--traced", type=int, default=3, metavar="N", help="additional steps to record with torch's profiler; 0: no trace (default: 3)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write the files (default: profiles/NAME/FINGERPRINT; -2, -3, ... if that exists)")
+    parser.add_argument(
+        "--steps", type=int, default=10, metavar="N", help="how many steps to measure (default: 10)"
+    )
+    parser.add_argument(
+        "--traced",
+        type=int,
+        default=3,
+        metavar="N",
+        help="additional steps to record with torch's profiler; 0: no trace (default: 3)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write the files (default: profiles/NAME/FINGERPRINT; -2, -3, ... if that "
+        "exists)",
+    )
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.epilog = """\
 Takes a few steps of the experiment and shows where their time goes: data, transfer, transforms, forward, backward, exchange, optimizer, trace, callbacks,
@@ -55,9 +69,15 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write and log a profile."""
     for name, least in (("steps", 1), ("traced", 0)):
         if getattr(args, name) < least:
-            raise ConfigError(Problem(f"--{name}", f"must be at least {least}", getattr(args, name)))
+            raise ConfigError(
+                Problem(f"--{name}", f"must be at least {least}", getattr(args, name))
+            )
     composed = ready(args)
-    given = {"json": args.json, "tracking": composed.whole["tracking"], "asked": {"steps": args.steps, "traced": args.traced, "out": ""}}
+    given = {
+        "json": args.json,
+        "tracking": composed.whole["tracking"],
+        "asked": {"steps": args.steps, "traced": args.traced, "out": ""},
+    }
 
     from omegaconf import OmegaConf
 
@@ -69,10 +89,24 @@ def run(args: argparse.Namespace) -> int:
     placed = replace(composed, place=out, cfg=copy.deepcopy(composed.cfg))
     with remove_if_empty(out):
         if is_rank():
-            rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.profile_rank, given=given))
+            rank(
+                placed,
+                as_json=args.json,
+                look=lambda: None,
+                check=lambda: None,
+                work=partial(profile.profile_rank, given=given),
+            )
         elif (wanted := processes(composed)) > 1:
-            OmegaConf.update(placed.cfg, "strategy.max_restarts", 1)  # torch's profiler itself has crashed, once in some hundred times
-            launch(placed, wanted, as_json=args.json, debug=args.debug, module=profile.__name__, work=given)
+            # Torch's profiler itself has crashed, once in some hundred times
+            OmegaConf.update(placed.cfg, "strategy.max_restarts", 1)
+            launch(
+                placed,
+                wanted,
+                as_json=args.json,
+                debug=args.debug,
+                module=profile.__name__,
+                work=given,
+            )
             shutil.rmtree(out / "ranks")  # what the ranks wrote, which only explains a failure
         else:
             profile.profile_rank(composed, given)
@@ -94,7 +128,8 @@ def ready(args: argparse.Namespace) -> Composed:
     """Compose and check the arguments' experiment, and prepare this process for it."""
     from samewise.runner.config.check import check, settings_are_sound
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's messages about missing devices; read when torch is imported
+    # Silences the profiler's messages about missing devices; read when torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
@@ -107,7 +142,14 @@ def folder_for(given: Path | None, composed: Composed) -> Path:
     """Create the empty folder to write to."""
     out: Any = given or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(Problem("--out", "is not an empty folder", str(out), hint="choose another folder; existing files are not overwritten"))
+        raise ConfigError(
+            Problem(
+                "--out",
+                "is not an empty folder",
+                str(out),
+                hint="choose another folder; existing files are not overwritten",
+            )
+        )
     require_writable("--out", out)
     out.mkdir(parents=True, exist_ok=True)
     return out.resolve()

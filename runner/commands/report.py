@@ -1,4 +1,6 @@
-"""Report what a sweep found: its best points, the effect of each parameter, the spread over seeds, curves and cost; as a table, a page and CSV."""
+"""Report what a sweep found: its best points, the effect of each parameter, the spread over seeds,
+curves and cost; as a table, a page and CSV.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,24 @@ For an unfinished sweep, the report covers the results so far. In MLflow, its ru
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="a sweep's id or the start of it, or its folder; `samewise sweep --status` lists them")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
+    parser.add_argument(
+        "sweep",
+        metavar="SWEEP",
+        help="a sweep's id or the start of it, or its folder; `samewise sweep --status` lists them",
+    )
+    parser.add_argument(
+        "--run-root",
+        type=Path,
+        default=Path("runs"),
+        help="where to look for sweeps by id (default: runs)",
+    )
     add_project(parser)
     add_trust(parser)
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--no-mlflow", action="store_true", help="do not log the report to MLflow")
-    parser.add_argument("--json", action="store_true", help="print settings, effects, cost and points as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print settings, effects, cost and points as JSON"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +65,13 @@ def run(args: argparse.Namespace) -> int:
     trusted = trust.is_trusted(folder.made_by, trust=args.trust)
     found = current_results(folder, project_from(args), trusted=trusted)
     if not found:
-        raise ConfigError(Problem(folder.id, "has no points yet, so there is nothing to report", hint=f"samewise sweep --status {folder.path}"))
+        raise ConfigError(
+            Problem(
+                folder.id,
+                "has no points yet, so there is nothing to report",
+                hint=f"samewise sweep --status {folder.path}",
+            )
+        )
     known, spent = effects(found), cost(folder, found)
     files = {
         "index.html": page(folder, found, known, spent, pages(folder, found)),
@@ -69,7 +88,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_mlflow and trusted:
         _log(folder, written, settings)
     elif not args.no_mlflow:
-        print(f"warning: {folder.path} {trust.NOT_YOURS}. The report is not logged to the MLflow store that it names; --trust allows it", file=sys.stderr)
+        print(
+            f"warning: {folder.path} {trust.NOT_YOURS}. The report is not logged to the "
+            "MLflow store that it names; --trust allows it",
+            file=sys.stderr,
+        )
     if args.open:
         import webbrowser
 
@@ -78,19 +101,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write the files and return their paths; none, after a warning, if the folder cannot be written to."""
+    """Write the files and return their paths.
+
+    None, after a warning, if the folder cannot be written to.
+    """
     require_no_link(home, *(home / name for name in files))
     try:
         home.mkdir(exist_ok=True)
         for name, text in files.items():
             (home / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"warning: {home}: page and CSV cannot be written, so they are not logged either: {error.strerror}", file=sys.stderr)
+        print(
+            f"warning: {home}: page and CSV cannot be written, so they are not logged "
+            f"either: {error.strerror}",
+            file=sys.stderr,
+        )
         return []
     return [home / name for name in files]
 
 
-def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Cost, written: Sequence[Path]) -> None:
+def _print(
+    folder: SweepFolder,
+    found: Sequence[PointResult],
+    known: Sequence[Effect],
+    spent: Cost,
+    written: Sequence[Path],
+) -> None:
     from samewise.runner.sweep.rows import cost_in_words
     from samewise.runner.sweep.tables import print_effects, print_pages, print_settings
 
@@ -103,7 +139,12 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
         print(f"page     {page}\nCSV      {', '.join(map(str, tables))}")
 
 
-def _report_values(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
+def _report_values(
+    folder: SweepFolder,
+    found: Sequence[PointResult],
+    known: Sequence[Effect],
+    spent: Mapping[str, Any],
+) -> dict[str, Any]:
     """The whole report as plain values, with null for NaN."""
     from samewise.runner.sweep.comparison import pages
     from samewise.runner.sweep.tables import as_plain_values, setting_values
@@ -132,4 +173,7 @@ def _log(folder: SweepFolder, written: Sequence[Path], settings: Mapping[str, An
     try:
         log_report(folder.id, written, settings)
     except Exception as error:  # any error of the store or the network
-        print(f"the report could not be logged to MLflow: {describe_failure(str(error))}", file=sys.stderr)
+        print(
+            f"the report could not be logged to MLflow: {describe_failure(str(error))}",
+            file=sys.stderr,
+        )

@@ -15,7 +15,13 @@ from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, RUN, Conten
 from samewise.runner.commands import add_trust, verify
 from samewise.runner.errors import ConfigError, NotTrusted, Problem
 from samewise.runner.records import shapes
-from samewise.runner.records.files import damaged_file, parse_json, read_json, require_shape, require_writable
+from samewise.runner.records.files import (
+    damaged_file,
+    parse_json,
+    read_json,
+    require_shape,
+    require_writable,
+)
 from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
@@ -31,15 +37,47 @@ exit codes: 0 the same bits; 1 they differ, or the environments cannot be compar
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a file that `samewise bundle` wrote")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config, such as where the data are")
-    parser.add_argument("--expect", metavar="DIGEST", help="the identity that the bundle must have, as its author gave it")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="the author's public key, with which the bundle must be signed; needs samewise[sign]")
-    parser.add_argument("--signature", type=Path, metavar="FILE", help="the signature (default: BUNDLE.sig)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="unpack and rebuild the bundle in this folder, and keep it (default: a temporary folder)")
-    parser.add_argument("--here", action="store_true", help="use the packages and the samewise installed here; rebuild nothing")
+    parser.add_argument(
+        "bundle", type=Path, metavar="BUNDLE", help="a file that `samewise bundle` wrote"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="values to change in the run's config, such as where the data are",
+    )
+    parser.add_argument(
+        "--expect",
+        metavar="DIGEST",
+        help="the identity that the bundle must have, as its author gave it",
+    )
+    parser.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="the author's public key, with which the bundle must be signed; needs samewise[sign]",
+    )
+    parser.add_argument(
+        "--signature", type=Path, metavar="FILE", help="the signature (default: BUNDLE.sig)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="unpack and rebuild the bundle in this folder, and keep it (default: a temporary "
+        "folder)",
+    )
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="use the packages and the samewise installed here; rebuild nothing",
+    )
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
-    parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="train and compare even if the environment would change the bits",
+    )
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -51,20 +89,38 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
     if args.signature and not args.key:
-        raise ConfigError(Problem("--signature", "is compared with a public key, and none is given", str(args.signature), hint="--key FILE"))
+        raise ConfigError(
+            Problem(
+                "--signature",
+                "is compared with a public key, and none is given",
+                str(args.signature),
+                hint="--key FILE",
+            )
+        )
     if args.key:
         signing.require_signer(args.key)
     with _place(args.out) as folder:
         contents = archive.unpack(args.bundle, folder, expect=args.expect)
         if args.key:
-            signing.require_signed(folder, args.signature or signing.signature_of(args.bundle), args.key)
+            signing.require_signed(
+                folder, args.signature or signing.signature_of(args.bundle), args.key
+            )
         facts = _facts(folder, args.bundle, contents)
-        told = f"{args.bundle}: all {len(contents.parts)} parts match the manifest; identity {contents.identity}"
+        told = (
+            f"{args.bundle}: all {len(contents.parts)} parts match the manifest; identity "
+            f"{contents.identity}"
+        )
         print(told + (f"; signed with {args.key}" if args.key else ""), file=sys.stderr)
         _require_trust(args, facts)
         run = RunFolder(folder / archive.RUN)
-        files = data_files.require(_data(folder)["files"], saved.config_in(run.config, args.overrides).whole)
-        print(f"the data match: {files} files; the fingerprints of the samples are compared during training", file=sys.stderr)
+        files = data_files.require(
+            _data(folder)["files"], saved.config_in(run.config, args.overrides).whole
+        )
+        print(
+            f"the data match: {files} files; the fingerprints of the samples are compared "
+            "during training",
+            file=sys.stderr,
+        )
         if args.here:
             with rebuilding.importable(folder):
                 return _verify_here(_verify_arguments(args, run, folder), run)
@@ -79,22 +135,60 @@ def _place(out: Path | None) -> Generator[Path]:
             yield Path(temporary, "bundle")
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(Problem("--out", "already exists and is not overwritten", str(out), "a new or an empty folder"))
+        raise ConfigError(
+            Problem(
+                "--out",
+                "already exists and is not overwritten",
+                str(out),
+                "a new or an empty folder",
+            )
+        )
     require_writable("--out", out)
     yield out
 
 
 def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
     """The bundle's facts about its run, if they are complete and agree with the run's summary."""
-    needed = (FACTS, DATA, LOCK, f"{CODE}/pyproject.toml", f"{RUN}/config.yaml", f"{RUN}/summary.json", f"{RUN}/trace.jsonl")
+    needed = (
+        FACTS,
+        DATA,
+        LOCK,
+        f"{CODE}/pyproject.toml",
+        f"{RUN}/config.yaml",
+        f"{RUN}/summary.json",
+        f"{RUN}/trace.jsonl",
+    )
     if missing := [name for name in needed if name not in contents.parts]:
-        raise ConfigError(*(Problem(f"{bundle}: {name}", "is missing: this is not a bundle of a run") for name in missing))
+        raise ConfigError(
+            *(
+                Problem(f"{bundle}: {name}", "is missing: this is not a bundle of a run")
+                for name in missing
+            )
+        )
     python = re.compile(r"\d{1,2}\.\d{1,3}[\w.+-]{0,40}")
-    shape = {"name": str, "label": str, "steps": int, "level": str, "weights_sha256": shapes.SHA256, "python": python, "packages": [str]}
-    facts, summary = read_json(folder / FACTS, shape), read_json(folder / RUN / "summary.json", shapes.SUMMARY)
+    shape = {
+        "name": str,
+        "label": str,
+        "steps": int,
+        "level": str,
+        "weights_sha256": shapes.SHA256,
+        "python": python,
+        "packages": [str],
+    }
+    facts, summary = (
+        read_json(folder / FACTS, shape),
+        read_json(folder / RUN / "summary.json", shapes.SUMMARY),
+    )
     for name in ("steps", "level", "weights_sha256"):
         if facts[name] != summary[name]:
-            raise ConfigError(Problem(f"{bundle}: {FACTS}: {name}", f"is not that of {RUN}/summary.json", facts[name], str(summary[name])))
+            raise ConfigError(
+                Problem(
+                    f"{bundle}: {FACTS}: {name}",
+                    f"is not that of {RUN}/summary.json",
+                    facts[name],
+                    str(summary[name]),
+                )
+            )
     return facts
 
 
@@ -104,22 +198,46 @@ def _data(folder: Path) -> dict[str, Any]:
         value = parse_json((folder / DATA).read_bytes())
     except ValueError as error:
         raise damaged_file(folder / DATA, str(error)) from None
-    return require_shape(folder / DATA, value, {"files": {str: {str: {"bytes": int, "sha256?": shapes.SHA256}}}})
+    return require_shape(
+        folder / DATA, value, {"files": {str: {str: {"bytes": int, "sha256?": shapes.SHA256}}}}
+    )
 
 
 def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """Refuse to run or install anything from a bundle without --trust: a signature proves who signed it, not that it is harmless."""
+    """Refuse to run or install anything from a bundle without --trust: a signature proves who
+    signed it, not that it is harmless.
+    """
     if args.trust:
         return
     does = "" if args.here else "installs the packages that it names and "
-    what = f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, weights {facts['weights_sha256'][:16]}..."
-    code = f"its own code ({', '.join(facts['packages'])})" if facts["packages"] else "no code of its own but samewise's"
-    hint = f"with --trust this command {does}runs what is in it: {code}. Add --trust if you trust whoever made the bundle"
-    raise NotTrusted(Problem(str(args.bundle), f"is intact, but nothing was run: a bundle needs --trust ({what})", hint=hint))
+    what = (
+        f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, "
+        f"weights {facts['weights_sha256'][:16]}..."
+    )
+    code = (
+        f"its own code ({', '.join(facts['packages'])})"
+        if facts["packages"]
+        else "no code of its own but samewise's"
+    )
+    hint = (
+        f"with --trust this command {does}runs what is in it: {code}. Add --trust if you trust "
+        "whoever made the bundle"
+    )
+    raise NotTrusted(
+        Problem(
+            str(args.bundle),
+            f"is intact, but nothing was run: a bundle needs --trust ({what})",
+            hint=hint,
+        )
+    )
 
 
 def _verify_arguments(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:
-    options = [*(["--steps", str(args.steps)] if args.steps else []), *(["--anyway"] if args.anyway else []), *(["--json"] if args.json else [])]
+    options = [
+        *(["--steps", str(args.steps)] if args.steps else []),
+        *(["--anyway"] if args.anyway else []),
+        *(["--json"] if args.json else []),
+    ]
     return [str(run.path), *args.overrides, "--trust", "--project", str(folder / CODE), *options]
 
 

@@ -11,7 +11,12 @@ from samewise.runner.records.files import require_writable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write them (default: .schema in the project's folder)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write them (default: .schema in the project's folder)",
+    )
     add_project(parser)
     parser.epilog = """\
 The schemas cover groups, choices, settings and the arguments of all classes that a config may name, including your own classes that your configs name.

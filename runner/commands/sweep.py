@@ -1,4 +1,6 @@
-"""Train every point of a sweep, or resume it: values (a=1,2), ranges, intervals, and repeats (seed=range(5))."""
+"""Train every point of a sweep, or resume it: values (a=1,2), ranges, intervals, and repeats
+(seed=range(5)).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, below, find, is_named
 from samewise.runner.records.trust import is_trusted
-from samewise.runner.sweep.results import PointResult, State, current_results, open_launcher, point_results
+from samewise.runner.sweep.results import (
+    PointResult,
+    State,
+    current_results,
+    open_launcher,
+    point_results,
+)
 from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.link import last_trouble
@@ -49,34 +57,88 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     add_trust(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--status", action="store_true", help="show the progress of the sweep, or of all sweeps if none is named")
-    what.add_argument("--cancel", action="store_true", help="let its running jobs save and stop, and start no more")
-    parser.add_argument("--points", metavar="N,N", help="with --cancel: stop only these points, as --status numbers them")
-    what.add_argument("--list", action="store_true", help="compose, check and print its points without starting any")
+    what.add_argument(
+        "--status",
+        action="store_true",
+        help="show the progress of the sweep, or of all sweeps if none is named",
+    )
+    what.add_argument(
+        "--cancel",
+        action="store_true",
+        help="let its running jobs save and stop, and start no more",
+    )
+    parser.add_argument(
+        "--points",
+        metavar="N,N",
+        help="with --cancel: stop only these points, as --status numbers them",
+    )
+    what.add_argument(
+        "--list",
+        action="store_true",
+        help="compose, check and print its points without starting any",
+    )
     parser.add_argument("--retry-failed", action="store_true", help="also run failed points again")
-    parser.add_argument("--wait", action="store_true", help="wait until the jobs have ended, even if the launcher can continue without this command")
-    parser.add_argument("--run-root", type=Path, help="where to look for sweeps by id (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print the points and their results as JSON")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait until the jobs have ended, even if the launcher can continue without this "
+        "command",
+    )
+    parser.add_argument(
+        "--run-root", type=Path, help="where to look for sweeps by id (default: runs)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the points and their results as JSON"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.points and not args.cancel:
-        raise ConfigError(Problem("--points", "only limits what --cancel stops", args.points, hint="samewise sweep SWEEP --cancel --points 3,5"))
+        raise ConfigError(
+            Problem(
+                "--points",
+                "only limits what --cancel stops",
+                args.points,
+                hint="samewise sweep SWEEP --cancel --points 3,5",
+            )
+        )
     if args.run_root and args.overrides and not is_named(args.overrides):
         hint = f"settings are written without dashes: run_root={args.run_root}"
-        raise ConfigError(Problem("--run-root", "is where to look for a sweep by its id, not where these overrides write one", str(args.run_root), hint=hint))
+        raise ConfigError(
+            Problem(
+                "--run-root",
+                "is where to look for a sweep by its id, not where these overrides write one",
+                str(args.run_root),
+                hint=hint,
+            )
+        )
     args.run_root = args.run_root or Path("runs")
     if args.cancel and args.json:
-        raise ConfigError(Problem("--json", "prints points and results, and --cancel has none", hint="samewise sweep SWEEP --status --json"))
+        raise ConfigError(
+            Problem(
+                "--json",
+                "prints points and results, and --cancel has none",
+                hint="samewise sweep SWEEP --status --json",
+            )
+        )
     if args.status and not args.overrides:
         return _all(args)
     if args.status or args.cancel:
         folder = _find_sweep(args)
         if args.cancel:
             _require_trust(folder, args)
-            return _cancel_points(folder, project_from(args), args.points) if args.points else _cancel(folder, project_from(args))
+            return (
+                _cancel_points(folder, project_from(args), args.points)
+                if args.points
+                else _cancel(folder, project_from(args))
+            )
         is_whole = bool(folder.facts)  # read before it is signed
-        return _status(folder, project_from(args), trusted=is_whole and is_trusted(folder.made_by, trust=args.trust), as_json=args.json)
+        return _status(
+            folder,
+            project_from(args),
+            trusted=is_whole and is_trusted(folder.made_by, trust=args.trust),
+            as_json=args.json,
+        )
     if not args.overrides:
         raise _no_sweep_error()
     return start(args)
@@ -87,11 +149,25 @@ def start(args: argparse.Namespace) -> int:
     from samewise.runner.sweep import running
 
     project, wait = project_from(args), getattr(args, "wait", False)
-    ready = running.prepare_sweep(args.overrides, project, run_root=getattr(args, "run_root", Path("runs")), trust=args.trust, wait=wait)
+    ready = running.prepare_sweep(
+        args.overrides,
+        project,
+        run_root=getattr(args, "run_root", Path("runs")),
+        trust=args.trust,
+        wait=wait,
+    )
     if not ready.space.dimensions and not ready.space.seeds:
         listed = next((text for text in ready.given if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), "")
-        hint = f"; in a sweep values are separated by commas, without brackets: {re.sub(r'[][ ]', '', listed)}" if listed else ""
-        print(f"note: no override has several values (KEY=A,B), so this is a sweep of one run{hint}", file=sys.stderr)
+        hint = (
+            "; in a sweep values are separated by commas, without brackets: "
+            f"{re.sub(r'[][ ]', '', listed)}"
+            if listed
+            else ""
+        )
+        print(
+            f"note: no override has several values (KEY=A,B), so this is a sweep of one run{hint}",
+            file=sys.stderr,
+        )
     if getattr(args, "list", False):
         return _list(ready, as_json=args.json)
     is_done = running.run_sweep(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))
@@ -116,7 +192,14 @@ def _find_sweep(args: argparse.Namespace) -> SweepFolder:
 
 
 def _no_sweep_error() -> ConfigError:
-    return ConfigError(Problem("SWEEP", "no sweep was named", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
+    return ConfigError(
+        Problem(
+            "SWEEP",
+            "no sweep was named",
+            expected="a sweep's id or folder, or its overrides",
+            hint="`samewise sweep --status` lists them",
+        )
+    )
 
 
 def _list(ready: PreparedSweep, *, as_json: bool) -> int:
@@ -127,16 +210,27 @@ def _list(ready: PreparedSweep, *, as_json: bool) -> int:
 
     if not ready.sweeper.listed:
         words = "chooses points by earlier results, so they cannot be listed in advance"
-        raise ConfigError(Problem("sweeper", words, type(ready.sweeper).__name__, hint="sweeper=grid"))
-    made = compose_points(list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0)
+        raise ConfigError(
+            Problem("sweeper", words, type(ready.sweeper).__name__, hint="sweeper=grid")
+        )
+    made = compose_points(
+        list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0
+    )
     require_sound(made, ready.project, elsewhere=ready.launcher.detached)
-    found = shared_runs.require_separate([one.point for one in made], lambda point: made[point.number].composed)
+    found = shared_runs.require_separate(
+        [one.point for one in made], lambda point: made[point.number].composed
+    )
     for note in shared_runs.notes(found, set()):
         print(f"note: {note}", file=sys.stderr)
     for caution in cautions(made, set()):
         print(f"warning: {caution}", file=sys.stderr)
     if as_json:
-        print(to_json({"id": ready.folder.id, "points": [point_values(one.point) for one in made]}, indent=2))
+        print(
+            to_json(
+                {"id": ready.folder.id, "points": [point_values(one.point) for one in made]},
+                indent=2,
+            )
+        )
     for one in made if not as_json else []:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
     print(f"{number_of(len(made), 'point')}, no problems found", file=sys.stderr)
@@ -148,7 +242,9 @@ def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bo
 
     found = current_results(folder, project, trusted=trusted)
     if as_json:
-        print(to_json({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2))
+        print(
+            to_json({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2)
+        )
     else:
         print_points(folder, found, held=folder.holder())
     return 0
@@ -160,17 +256,36 @@ def _all(args: argparse.Namespace) -> int:
     for folder in below(args.run_root):
         counts = Counter(one.state.value for one in point_results(folder))
         facts = folder.facts
-        refused = {"refused": facts["refused"]} if "refused" in facts and counts[State.waiting.value] else {}
-        lines.append({"id": folder.id, "points": sum(counts.values()), **counts, **refused, "overrides": facts["overrides"]})
+        refused = (
+            {"refused": facts["refused"]}
+            if "refused" in facts and counts[State.waiting.value]
+            else {}
+        )
+        lines.append(
+            {
+                "id": folder.id,
+                "points": sum(counts.values()),
+                **counts,
+                **refused,
+                "overrides": facts["overrides"],
+            }
+        )
     if args.json:
         print(to_json(lines, indent=2))
         return 0
     if not lines:
         print(f"no sweeps in {args.run_root}")
     for line in lines:
-        counts = ", ".join(f"{count} {name}" for name, count in line.items() if name not in ("id", "points", "refused", "overrides"))
+        counts = ", ".join(
+            f"{count} {name}"
+            for name, count in line.items()
+            if name not in ("id", "points", "refused", "overrides")
+        )
         counts += f" (not submitted: {line['refused']})" if "refused" in line else ""
-        print(f"{line['id']}  {number_of(line['points'], 'point')}: {counts or 'none yet'}\n    {' '.join(line['overrides'])}")
+        print(
+            f"{line['id']}  {number_of(line['points'], 'point')}: {counts or 'none yet'}\n "
+            f"   {' '.join(line['overrides'])}"
+        )
     return 0
 
 
@@ -182,7 +297,10 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
         print(f"process {held[0]} was asked to stop: its jobs will finish their step and save")
     elif launcher.detached and (live := _live(folder, launcher)):
         launcher.cancel(live)
-        print(f"{number_of(len(live), 'job')} asked to stop: running jobs will finish their step and save")
+        print(
+            f"{number_of(len(live), 'job')} asked to stop: running jobs will finish their "
+            "step and save"
+        )
     else:
         print(f"no job of {folder.id} is running")
     return 0
@@ -193,15 +311,30 @@ def _cancel_points(folder: SweepFolder, project: Project, given: str) -> int:
     known = {str(point.number + 1): point for point in folder.points()}
     wanted = [word.strip() for word in given.split(",")]
     if unknown := [word for word in wanted if word not in known]:
-        raise ConfigError(Problem("--points", f"{folder.id} has no such point", ", ".join(unknown), f"numbers from 1 to {len(known)}"))
+        raise ConfigError(
+            Problem(
+                "--points",
+                f"{folder.id} has no such point",
+                ", ".join(unknown),
+                f"numbers from 1 to {len(known)}",
+            )
+        )
     launcher, points = open_launcher(folder, project), [known[word] for word in wanted]
     live = _live(folder, launcher) if launcher.detached else []
     launcher.cancel([point.number for point in points if point.number in live])
     for point in points:
-        held = None if launcher.detached else locks.process_of(locks.holder(RunFolder(Path(point.folder)).lock))
+        held = (
+            None
+            if launcher.detached
+            else locks.process_of(locks.holder(RunFolder(Path(point.folder)).lock))
+        )
         if held is not None:
             _stop(f"point {point.number + 1}", held)
-        said = "was asked to stop: it finishes its step and saves" if held is not None or point.number in live else "is not running"
+        said = (
+            "was asked to stop: it finishes its step and saves"
+            if held is not None or point.number in live
+            else "is not running"
+        )
         print(f"point {point.number + 1}  {point.label}  {said}")
     return 0
 
@@ -210,7 +343,13 @@ def _stop(what: str, held: tuple[int, str]) -> None:
     """Ask a process on this machine to save and stop."""
     pid, host = held
     if host != socket.gethostname():
-        raise ConfigError(Problem(what, f"is being run by process {pid} on {host}", hint=f"run the same command on that machine, or `kill {pid}` on {host}"))
+        raise ConfigError(
+            Problem(
+                what,
+                f"is being run by process {pid} on {host}",
+                hint=f"run the same command on that machine, or `kill {pid}` on {host}",
+            )
+        )
     os.kill(pid, signal.SIGTERM)
 
 
@@ -223,12 +362,25 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     """Print the sweep's result; return 1 if a point failed, or kept ending without a reason."""
     from samewise.runner.sweep.effects import pareto
-    from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings, setting_values
+    from samewise.runner.sweep.tables import (
+        as_plain_values,
+        print_pages,
+        print_settings,
+        setting_values,
+    )
 
     found = current_results(folder, project)
     if as_json:
-        front, points = [setting_values(one) for one in pareto(found)], [as_plain_values(one) for one in found]
-        print(to_json({"id": folder.id, "folder": str(folder.path), "pareto": front, "points": points}, indent=2))
+        front, points = (
+            [setting_values(one) for one in pareto(found)],
+            [as_plain_values(one) for one in found],
+        )
+        print(
+            to_json(
+                {"id": folder.id, "folder": str(folder.path), "pareto": front, "points": points},
+                indent=2,
+            )
+        )
     else:
         print_settings(folder, found, more=f"samewise report {shlex.quote(str(folder.path))}")
         print_pages(folder, found)
@@ -239,8 +391,18 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
 def _warn_of_unsent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
     """Print one line about runs that are not completely in MLflow; details are in their logs."""
     facts = folder.facts
-    runs = [RunFolder(Path(one.point.folder)) for one in found] if "mlflow" in backends_of(facts["tracking"]) else []
+    runs = (
+        [RunFolder(Path(one.point.folder)) for one in found]
+        if "mlflow" in backends_of(facts["tracking"])
+        else []
+    )
     if behind := [run for run in runs if is_behind(run)]:
         why = next(filter(None, (last_trouble(run.path) for run in behind)), "")
-        words = f"warning: not everything from {len(behind)} of {len(runs)} runs has reached {remove_password(str(facts['tracking']['uri']))} yet{why}"
-        print(f"{words}; run `samewise sync --run-root {facts['run_root']}` to send the rest", file=sys.stderr)
+        words = (
+            f"warning: not everything from {len(behind)} of {len(runs)} runs has reached "
+            f"{remove_password(str(facts['tracking']['uri']))} yet{why}"
+        )
+        print(
+            f"{words}; run `samewise sync --run-root {facts['run_root']}` to send the rest",
+            file=sys.stderr,
+        )

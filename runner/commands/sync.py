@@ -39,7 +39,10 @@ Exit codes: 0 everything has been sent; 1 something could not be sent; 2 the run
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What was done with a run in a backend. `state` is sent, in_progress, ending, disabled or failed."""
+    """What was done with a run in a backend.
+
+    `state` is sent, in_progress, ending, disabled or failed.
+    """
 
     run: str
     state: str
@@ -54,15 +57,28 @@ class SyncResult:
 
     def __str__(self) -> str:
         if self.state == "sent":
-            place = f"the MLflow run {self.mlflow_run_id}" if self.backend == "mlflow" else TITLES[self.backend]
+            place = (
+                f"the MLflow run {self.mlflow_run_id}"
+                if self.backend == "mlflow"
+                else TITLES[self.backend]
+            )
             model = f"; its model is models:/{self.model}" if self.model else ""
-            registered = "".join(f", registered as models:/{name}/{version}" for name, version in (self.registered or {}).items())
+            registered = "".join(
+                f", registered as models:/{name}/{version}"
+                for name, version in (self.registered or {}).items()
+            )
             ended = f"; its status was changed from {self.status}" if self.status else ""
-            return f"{self.run}: sent {number_of(self.metrics, 'metric')} and {number_of(self.files, 'file')} to {place}{ended}{model}{registered}"
+            return (
+                f"{self.run}: sent {number_of(self.metrics, 'metric')} and "
+                f"{number_of(self.files, 'file')} to {place}{ended}{model}{registered}"
+            )
         if self.state == "in_progress":
             return f"{self.run}: in progress; its own process sends it{self.error or ''}"
         if self.state == "ending":
-            return f"{self.run}: training has ended, and its own process is still sending{self.error or ''}; run the command again when that has finished"
+            return (
+                f"{self.run}: training has ended, and its own process is still "
+                f"sending{self.error or ''}; run the command again when that has finished"
+            )
         if self.state == "disabled":
             return f"{self.run}: tracking.enabled is false"
         return f"{self.run}: could not be sent: {self.error}"
@@ -71,11 +87,26 @@ class SyncResult:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUN} (default: every run)")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument(
+        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
+    )
     parser.add_argument("--uri", help="a store other than the run's own")
-    parser.add_argument("--to", action="append", choices=list(TITLES), help="a backend other than the run's own (may be repeated)")
-    parser.add_argument("--log-model", action="store_true", help="also log the best checkpoint as an MLflow model, for `mlflow models serve`")
-    parser.add_argument("--register", metavar="NAME", help="also register the model under this name, as its next version; for one RUN")
+    parser.add_argument(
+        "--to",
+        action="append",
+        choices=list(TITLES),
+        help="a backend other than the run's own (may be repeated)",
+    )
+    parser.add_argument(
+        "--log-model",
+        action="store_true",
+        help="also log the best checkpoint as an MLflow model, for `mlflow models serve`",
+    )
+    parser.add_argument(
+        "--register",
+        metavar="NAME",
+        help="also register the model under this name, as its next version; for one RUN",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
     add_trust(parser)
 
@@ -87,14 +118,40 @@ def run(args: argparse.Namespace) -> int:
     if args.uri is not None:
         check_uri(args.uri, path="--uri")
         if "mlflow" not in (args.to or ["mlflow"]):
-            raise ConfigError(Problem("--uri", f"is the address of an MLflow store, and --to names only {' and '.join(args.to)}", args.uri, hint="--to mlflow"))
+            raise ConfigError(
+                Problem(
+                    "--uri",
+                    "is the address of an MLflow store, and --to names only "
+                    f"{' and '.join(args.to)}",
+                    args.uri,
+                    hint="--to mlflow",
+                )
+            )
     if found := problems(args.to or [], path="--to"):
         raise ConfigError(*found)
-    folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))
+    folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(
+        saved.below(args.run_root)
+    )
     if not folders:
-        raise ConfigError(Problem("--run-root", "no runs were found", str(args.run_root), "a folder with runs", "samewise train experiment=resnet18_digits"))
+        raise ConfigError(
+            Problem(
+                "--run-root",
+                "no runs were found",
+                str(args.run_root),
+                "a folder with runs",
+                "samewise train experiment=resnet18_digits",
+            )
+        )
     if args.register and len(folders) > 1:
-        raise ConfigError(Problem("--register", "is for one run's model", args.register, "one RUN", "samewise sync 3f2a --register NAME"))
+        raise ConfigError(
+            Problem(
+                "--register",
+                "is for one run's model",
+                args.register,
+                "one RUN",
+                "samewise sync 3f2a --register NAME",
+            )
+        )
     prepare_environment()
     failed = False
     for folder in folders:
@@ -120,8 +177,17 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         if args.log_model or args.register:
             if "mlflow" not in backends:
                 hint = "add --to mlflow"
-                raise ConfigError(Problem("--register" if args.register else "--log-model", "needs MLflow, but the run is not sent there", hint=hint))
-            settings |= {"log_model": True, "register_model": args.register or settings["register_model"]}
+                raise ConfigError(
+                    Problem(
+                        "--register" if args.register else "--log-model",
+                        "needs MLflow, but the run is not sent there",
+                        hint=hint,
+                    )
+                )
+            settings |= {
+                "log_model": True,
+                "register_model": args.register or settings["register_model"],
+            }
         for backend in backends:
             yield _copy(folder, backend, settings, args)
     except DamagedFile as error:
@@ -130,26 +196,44 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         yield SyncResult(name, "failed", error=str(error.problems[0]).partition("\n")[0])
 
 
-def _copy(folder: RunFolder, backend: str, settings: dict[str, Any], args: argparse.Namespace) -> SyncResult:
+def _copy(
+    folder: RunFolder, backend: str, settings: dict[str, Any], args: argparse.Namespace
+) -> SyncResult:
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         if backend == "mlflow":
             settings = {**settings, "uri": address(folder, settings, args.uri)}
             _require_your_address(folder, settings, given=args.uri is not None, trust=args.trust)
         elif backend == "wandb" and not args.to:
-            require(folder.config, trust=args.trust, uses="sends what is recorded to your account at Weights & Biases, as its config.yaml says")
+            require(
+                folder.config,
+                trust=args.trust,
+                uses="sends what is recorded to your account at Weights & Biases, as its "
+                "config.yaml says",
+            )
         with locks.hold(folder.sending):
             return _synchronise(folder, backend, settings, name)
     except locks.LockHeld:
         is_training = locks.holder(folder.lock) is not None
-        return SyncResult(name, "in_progress" if is_training else "ending", backend, error=last_trouble(folder.path) or None)
+        return SyncResult(
+            name,
+            "in_progress" if is_training else "ending",
+            backend,
+            error=last_trouble(folder.path) or None,
+        )
     except SamewiseError:
         raise
-    except Exception as error:  # any error of the store or the network; the next `sync` continues from there
-        return SyncResult(name, "failed", backend, error=describe_failure(f"{type(error).__name__}: {error}"))
+    except (
+        Exception
+    ) as error:  # any error of the store or the network; the next `sync` continues from there
+        return SyncResult(
+            name, "failed", backend, error=describe_failure(f"{type(error).__name__}: {error}")
+        )
 
 
-def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], name: str) -> SyncResult:
+def _synchronise(
+    folder: RunFolder, backend: str, settings: Mapping[str, Any], name: str
+) -> SyncResult:
     copy = open_backend(backend, folder, settings)
     alive = locks.holder(folder.lock) is not None
     try:
@@ -163,28 +247,54 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
     model, registered = known.get("model"), known.get("registered")
     if settings["log_model"] and not model and known.get("ended") != "FINISHED":
         print(f"{name}: has not finished, so its model is not logged", file=sys.stderr)
-    return SyncResult(name, "sent", backend, sent.metrics, sent.files, known.get("run_id"), status=sent.status, model=model, registered=registered or None)
+    return SyncResult(
+        name,
+        "sent",
+        backend,
+        sent.metrics,
+        sent.files,
+        known.get("run_id"),
+        status=sent.status,
+        model=model,
+        registered=registered or None,
+    )
 
 
 def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
-    """The store's absolute URI; an SQLite file is where the trainer had it, whatever the current folder."""
+    """The store's absolute URI.
+
+    An SQLite file is where the trainer had it, whatever the current folder.
+    """
     known = progress.load(folder)
-    found = check_uri(uri or _resolve_relative_store(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
+    found = check_uri(
+        uri or _resolve_relative_store(str(settings["uri"]), [known.store, *known.others]),
+        path="--uri" if uri else "tracking.uri",
+    )
     file = sqlite_file(found)
     if file is not None and not file.parent.is_dir():
-        reason, hint = "its store's folder no longer exists", f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db"
+        reason, hint = (
+            "its store's folder no longer exists",
+            f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
+        )
         raise ConfigError(Problem(str(folder.path), reason, str(file), hint=hint))
     return found
 
 
-def _require_your_address(folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool) -> None:
-    """Refuse an address from a folder that the user has neither made nor trusts, unless it is a file in its run root: tokens would be sent to it."""
+def _require_your_address(
+    folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool
+) -> None:
+    """Refuse an address from a folder that the user has neither made nor trusts, unless it is a
+    file in its run root: tokens would be sent to it.
+    """
     file, elsewhere = sqlite_file(settings["uri"]), "://" in str(settings["artifact_location"])
     inside = file is not None and file.resolve().is_relative_to(_run_root(folder).resolve())
     if given and elsewhere and not is_trusted(folder.config, trust=trust):
         settings["artifact_location"] = None
     elif not given and (elsewhere or not inside):
-        uses = "sends what is recorded, with your tokens, to the address that its config.yaml names. Give another with --uri"
+        uses = (
+            "sends what is recorded, with your tokens, to the address that its config.yaml "
+            "names. Give another with --uri"
+        )
         require(folder.config, trust=trust, uses=uses)
 
 
@@ -193,7 +303,14 @@ def _resolve_relative_store(uri: str, stores: list[str]) -> str:
     file = sqlite_file(uri)
     if file is None or file.is_absolute():
         return uri
-    return next((store for store in stores if (known := sqlite_file(store)) is not None and known.match(str(file))), uri)
+    return next(
+        (
+            store
+            for store in stores
+            if (known := sqlite_file(store)) is not None and known.match(str(file))
+        ),
+        uri,
+    )
 
 
 def _run_root(folder: RunFolder) -> Path:

@@ -27,11 +27,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
     add_overrides(parser)
     add_trust(parser)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="train from a run's config.yaml; overrides then change its values: KEY=VALUE")
-    parser.add_argument("--fresh", action="store_true", help="train again, in a new folder beside the existing one; nothing is deleted")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="train from a run's config.yaml; overrides then change its values: KEY=VALUE",
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="train again, in a new folder beside the existing one; nothing is deleted",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument(
-        "-m", "--multirun", action="store_true", help="run a sweep, like `samewise sweep`; several values (a=1,2) start one without this option"
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="run a sweep, like `samewise sweep`; several values (a=1,2) start one without this "
+        "option",
     )
     parser.epilog = """\
 examples:
@@ -63,13 +76,25 @@ def run(args: argparse.Namespace) -> int:
 
     if args.multirun or any(map(has_several_values, args.overrides)):
         if args.config:
-            raise ConfigError(Problem("--config", "cannot be used with a sweep", hint="`samewise new NAME --from RUN` makes an experiment from a run's config"))
+            raise ConfigError(
+                Problem(
+                    "--config",
+                    "cannot be used with a sweep",
+                    hint="`samewise new NAME --from RUN` makes an experiment from a run's config",
+                )
+            )
         for text in args.overrides if not args.multirun else ():
             if has_several_values(text):
                 print(f"note: {_explain_sweep(text)}", file=sys.stderr)
         if args.fresh:
             hint = "name=OTHER makes it a new sweep; or train one run at a time with --fresh"
-            raise ConfigError(Problem("--fresh", "cannot be used with a sweep, which resumes its existing runs", hint=hint))
+            raise ConfigError(
+                Problem(
+                    "--fresh",
+                    "cannot be used with a sweep, which resumes its existing runs",
+                    hint=hint,
+                )
+            )
         return start(args)
     from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.training.prepare import prepare
@@ -78,10 +103,13 @@ def run(args: argparse.Namespace) -> int:
     composed = composed.with_new_folder() if args.fresh else as_trained(composed)
     ready = prepare(composed, as_json=args.json, debug=args.debug)
     if isinstance(ready, Mapping):
-        print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)
+        print_summary(
+            ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False
+        )
         if "mlflow" in backends_of(composed.cfg.tracking) and is_behind(composed.folder):
             print(
-                f"warning: not everything has reached MLflow yet; run `samewise sync {shlex.quote(str(composed.folder.path))}` to send the rest",
+                "warning: not everything has reached MLflow yet; run `samewise sync "
+                f"{shlex.quote(str(composed.folder.path))}` to send the rest",
                 file=sys.stderr,
             )
     elif ready is not None:
@@ -95,7 +123,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compose_saved(args: argparse.Namespace) -> Composed:
-    """Compose a saved config with this project's packages, without the launcher of the sweep that it may come from."""
+    """Compose a saved config with this project's packages, without the launcher of the sweep that
+    it may come from.
+    """
     from omegaconf import OmegaConf
 
     from samewise.runner.config import saved
@@ -104,17 +134,29 @@ def _compose_saved(args: argparse.Namespace) -> Composed:
     composed = replace(saved.config_in(file, args.overrides), project=project_from(args))
     trust.require(file, trust=args.trust, uses=trust.MAKES)
     root = Path(composed.cfg.run_root)
-    if root.is_absolute() and not file.resolve().is_relative_to(root.resolve()) and not any(text.startswith("run_root=") for text in args.overrides):
-        print(f"note: the original run is below {root}, but this one is written below runs; add run_root={root} to keep them together", file=sys.stderr)
+    if (
+        root.is_absolute()
+        and not file.resolve().is_relative_to(root.resolve())
+        and not any(text.startswith("run_root=") for text in args.overrides)
+    ):
+        print(
+            f"note: the original run is below {root}, but this one is written below runs; "
+            f"add run_root={root} to keep them together",
+            file=sys.stderr,
+        )
         OmegaConf.update(composed.cfg, "run_root", "runs")
     OmegaConf.update(composed.cfg, "launcher", None)
     return composed
 
 
 def _explain_sweep(text: str) -> str:
-    """Explain what an override with several values does, and what may have been meant: a list, or a number with a decimal comma."""
+    """Explain what an override with several values does, and what may have been meant: a list, or a
+    number with a decimal comma.
+    """
     key, _, value = text.partition("=")
     meant = f"'{key}=[{value}]'" if "(" not in value else ""
     if re.fullmatch(r"[+-]?\d+,\d+", value):
         meant = f"{text.replace(',', '.')}, or, if it takes a list, {meant}"
-    return f"{text} is a sweep, with one training for each value" + (f"; one training is {meant}" if meant else "")
+    return f"{text} is a sweep, with one training for each value" + (
+        f"; one training is {meant}" if meant else ""
+    )

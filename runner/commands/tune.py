@@ -30,17 +30,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tune`."""
     parser.add_argument("what", metavar="WHAT", help="batch_size or lr")
     add_overrides(parser)
-    parser.add_argument("--steps", type=int, metavar="N", help="how many steps: batch_size: 3 for each size by default; lr: 100 in all")
-    parser.add_argument("--low", type=float, metavar="LR", help="lr: the lowest rate (default: 1e-6)")
-    parser.add_argument("--high", type=float, metavar="LR", help="lr: the highest rate, unless the loss diverges earlier (default: 10)")
     parser.add_argument(
-        "--largest", action="store_true", help="batch_size: continue until memory runs out, even if larger batches are no faster (always on CUDA)"
+        "--steps",
+        type=int,
+        metavar="N",
+        help="how many steps: batch_size: 3 for each size by default; lr: 100 in all",
     )
     parser.add_argument(
-        "--memory", type=float, metavar="GB", help="batch_size: use at most this much memory (default: all on CUDA, 0.8 of the free memory on the CPU)"
+        "--low", type=float, metavar="LR", help="lr: the lowest rate (default: 1e-6)"
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the result as an experiment, to a new file FOLDER/experiment/NAME.yaml")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write the curve and the figures (default: profiles/NAME/FINGERPRINT; -2, -3, ...)")
+    parser.add_argument(
+        "--high",
+        type=float,
+        metavar="LR",
+        help="lr: the highest rate, unless the loss diverges earlier (default: 10)",
+    )
+    parser.add_argument(
+        "--largest",
+        action="store_true",
+        help="batch_size: continue until memory runs out, even if larger batches are no faster "
+        "(always on CUDA)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="batch_size: use at most this much memory (default: all on CUDA, 0.8 of the free "
+        "memory on the CPU)",
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="also write the result as an experiment, to a new file FOLDER/experiment/NAME.yaml",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write the curve and the figures (default: profiles/NAME/FINGERPRINT; -2, "
+        "-3, ...)",
+    )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.epilog = """\
 batch_size   doubles the batch until the time per sample stops falling or memory runs out, and suggests the smallest batch within 3 % of the fastest.
@@ -66,10 +96,18 @@ def run(args: argparse.Namespace) -> int:
 
     from samewise.runner.training.launch import processes
 
-    alone = args.what == "lr"  # the losses are those of one process, whatever the number of processes
+    # The losses are those of one process, whatever the number of processes
+    alone = args.what == "lr"
     if not alone and (is_rank() or processes(composed) > 1):
         hint = "strategy=single replicas=1; batch_size is then that of each process"
-        raise ConfigError(Problem("strategy", f"`tune {args.what}` measures a single process", composed.cfg.strategy.get("nproc"), hint=hint))
+        raise ConfigError(
+            Problem(
+                "strategy",
+                f"`tune {args.what}` measures a single process",
+                composed.cfg.strategy.get("nproc"),
+                hint=hint,
+            )
+        )
     from samewise.runner.measuring.profile import rehearse
 
     out = folder_for(args.out, composed)
@@ -85,15 +123,27 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(found, indent=2))
         return 0
     print(f"suggested: {' '.join(as_overrides(settings))}\n  {found['reason']}")
-    print("  this makes another experiment, with different bits" + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size")))
-    print(f"written to {out}" + (f"\nexperiment written to {args.write}: {_train_command(args.write)}" if args.write else ""))
+    print(
+        "  this makes another experiment, with different bits"
+        + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size"))
+    )
+    print(
+        f"written to {out}"
+        + (
+            f"\nexperiment written to {args.write}: {_train_command(args.write)}"
+            if args.write
+            else ""
+        )
+    )
     return 0
 
 
 def _require_sound(args: argparse.Namespace) -> None:
     """Raise the errors in the options before anything is composed."""
     if args.what not in WHAT:
-        raise ConfigError(Problem("WHAT", "cannot be tuned", args.what, ", ".join(WHAT), nearest(args.what, WHAT)))
+        raise ConfigError(
+            Problem("WHAT", "cannot be tuned", args.what, ", ".join(WHAT), nearest(args.what, WHAT))
+        )
     for name, only in ONLY.items():
         if getattr(args, name) not in (None, False) and args.what != only:
             raise ConfigError(Problem(f"--{name}", f"is for `tune {only}`", getattr(args, name)))
@@ -101,28 +151,66 @@ def _require_sound(args: argparse.Namespace) -> None:
     least = 20 if args.what == "lr" else 1
     if args.steps < least:
         raise ConfigError(Problem("--steps", f"must be at least {least}", args.steps))
-    args.low, args.high = (1e-6 if args.low is None else args.low), (10.0 if args.high is None else args.high)
+    args.low, args.high = (
+        (1e-6 if args.low is None else args.low),
+        (10.0 if args.high is None else args.high),
+    )
     if not 0 < args.low < args.high < float("inf"):
-        raise ConfigError(Problem("--low, --high", "are not a range of learning rates", [args.low, args.high], "0 < low < high"))
+        raise ConfigError(
+            Problem(
+                "--low, --high",
+                "are not a range of learning rates",
+                [args.low, args.high],
+                "0 < low < high",
+            )
+        )
     if args.memory is not None and not args.memory > 0:
         raise ConfigError(Problem("--memory", "must be greater than 0", args.memory, "gigabytes"))
-    if args.write and (args.write.suffix != ".yaml" or args.write.absolute().parent.name != "experiment"):
-        raise ConfigError(Problem("--write", "is not the file of an experiment", str(args.write), "FOLDER/experiment/NAME.yaml"))
+    if args.write and (
+        args.write.suffix != ".yaml" or args.write.absolute().parent.name != "experiment"
+    ):
+        raise ConfigError(
+            Problem(
+                "--write",
+                "is not the file of an experiment",
+                str(args.write),
+                "FOLDER/experiment/NAME.yaml",
+            )
+        )
     if args.write and os.path.lexists(args.write):
-        raise ConfigError(Problem("--write", "already exists", str(args.write), hint="choose another name; existing files are not overwritten"))
+        raise ConfigError(
+            Problem(
+                "--write",
+                "already exists",
+                str(args.write),
+                hint="choose another name; existing files are not overwritten",
+            )
+        )
     if args.write:
         require_writable("--write", args.write.parent)
 
 
-def _batch_size(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _batch_size(
+    args: argparse.Namespace, run: Run, out: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
     from samewise.runner.measuring import batch_size
 
     def tell(one: batch_size.Size) -> None:
-        told = f"{one.ms:>10.4g} ms {one.per_sample:>9.4g} ms a sample" if one.ms is not None else f"  does not fit: {one.why}"
+        told = (
+            f"{one.ms:>10.4g} ms {one.per_sample:>9.4g} ms a sample"
+            if one.ms is not None
+            else f"  does not fit: {one.why}"
+        )
         print(f"  batch_size {one.batch_size:>6} {told}", file=sys.stderr)
 
     largest = args.largest or run.strategy.device.type == "cuda"
-    tried = batch_size.find(run, steps=args.steps, largest=largest, memory=round(args.memory * 1e9) if args.memory else None, tell=tell)
+    tried = batch_size.find(
+        run,
+        steps=args.steps,
+        largest=largest,
+        memory=round(args.memory * 1e9) if args.memory else None,
+        tell=tell,
+    )
     found = batch_size.suggest(tried, samples=run.plan.samples)
     return found, {"batch_size": found["batch_size"]}
 
@@ -132,10 +220,15 @@ def _lr(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], 
 
     curve = learning_rate.range_test(run, low=args.low, high=args.high, steps=args.steps)
     found = learning_rate.suggest(curve)
-    learning_rate.draw(curve, found, f"{run.composed.name}: learning rate range test", out / "lr.png")
+    learning_rate.draw(
+        curve, found, f"{run.composed.name}: learning rate range test", out / "lr.png"
+    )
     first = run.phases[0].spec.name
     key = "optimizer.lr" if "lr" in run.config.optimizer else f"optimizer.{first}.lr"
-    return {**found, "curve": [[rate, loss if loss < float("inf") else None] for rate, loss in curve]}, {key: found["lr"]}
+    return {
+        **found,
+        "curve": [[rate, loss if loss < float("inf") else None] for rate, loss in curve],
+    }, {key: found["lr"]}
 
 
 _FINDERS = {"batch_size": _batch_size, "lr": _lr}
@@ -145,12 +238,28 @@ def _write(args: argparse.Namespace, found: list[str]) -> None:
     """Write an experiment file: the arguments' experiment with the settings found."""
     from samewise.runner.config import as_experiment
 
-    wanted: Composed = compose_arguments(argparse.Namespace(**{**vars(args), "overrides": [*args.overrides, *found]}))
+    wanted: Composed = compose_arguments(
+        argparse.Namespace(**{**vars(args), "overrides": [*args.overrides, *found]})
+    )
     project = project_from(args)
-    text = as_experiment.render(wanted, args.write.stem, project=project, head=[f"By `samewise tune {args.what}`: {' '.join(found)}"])
+    text = as_experiment.render(
+        wanted,
+        args.write.stem,
+        project=project,
+        head=[f"By `samewise tune {args.what}`: {' '.join(found)}"],
+    )
     place = args.write.resolve().parent.parent
-    as_experiment.save(text, args.write, wanted, name=args.write.stem, project=replace(project, configs=tuple(dict.fromkeys((*project.configs, place)))))
+    as_experiment.save(
+        text,
+        args.write,
+        wanted,
+        name=args.write.stem,
+        project=replace(project, configs=tuple(dict.fromkeys((*project.configs, place)))),
+    )
 
 
 def _train_command(file: Path) -> str:
-    return f"samewise train experiment={file.stem} --config-dir {os.path.relpath(file.absolute().parent.parent)}"
+    return (
+        f"samewise train experiment={file.stem} --config-dir "
+        f"{os.path.relpath(file.absolute().parent.parent)}"
+    )

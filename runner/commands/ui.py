@@ -32,14 +32,22 @@ _HOST = "127.0.0.1"
 _USUAL_PORT = 5000
 _START_S = 90.0
 _ENDS = 'read _; kill -TERM "-$0"; sleep 5; kill -KILL "-$0"'
-"""For a shell whose standard input ends with this process, even by SIGKILL: it ends the server and the server's worker."""
+"""For a shell whose standard input ends with this process, even by SIGKILL: it ends the server and
+the server's worker."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("--port", type=int, help=f"default: {_USUAL_PORT}, or a free port if that is taken")
+    parser.add_argument(
+        "--port", type=int, help=f"default: {_USUAL_PORT}, or a free port if that is taken"
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--run-root", type=Path, default=Path("runs"), help="the folder whose mlflow.db is shown (default: runs)")
+    where.add_argument(
+        "--run-root",
+        type=Path,
+        default=Path("runs"),
+        help="the folder whose mlflow.db is shown (default: runs)",
+    )
     where.add_argument("--uri", help="another store: sqlite:///FILE, or a database")
     parser.add_argument("--open", action="store_true", help="open the browser")
 
@@ -57,18 +65,43 @@ def run(args: argparse.Namespace) -> int:
     with on_signals([signal.SIGTERM, signal.SIGINT], _end), _listening(args.port) as listening:
         port = listening.getsockname()[1]
         try:
-            _serve(listening, _command(uri, port), {**_environment(), "MLFLOW_BACKEND_STORE_URI": uri}, f"http://{_HOST}:{port}", open_page=args.open)
+            _serve(
+                listening,
+                _command(uri, port),
+                {**_environment(), "MLFLOW_BACKEND_STORE_URI": uri},
+                f"http://{_HOST}:{port}",
+                open_page=args.open,
+            )
         except KeyboardInterrupt:
             print()
     return 0
 
 
-def _serve(listening: socket.socket, command: list[str], environment: dict[str, str], address: str, *, open_page: bool) -> None:
+def _serve(
+    listening: socket.socket,
+    command: list[str],
+    environment: dict[str, str],
+    address: str,
+    *,
+    open_page: bool,
+) -> None:
     from samewise.runner.tracking import front_page
 
     with tempfile.TemporaryFile("w+") as said:
-        server = subprocess.Popen(command, env=environment, start_new_session=True, stdin=listening.fileno(), stdout=subprocess.DEVNULL, stderr=said)
-        ends = subprocess.Popen(["/bin/sh", "-c", _ENDS, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True, stderr=subprocess.DEVNULL)
+        server = subprocess.Popen(
+            command,
+            env=environment,
+            start_new_session=True,
+            stdin=listening.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
+        ends = subprocess.Popen(
+            ["/bin/sh", "-c", _ENDS, str(server.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             listening.close()  # now only the server has it
             print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
@@ -89,13 +122,16 @@ def _end(number: int, frame: object) -> None:
 
 
 def _listening(asked: int | None) -> socket.socket:
-    """Open a socket for the server to inherit: from the moment the port is chosen, no other user of the machine can answer on it."""
+    """Open a socket for the server to inherit: from the moment the port is chosen, no other user of
+    the machine can answer on it.
+    """
     if asked is not None and not 0 < asked < 65536:
         raise ConfigError(Problem("--port", "is not a valid port number", asked, "1 to 65535"))
     for port in (asked,) if asked is not None else (_USUAL_PORT, 0):
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # set on connections too: asyncio does not recognise the socket as TCP
+        # Set on connections too: asyncio does not recognise the socket as TCP
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             listening.bind((_HOST, port))
             listening.listen(100)
@@ -103,19 +139,54 @@ def _listening(asked: int | None) -> socket.socket:
             listening.close()
             continue
         return listening
-    raise ConfigError(Problem("--port", "the port is taken", asked, "a free port", "leave out --port to use any free port"))
+    raise ConfigError(
+        Problem(
+            "--port",
+            "the port is taken",
+            asked,
+            "a free port",
+            "leave out --port to use any free port",
+        )
+    )
 
 
 def _command(uri: str, port: int) -> list[str]:
-    """The server's command line, without the store's address: other users can list commands, and the address may contain a password."""
+    """The server's command line, without the store's address: other users can list commands, and
+    the address may contain a password.
+    """
     file = sqlite_file(uri)
-    artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
-    given = ["--uvicorn-opts", f"--fd 0 --app-dir {os.devnull}"]  # the socket; uvicorn would otherwise import modules from the current folder
-    return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, *given, "--host", _HOST, "--port", str(port), "--workers", "1"]
+    artifacts = (
+        ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
+    )
+    # The socket; uvicorn would otherwise import modules from the current folder
+    given = [
+        "--uvicorn-opts",
+        f"--fd 0 --app-dir {os.devnull}",
+    ]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "mlflow",
+        "server",
+        *artifacts,
+        *given,
+        "--host",
+        _HOST,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
 
 
 def _environment() -> dict[str, str]:
-    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR", "UVICORN_LOG_LEVEL": "error"}
+    quiet = {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "ERROR",
+        "UVICORN_LOG_LEVEL": "error",
+    }
     return {**os.environ, **quiet, "PYTHONSAFEPATH": "1"}
 
 
@@ -132,7 +203,9 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> N
     said.seek(0)
     sys.stderr.write(said.read())
     hint = "try another --port, or `mlflow server` by hand"
-    raise SamewiseError(Problem("samewise ui", "the MLflow server did not start; see its messages above", hint=hint))
+    raise SamewiseError(
+        Problem("samewise ui", "the MLflow server did not start; see its messages above", hint=hint)
+    )
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

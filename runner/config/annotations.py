@@ -1,10 +1,12 @@
-"""Checks arguments against signatures: which there are, and whether a config's value fits an annotation. Describes types in words.
+"""Checks arguments against signatures: which there are, and whether a config's value fits an
+annotation. Describes types in words.
 
 In doubt it can: only what is surely wrong is refused.
 
-Not by typeguard's `check_type`, which asks what a Python value is. A config's has yet to become it: a list for a tuple, text for a Path or an enum, a
-mapping with a `_target_` for any object, a mapping for a class that nothing is known of; and `true` is not a whole number. Given all these rules,
-typeguard would only be left to take Union and Literal apart.
+Not by typeguard's `check_type`, which asks what a Python value is. A config's has yet to become it:
+a list for a tuple, text for a Path or an enum, a mapping with a `_target_` for any object, a
+mapping for a class that nothing is known of; and `true` is not a whole number. Given all these
+rules, typeguard would only be left to take Union and Literal apart.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.config.schema import Experiment
 
-_SEQUENCES = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_SEQUENCES = (
+    list,
+    tuple,
+    set,
+    collections.abc.Sequence,
+    collections.abc.Iterable,
+    collections.abc.Collection,
+)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "torch.Generator")
 """Classes that no scalar of a config can stand for."""
@@ -40,7 +49,8 @@ def evaluate(annotation: Any, made: Callable[..., Any]) -> Any:
     function = inspect.unwrap(made.__init__ if isinstance(made, type) else made)
     scope = getattr(function, "__globals__", None) or vars(sys.modules[made.__module__])
     try:
-        return eval(annotation, dict(scope))  # the source's own annotation, from a package that the config may name
+        # The source's own annotation, from a package that the config may name
+        return eval(annotation, dict(scope))
     except Exception:
         return Any
 
@@ -48,7 +58,13 @@ def evaluate(annotation: Any, made: Callable[..., Any]) -> Any:
 def fits(value: Any, annotation: Any) -> bool:
     """Whether `value` (a scalar, list or dict of a config) matches `annotation`."""
     if isinstance(value, Mapping) and "_target_" in value:
-        return annotation not in (int, float, bool, str)  # an object: only plain scalars certainly do not match
+        # An object: only plain scalars certainly do not match
+        return annotation not in (
+            int,
+            float,
+            bool,
+            str,
+        )
     origin = typing.get_origin(annotation)
     if annotation is Any or isinstance(annotation, typing.TypeVar):
         return True
@@ -77,13 +93,31 @@ def describe_type(annotation: Any) -> str:
         return "null"
     if typing.get_origin(annotation) is Union or isinstance(annotation, types.UnionType):
         members = typing.get_args(annotation)
-        plain = [one for one in members if one is not type(None) and not (isinstance(one, type) and _name(one) in OBJECTS)]
-        return " or ".join(dict.fromkeys(filter(None, map(describe_type, [one for one in members if one in plain or one is type(None)] if plain else members))))
+        plain = [
+            one
+            for one in members
+            if one is not type(None) and not (isinstance(one, type) and _name(one) in OBJECTS)
+        ]
+        return " or ".join(
+            dict.fromkeys(
+                filter(
+                    None,
+                    map(
+                        describe_type,
+                        [one for one in members if one in plain or one is type(None)]
+                        if plain
+                        else members,
+                    ),
+                )
+            )
+        )
     if typing.get_origin(annotation) is Literal:
         return "one of: " + ", ".join(map(str, typing.get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return "one of: " + ", ".join(annotation.__members__)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(annotation)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(
+        annotation
+    )
     if words:
         return words
     return (
@@ -108,7 +142,11 @@ def _fits_class(value: Any, kind: type) -> bool:
         return isinstance(value, str)
     if issubclass(kind, enum.Enum):
         members = kind.__members__
-        return not isinstance(value, str) or value.removeprefix(f"{kind.__name__}.") in members or value in [member.value for member in members.values()]
+        return (
+            not isinstance(value, str)
+            or value.removeprefix(f"{kind.__name__}.") in members
+            or value in [member.value for member in members.values()]
+        )
     if _name(kind) in OBJECTS or any(_name(base) == OBJECTS[1] for base in kind.__mro__):
         return not isinstance(value, str | int | float) and value is not None
     return True
@@ -121,7 +159,9 @@ def _fits_sequence(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return False
     items = cast(list[Any], value)
     if origin is tuple and inner and inner[-1] is not Ellipsis:
-        return len(items) == len(inner) and all(fits(item, one) for item, one in zip(items, inner, strict=True))
+        return len(items) == len(inner) and all(
+            fits(item, one) for item, one in zip(items, inner, strict=True)
+        )
     return not inner or all(fits(item, inner[0]) for item in items)
 
 
@@ -131,12 +171,26 @@ def argument_names(made: Callable[..., Any]) -> list[str] | None:
         parameters = inspect.signature(made).parameters
     except (TypeError, ValueError):
         return None
-    further = forwarded_arguments(made) if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()) else []
-    return None if further is None else [*(name for name, parameter in parameters.items() if parameter.kind in NAMED), *further]
+    further = (
+        forwarded_arguments(made)
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        else []
+    )
+    return (
+        None
+        if further is None
+        else [
+            *(name for name, parameter in parameters.items() if parameter.kind in NAMED),
+            *further,
+        ]
+    )
 
 
 def forwarded_arguments(made: Callable[..., Any]) -> list[str] | None:
-    """The arguments that torchvision's model functions forward to the class that they return; None if unknown."""
+    """The arguments that torchvision's model functions forward to the class that they return.
+
+    None if unknown.
+    """
     returned = evaluate(inspect.signature(made).return_annotation, made)
     if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
         return None
@@ -161,12 +215,21 @@ def expected_type(cfg: DictConfig, path: str) -> str:
     if name not in list(owner):
         return ""
     kind = _annotation(path)
-    kinds = [one for one in typing.get_args(kind) if one is not type(None)] if isinstance(kind, types.UnionType) else [kind]
+    kinds = (
+        [one for one in typing.get_args(kind) if one is not type(None)]
+        if isinstance(kind, types.UnionType)
+        else [kind]
+    )
     is_optional, kind = kind is Any or kinds != [kind], kinds[0]
     if hasattr(kind, "__dataclass_fields__"):
         words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
-    elif inner := typing.get_args(kind)[-1:]:  # from dict[str, X] or list[X], the only container types in the schema
-        words = f"a {'list' if typing.get_origin(kind) is list else 'mapping of names to values'}, each {describe_type(inner[0]) or 'of any kind'}"
+    elif inner := typing.get_args(kind)[
+        -1:
+    ]:  # from dict[str, X] or list[X], the only container types in the schema
+        words = (
+            f"a {'list' if typing.get_origin(kind) is list else 'mapping of names to values'}, "
+            f"each {describe_type(inner[0]) or 'of any kind'}"
+        )
     else:
         words = describe_type(kind) or "Any"
     return words + (" or null" if is_optional else "")

@@ -1,4 +1,6 @@
-"""Writes a config as an experiment file: only the choices and values in which it differs from its base."""
+"""Writes a config as an experiment file: only the choices and values in which it differs from its
+base.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,24 @@ _REDUCED = ("debug", "debug/sizes")
 
 
 def render(wanted: Composed, name: str, *, project: Project, head: list[str]) -> str:
-    """The text of an experiment file of that name that composes to `wanted`, with `head` as comments; ConfigError if a choice of `wanted` no longer exists."""
+    """The text of an experiment file of that name that composes to `wanted`, with `head` as
+    comments; ConfigError if a choice of `wanted` no longer exists.
+    """
     builds_on = wanted.choices.get("experiment")
     changed, base = _base(wanted, builds_on, project)
-    if any(other_choice.LEFT_OUT in caution.message for caution in base.cautions):  # files that build on it would repeat the warning
+    if any(
+        other_choice.LEFT_OUT in caution.message for caution in base.cautions
+    ):  # files that build on it would repeat the warning
         builds_on = None
         changed, base = _base(wanted, None, project)
     defaults = [
-        *([f"/experiment/{builds_on}" if "/" in name else builds_on] if builds_on else []),  # Hydra looks beside the file
-        *({f"{'' if '@' in group else 'override '}/{group}": choice} for group, choice in changed.items()),
+        *(
+            [f"/experiment/{builds_on}" if "/" in name else builds_on] if builds_on else []
+        ),  # Hydra looks beside the file
+        *(
+            {f"{'' if '@' in group else 'override '}/{group}": choice}
+            for group, choice in changed.items()
+        ),
         "_self_",
     ]
     return _text({"defaults": defaults, **_values(base.cfg, wanted.whole)}, head)
@@ -64,16 +75,27 @@ def _text(said: Mapping[str, Any], head: list[str]) -> str:
     return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
 
 
-def _base(wanted: Composed, builds_on: str | None, project: Project) -> tuple[dict[str, str | None], Composed]:
-    """The choices that differ from an experiment, or from the root; and the config that they compose to."""
+def _base(
+    wanted: Composed, builds_on: str | None, project: Project
+) -> tuple[dict[str, str | None], Composed]:
+    """The choices that differ from an experiment, or from the root.
+
+    And the config that they compose to.
+    """
     first = [override_of_experiment(builds_on) if builds_on else "~experiment"]
     changed = dict(_changed_choices(wanted, compose(first, project=project).choices))
-    chosen = [f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}" for group, choice in changed.items()]
+    chosen = [
+        f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}"
+        for group, choice in changed.items()
+    ]
     return changed, compose([*first, *chosen], project=project)
 
 
 def save(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:
-    """Write the text that `render` returned to a new file; if it does not compose to `wanted`, remove the file and raise a ConfigError."""
+    """Write the text that `render` returned to a new file.
+
+    If it does not compose to `wanted`, remove the file and raise a ConfigError.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "x", encoding="utf-8") as handle:
         handle.write(text)
@@ -89,13 +111,29 @@ def require_same(wanted: Composed, *, name: str, project: Project) -> None:
     made = compose([f"experiment={name}"], project=project)
     if found := differences(identity(wanted.whole), identity(made.whole)):
         hint = "a file can add and change values, but not remove them; nothing was written"
-        raise ConfigError(*[Problem(path, "cannot be written as an experiment", before, f"the file would give {after}", hint) for path, before, after in found])
+        raise ConfigError(
+            *[
+                Problem(
+                    path,
+                    "cannot be written as an experiment",
+                    before,
+                    f"the file would give {after}",
+                    hint,
+                )
+                for path, before, after in found
+            ]
+        )
 
 
 def _changed_choices(wanted: Composed, base: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     for group in _groups(wanted, base):
         choice = wanted.choices.get(group)
-        several = choice is None and wanted.whole.get(group) and not any(one.startswith(f"{group}@") for one in wanted.choices)  # unrecorded: as values
+        # Unrecorded: as values
+        several = (
+            choice is None
+            and wanted.whole.get(group)
+            and not any(one.startswith(f"{group}@") for one in wanted.choices)
+        )
         if choice != base.get(group) and not several:
             yield group, choice
 
@@ -106,29 +144,50 @@ def _groups(wanted: Composed, base: Mapping[str, str]) -> list[str]:
 
 
 def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The values to set in addition to `base`: those without references first, then what still differs, so that references that give the value stay."""
+    """The values to set in addition to `base`: those without references first, then what still
+    differs, so that references that give the value stay.
+    """
     cfg, found = copy.deepcopy(base), dict[str, Any]()
     OmegaConf.set_struct(cfg, False)
     for references in (False, True):
-        for path, value in list(_differences(cfg, cast(Mapping[str, Any], plain(cfg)), wanted, references=references)):
+        for path, value in list(
+            _differences(cfg, cast(Mapping[str, Any], plain(cfg)), wanted, references=references)
+        ):
             node = found
             for part in path[:-1]:
                 node = node.setdefault(part, {})
             node[path[-1]] = value
-            OmegaConf.update(cfg, ".".join(path), value, force_add=True, merge=isinstance(value, dict))
-    if "monitor" in found.get("evaluate", {}):  # the base's mode, even if it is the same, is found by the name of the base's monitor
+            OmegaConf.update(
+                cfg, ".".join(path), value, force_add=True, merge=isinstance(value, dict)
+            )
+    if "monitor" in found.get(
+        "evaluate", {}
+    ):  # the base's mode, even if it is the same, is found by the name of the base's monitor
         found["evaluate"].setdefault("mode", wanted["evaluate"]["mode"])
     return found
 
 
-def _differences(cfg: Any, base: Mapping[str, Any], wanted: Mapping[str, Any], *, references: bool, under: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+def _differences(
+    cfg: Any,
+    base: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    *,
+    references: bool,
+    under: tuple[str, ...] = (),
+) -> Iterator[tuple[Any, Any]]:
     """Paths and values of `wanted` that differ from `base`; a list counts as one value."""
     for key, value in wanted.items():
         if (not under and key in LEFT_OUT) or (key in base and same(base[key], value)):
             continue
         refers = _refers(cfg, key)
         if isinstance(value, dict) and isinstance(base.get(key), dict) and not refers:
-            yield from _differences(cfg[key], base[key], cast(dict[str, Any], value), references=references, under=(*under, key))
+            yield from _differences(
+                cfg[key],
+                base[key],
+                cast(dict[str, Any], value),
+                references=references,
+                under=(*under, key),
+            )
         elif references or not refers:
             yield (*under, key), value
 
@@ -140,4 +199,6 @@ def _refers(cfg: Any, key: str) -> bool:
     if OmegaConf.is_interpolation(cfg, key):
         return True
     value = cfg.get(key)
-    return isinstance(value, ListConfig) and "${" in str(OmegaConf.to_container(value, resolve=False))
+    return isinstance(value, ListConfig) and "${" in str(
+        OmegaConf.to_container(value, resolve=False)
+    )

@@ -32,8 +32,10 @@ GROUPS = {
     "experiment": "Complete experiments, each with the result to expect.",
     "debug": "Any experiment, reduced in size.",
     "debug/sizes": "What debug=tiny sets for each recipe.",
-    "loss": "The loss of the recipes that take one (recipe=classification); none: the recipe's own.",
-    "metrics": "More metrics of an evaluation, for the recipes that take them (recipe=classification); several as metrics=[f1,auroc].",
+    "loss": "The loss of the recipes that take one "
+    "(recipe=classification); none: the recipe's own.",
+    "metrics": "More metrics of an evaluation, for the recipes that take them "
+    "(recipe=classification); several as metrics=[f1,auroc].",
     "checkpoint": "When checkpoints are written and which are kept.",
     "tracking": "Where metrics, configs and pictures go.",
     "reproducibility": "Determinism, and what to do where it is not possible.",
@@ -48,7 +50,12 @@ def field_summaries(kind: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     found = dict[str, str]()
     for line, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if (
+            isinstance(line, ast.AnnAssign)
+            and isinstance(line.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
             found[line.target.id] = str(after.value.value)
     return found
 
@@ -59,4 +66,11 @@ _FOR_PROGRAMS = re.compile(r"@package|yaml-language-server:")
 def _comment(loader: Loader, config: str) -> str:
     """A config file's first comment, not counting `# @package` and editors' directives."""
     lines = loader.text_of(config).splitlines()[:20]
-    return next((line.lstrip("# ").strip() for line in lines if line.startswith("#") and not _FOR_PROGRAMS.search(line)), "")
+    return next(
+        (
+            line.lstrip("# ").strip()
+            for line in lines
+            if line.startswith("#") and not _FOR_PROGRAMS.search(line)
+        ),
+        "",
+    )

@@ -1,7 +1,7 @@
 """Composes overrides to a config.
 
-Hydra's part: the search path, the defaults list, the merge, the override grammar. docs/design.md lists the
-few other places that import Hydra.
+Hydra's part: the search path, the defaults list, the merge, the override grammar. docs/design.md
+lists the few other places that import Hydra.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from samewise.runner.config.loader import Loader, faults_in_files
 from samewise.runner.config.origins import locate_problems, origins, replaced_value
 from samewise.runner.config.override_text import read_overrides, repeated
 from samewise.runner.config.project import Project
-from samewise.runner.config.references import find_references, require_modest_references, restore_references
+from samewise.runner.config.references import (
+    find_references,
+    require_modest_references,
+    restore_references,
+)
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest, write_yaml
@@ -45,15 +49,21 @@ class Composed:
     """A config and where it came from.
 
     Args:
-        cfg: The config, typed by `schema.Experiment`, closed to new keys; interpolations are resolved as they are read.
-        choices: The chosen file of each group (`{"optimizer": "sgd"}`); groups with none chosen are left out.
-        overrides: Those of the command line, preceded by the project's own experiment if they choose none.
+        cfg: The config, typed by `schema.Experiment`, closed to new keys; interpolations are
+            resolved as they are read.
+        choices: The chosen file of each group (`{"optimizer": "sgd"}`); groups with none chosen are
+            left out.
+        overrides: Those of the command line, preceded by the project's own experiment if they
+            choose none.
         project: The user's own packages and config folders, as they were when it was composed.
-        problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
+        problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the
+            overrides at fault.
         label: The overrides that affect the result: `lr=0.03 seed=1`; empty if there are none.
         place: The run's folder, if it is fixed already.
-        cautions: Values left out, and values kept, if the command line chooses other options than its experiment; keys that it sets twice.
-        is_saved: Whether it was read from a run's config.yaml, which does not record the origin of values.
+        cautions: Values left out, and values kept, if the command line chooses other options than
+            its experiment; keys that it sets twice.
+        is_saved: Whether it was read from a run's config.yaml, which does not record the origin of
+            values.
     """
 
     cfg: DictConfig
@@ -72,19 +82,27 @@ class Composed:
 
     @property
     def name(self) -> str:
-        """The experiment's name: `name`, else the choice of `experiment=`, else the recipe's, the model's and the data set's."""
+        """The experiment's name: `name`, else the choice of `experiment=`, else the recipe's, the
+        model's and the data set's.
+        """
         given = self.cfg.get("name") or self.choices.get("experiment")
-        parts = [self.choices[group] for group in ("recipe", "model", "dataset") if group in self.choices]
+        parts = [
+            self.choices[group] for group in ("recipe", "model", "dataset") if group in self.choices
+        ]
         return str(given or "-".join(parts) or "experiment").replace("/", "-")
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """The plain config, read-only and cached: resolving interpolations takes much of the time to compose."""
+        """The plain config, read-only and cached: resolving interpolations takes much of the time
+        to compose.
+        """
         return cast(dict[str, Any], plain(self.cfg))
 
     @cached_property
     def set_by(self) -> Mapping[str, str]:
-        """The file or override that sets each value (`origins.origins`), as the files were when first read."""
+        """The file or override that sets each value (`origins.origins`), as the files were when
+        first read.
+        """
         return origins(self.overrides, project=self.project)
 
     @cached_property
@@ -113,16 +131,24 @@ class Composed:
     @property
     def tracking_uri(self) -> str | None:
         """The URI of the MLflow store; None if nothing is sent there."""
-        return self.cfg.tracking.uri if self.cfg.tracking.enabled and "mlflow" in self.cfg.tracking.report_to else None
+        return (
+            self.cfg.tracking.uri
+            if self.cfg.tracking.enabled and "mlflow" in self.cfg.tracking.report_to
+            else None
+        )
 
 
 def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> Composed:
-    """Compose one experiment; ConfigError with a problem for every override that is wrong, and for what is wrong in a file.
+    """Compose one experiment.
+
+    ConfigError with a problem for every override that is wrong, and for what is wrong in a file.
 
     Args:
-        given: Overrides as Hydra writes them: `experiment=resnet18_digits`, `optimizer.lr=0.05`, `+optimizer.nesterov=true`.
+        given: Overrides as Hydra writes them: `experiment=resnet18_digits`, `optimizer.lr=0.05`,
+            `+optimizer.nesterov=true`.
         project: Where the user's own config folders lie.
-        strict: Raise what is wrong; else return it as `problems`, with the config that the faultless overrides give.
+        strict: Raise what is wrong; else return it as `problems`, with the config that the
+            faultless overrides give.
     """
     given = project.with_experiment(given)
     loader = reader = Loader(project)
@@ -139,44 +165,75 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         reader = Loader(project, in_files)
         cfg, good, problems = faults.diagnose(given, load=reader.compose, groups=loader.groups())
         if not project.configs:
-            problems = [replace(one, hint=one.hint or NO_FOLDER) if one.message == NO_SUCH_CHOICE else one for one in problems]
+            problems = [
+                replace(one, hint=one.hint or NO_FOLDER) if one.message == NO_SUCH_CHOICE else one
+                for one in problems
+            ]
         problems = [*in_files.problems, *problems]
         if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)
     chosen = reader.choices(good)
     require_modest_references(cfg)
-    cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
+    cautions = other_choice.settle(
+        cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project
+    )
     cautions += [*other_choice.weights_caution(reader, good, chosen, cfg), *repeated(well)]
     monitored, taken = settle(cfg, good, replaced_value("evaluate.monitor", reader, good))
     problems += monitored
     problems += locate_problems([*faults.unresolvable(cfg), *taken], good, project)
     if problems and strict:
         raise ConfigError(*problems)
-    return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions))
+    return Composed(
+        cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions)
+    )
 
 
-def settle(cfg: DictConfig, given: Sequence[str], before: Any = None) -> tuple[list[Problem], list[Problem]]:
-    """Replace shorthands by what they mean now: lists of monitored metrics, their modes, and the runs or names that weights come from.
+def settle(
+    cfg: DictConfig, given: Sequence[str], before: Any = None
+) -> tuple[list[Problem], list[Problem]]:
+    """Replace shorthands by what they mean now: lists of monitored metrics, their modes, and the
+    runs or names that weights come from.
 
     `before` is the `evaluate.monitor` that the overrides replaced.
     Returns what is wrong with the metrics, and with what is taken.
     """
-    return monitors.settle(cfg, given, before), [*_settle_sources(cfg, "initialise.weights"), *_settle_sources(cfg, "resume_from")]
+    return monitors.settle(cfg, given, before), [
+        *_settle_sources(cfg, "initialise.weights"),
+        *_settle_sources(cfg, "resume_from"),
+    ]
 
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:
     """Whether a file sets `dataset: digits` as a value; a choice belongs into the defaults list."""
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
-    return any(isinstance(whole[one.name], str) and is_choice(whole[one.name]) for one in fields(Experiment) if one.type == "Any")
+    return any(
+        isinstance(whole[one.name], str) and is_choice(whole[one.name])
+        for one in fields(Experiment)
+        if one.type == "Any"
+    )
 
 
 def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
-    """Pin `run:RUN` and weights given as `hf:NAME` to what they mean now, so that the run can be resumed or repeated with the same."""
+    """Pin `run:RUN` and weights given as `hf:NAME` to what they mean now, so that the run can be
+    resumed or repeated with the same.
+    """
     given: Any = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
     try:
         if isinstance(given, str) and given.startswith("run:"):
-            OmegaConf.update(cfg, key, str(checkpoint_of(given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser())))
-        elif isinstance(given, str) and given.startswith(hugging_face.PREFIX) and key == "initialise.weights":
+            OmegaConf.update(
+                cfg,
+                key,
+                str(
+                    checkpoint_of(
+                        given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser()
+                    )
+                ),
+            )
+        elif (
+            isinstance(given, str)
+            and given.startswith(hugging_face.PREFIX)
+            and key == "initialise.weights"
+        ):
             OmegaConf.update(cfg, key, hugging_face.settle_commit(given))
     except ConfigError as error:
         return [replace(one, path=key if one.path == "RUN" else one.path) for one in error.problems]
@@ -184,7 +241,10 @@ def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
 
 
 def load(path: Path) -> Composed:
-    """Load a run's saved config, with its types; ConfigError if the file does not exist or is not a config."""
+    """Load a run's saved config, with its types.
+
+    ConfigError if the file does not exist or is not a config.
+    """
     text = read_text(path)
     if text is None:
         raise ConfigError(Problem(str(path), "does not exist", expected="a run's config.yaml"))
@@ -199,7 +259,9 @@ def parse(text: str, name: str = "config") -> Composed:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str, name: str) -> bytes:
-    """The config, choices and label, pickled in this process and for it: commands read one several times, and a copy takes a sixtieth of the time to parse."""
+    """The config, choices and label, pickled in this process and for it: commands read one several
+    times, and a copy takes a sixtieth of the time to parse.
+    """
     require_modest(text, name, interpolations="none")
     try:
         given = OmegaConf.create(text)
@@ -221,12 +283,18 @@ def _parsed(text: str, name: str) -> bytes:
         AttributeError,
         AssertionError,
     ) as error:  # PyYAML's constructors raise any exception
-        raise ConfigError(Problem(name, f"is not a run's config: {problem_in_file(error)}")) from None
+        raise ConfigError(
+            Problem(name, f"is not a run's config: {problem_in_file(error)}")
+        ) from None
 
 
 def dump(composed: Composed) -> str:
-    """Format the resolved config as YAML for `load`, with choices, label and references in its first lines."""
-    return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed)
+    """Format the resolved config as YAML for `load`, with choices, label and references in its
+    first lines.
+    """
+    return dump_plain(
+        OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed
+    )
 
 
 def dump_plain(whole: Any, composed: Composed) -> str:
@@ -236,8 +304,15 @@ def dump_plain(whole: Any, composed: Composed) -> str:
 
 
 def label_of(overrides: Sequence[str]) -> str:
-    """A short text of the overrides that change the result; those that only say where and how to run are left out."""
+    """A short text of the overrides that change the result.
+
+    Those that only say where and how to run are left out.
+    """
     values = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     seed = values.pop("seed", None)
-    kept = {key: value for key, value in values.items() if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")))}
+    kept = {
+        key: value
+        for key, value in values.items()
+        if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")))
+    }
     return redact(in_words(kept, seed)) if kept or seed is not None else ""

@@ -1,4 +1,6 @@
-"""Settings that were renamed or removed: overrides and files of an older samewise get the new names, with a warning."""
+"""Settings that were renamed or removed: overrides and files of an older samewise get the new
+names, with a warning.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from samewise.runner.errors import ConfigError, Problem
 
 DEPRECATED: dict[str, str] = {}
-"""By its path each setting's new path; or, with a space in it, a message that says what to write instead."""
+"""By its path each setting's new path; or, with a space in it, a message that says what to write
+instead."""
 
 
 def rename_overrides(overrides: Sequence[str]) -> list[str]:
@@ -22,7 +25,9 @@ def rename_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def rename_settings(config: DictConfig, place: str, under: str = "") -> DictConfig:
-    """What a file sets with the new names; ConfigError with the message of a setting that was removed.
+    """What a file sets with the new names.
+
+    ConfigError with the message of a setting that was removed.
 
     Args:
         config: The file's content.
@@ -36,19 +41,25 @@ def rename_settings(config: DictConfig, place: str, under: str = "") -> DictConf
         return config
     for old, new in found.items():
         if (value := _take(cast(dict[str, Any], values), old.removeprefix(prefix))) is not _ABSENT:
-            _put(cast(dict[str, Any], values), _new_name(old, new, place).removeprefix(prefix), value)
+            _put(
+                cast(dict[str, Any], values), _new_name(old, new, place).removeprefix(prefix), value
+            )
     return OmegaConf.create(cast(dict[str, Any], values))
 
 
 def restore_names(config: dict[str, Any]) -> None:
-    """Give a plain config's settings the names that they had first, so that a new name changes no fingerprint."""
+    """Give a plain config's settings the names that they had first, so that a new name changes no
+    fingerprint.
+    """
     for old, new in DEPRECATED.items():
         if " " not in new and (value := _take(config, new)) is not _ABSENT:
             _put(config, old, value)
 
 
 def _rename_override(text: str) -> str:
-    sign, key, rest = cast("re.Match[str]", re.fullmatch(r"([+~]*)([^=]*)(.*)", text, re.DOTALL)).groups()
+    sign, key, rest = cast(
+        "re.Match[str]", re.fullmatch(r"([+~]*)([^=]*)(.*)", text, re.DOTALL)
+    ).groups()
     for old, new in DEPRECATED.items():
         if f"{key}.".startswith(f"{old}."):
             return f"{sign}{_new_name(old, new, text)}{key.removeprefix(old)}{rest}"
@@ -58,7 +69,10 @@ def _rename_override(text: str) -> str:
 def _new_name(old: str, new: str, place: str) -> str:
     if " " in new:
         raise ConfigError(Problem(old, "is no longer a setting", hint=new, where=place))
-    _warn(f"{place}: {old} is now called {new}; the old name will be an error in the next minor version")
+    _warn(
+        f"{place}: {old} is now called {new}; the old name will be an error in the next "
+        "minor version"
+    )
     return new
 
 

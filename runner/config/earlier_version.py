@@ -1,4 +1,6 @@
-"""A run of an older samewise that is the same experiment but for settings that are new and have their defaults. Imports no component."""
+"""A run of an older samewise that is the same experiment but for settings that are new and have
+their defaults. Imports no component.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ _ABSENT = "???"
 
 
 def as_trained(composed: Composed) -> Composed:
-    """The experiment as another version of samewise trained it, without the settings that are new since; unchanged if it did not.
+    """The experiment as another version of samewise trained it, without the settings that are new
+    since; unchanged if it did not.
 
-    A setting may be left out if it is an argument with its default: the same call is made without it.
+    A setting may be left out if it is an argument with its default: the same call is made without
+    it.
     """
     if not settings_are_sound(composed) or composed.folder.path.exists():
         return composed
@@ -46,7 +50,11 @@ def as_trained(composed: Composed) -> Composed:
                 above, _, key = path.rpartition(".")
                 del cast(dict[str, Any], OmegaConf.select(cfg, above))[key]
         if (trained := replace(composed, cfg=cfg)).fingerprint == fingerprint:
-            _note(composed.name, version, ", ".join(f"{path}={json.dumps(at(now, path))}" for path in added))
+            _note(
+                composed.name,
+                version,
+                ", ".join(f"{path}={json.dumps(at(now, path))}" for path in added),
+            )
             return trained
     return composed
 
@@ -54,31 +62,48 @@ def as_trained(composed: Composed) -> Composed:
 @cache
 def _note(name: str, version: str, added: str) -> None:
     """Say why an existing run counts; once for all points of a sweep."""
-    said = f"samewise {version} trained {name} without {added}, which is new since then and has its default: its run counts"
+    said = (
+        f"samewise {version} trained {name} without {added}, which is new since then and has "
+        "its default: its run counts"
+    )
     print(f"note: {said}; `train --fresh` trains it again", file=sys.stderr)
 
 
 @cache
 def _runs_of_other_versions(root: Path) -> list[tuple[str, str, dict[str, Any]]]:
-    """The runs of an experiment's name by other versions: version, fingerprint and identity. Read once for all points of a sweep."""
+    """The runs of an experiment's name by other versions: version, fingerprint and identity.
+
+    Read once for all points of a sweep.
+    """
     found = list[tuple[str, str, dict[str, Any]]]()
     for folder in map(RunFolder, sorted(root.glob("*/"))):
         try:
             environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
             version = environment.get("versions", {}).get("samewise")
             if version not in (None, samewise.__version__):
-                found.append((version, environment["fingerprint"], identity(compose.load(folder.config).whole)))
+                found.append(
+                    (
+                        version,
+                        environment["fingerprint"],
+                        identity(compose.load(folder.config).whole),
+                    )
+                )
         except ConfigError:  # a damaged run, or not a run
             continue
     return found
 
 
 def _defaults_added(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that only the later of two configs has, if they are all that differs and change nothing; otherwise none."""
+    """The settings that only the later of two configs has, if they are all that differs and change
+    nothing; otherwise none.
+    """
     added = dict[str, None]()
     for path, value, _ in differences(before, now):
         parts = path.split(".")
-        place = next((end for end in range(1, len(parts)) if at(before, parts[:end]) is None), len(parts))  # the first that is new: a whole list, say
+        # The first that is new: a whole list, say
+        place = next(
+            (end for end in range(1, len(parts)) if at(before, parts[:end]) is None), len(parts)
+        )
         if value != _ABSENT or not _has_default(now, parts[:place]):
             return []
         added[".".join(parts[:place])] = None
@@ -86,23 +111,33 @@ def _defaults_added(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def _has_default(config: Mapping[str, Any], parts: list[str]) -> bool:
-    """Whether a value is an argument of one of samewise's components and its default, or only given to other settings by reference."""
+    """Whether a value is an argument of one of samewise's components and its default, or only given
+    to other settings by reference.
+    """
     above: Any = at(config, parts[:-1])
     target = above.get("_target_") if isinstance(above, Mapping) else _ABSENT
     if target is None:  # references are resolved, and compared where they lead
-        return parts[0] in ("dataset", "transforms") and not any("_target_" in at(config, parts[:end]) for end in range(1, len(parts)))
+        return parts[0] in ("dataset", "transforms") and not any(
+            "_target_" in at(config, parts[:end]) for end in range(1, len(parts))
+        )
     default = next(_defaults(str(target), parts[-1]), None)
     try:
-        return default is not None and json.dumps(ast.literal_eval(default)) == json.dumps(at(config, parts))
+        return default is not None and json.dumps(ast.literal_eval(default)) == json.dumps(
+            at(config, parts)
+        )
     except (ValueError, TypeError):  # computed, or not a value of a config
         return False
 
 
 def _defaults(target: str, argument: str) -> Iterator[ast.expr]:
-    """The default of an argument of one of samewise's functions or classes, from its text; nothing if it has none."""
+    """The default of an argument of one of samewise's functions or classes, from its text.
+
+    Nothing if it has none.
+    """
     package, _, name = target.rpartition(".")
     file = Path(samewise.__file__).parent.joinpath(*package.split(".")[1:])
-    home = package if file.is_dir() else package.rpartition(".")[0]  # whose modules a relative import means
+    # Whose modules a relative import means
+    home = package if file.is_dir() else package.rpartition(".")[0]
     file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
     if package.partition(".")[0] != "samewise" or not file.is_file():
         return
@@ -110,19 +145,37 @@ def _defaults(target: str, argument: str) -> Iterator[ast.expr]:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    yield from _defaults(f"{resolve_name('.' * node.level + (node.module or ''), home)}.{alias.name}", argument)
+                    yield from _defaults(
+                        f"{resolve_name('.' * node.level + (node.module or ''), home)}.{alias.name}",
+                        argument,
+                    )
         elif isinstance(node, ast.FunctionDef) and node.name == name:
             yield from _in_signature(node.args, argument)
         elif isinstance(node, ast.ClassDef) and node.name == name:
             for inner in node.body:
                 if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
                     yield from _in_signature(inner.args, argument)
-                elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name) and inner.target.id == argument and inner.value:  # of a dataclass
+                elif (
+                    isinstance(inner, ast.AnnAssign)
+                    and isinstance(inner.target, ast.Name)
+                    and inner.target.id == argument
+                    and inner.value
+                ):  # of a dataclass
                     yield inner.value
-            yield from (default for base in node.bases if isinstance(base, ast.Name) for default in _defaults(f"{package}.{base.id}", argument))
+            yield from (
+                default
+                for base in node.bases
+                if isinstance(base, ast.Name)
+                for default in _defaults(f"{package}.{base.id}", argument)
+            )
 
 
 def _in_signature(arguments: ast.arguments, name: str) -> Iterator[ast.expr]:
     positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [*zip(reversed(positional), reversed(arguments.defaults), strict=False), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    yield from (default for argument, default in defaults if argument.arg == name and default is not None)
+    defaults = [
+        *zip(reversed(positional), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    yield from (
+        default for argument, default in defaults if argument.arg == name and default is not None
+    )

@@ -1,6 +1,7 @@
 """Finds what is wrong in config files, each fault with its line.
 
-It is left out as the file is read, so that the rest can be composed and all faults of all files are told at once.
+It is left out as the file is read, so that the rest can be composed and all faults of all files are
+told at once.
 """
 
 from __future__ import annotations
@@ -21,33 +22,53 @@ from samewise.runner.config.yaml_files import lines_of
 from samewise.runner.errors import Problem, did_you_mean, first_line, nearest
 
 NO_SUCH_CHOICE = "no such choice"
-NO_FOLDER = "no config folder of yours is searched here: run the command in your project's folder, or add --config-dir FOLDER"
+NO_FOLDER = (
+    "no config folder of yours is searched here: run the command in your project's folder, or "
+    "add --config-dir FOLDER"
+)
 
 
 class FileFaults:
     """Collects faults while Hydra reads files; a file that is read twice is reported once.
 
-    `groups` has the choices of each, `chosen` the groups that the root's defaults list has, so that another file has to override its choice.
+    `groups` has the choices of each, `chosen` the groups that the root's defaults list has, so that
+    another file has to override its choice.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[str]], chosen: Collection[str]) -> None:
         self._groups, self._chosen = groups, chosen
         self._found = dict[tuple[str, str, str], Problem]()
         self.is_unreadable = False
-        """Whether a file is not YAML: its values are unknown, so keys that seem to be missing may not be."""
+        """Whether a file is not YAML: its values are unknown, so keys that seem to be missing may
+        not be."""
 
     @property
     def problems(self) -> list[Problem]:
         return list(self._found.values())
 
-    def remove_faults(self, package: str | None, whole: Any, file: Path, name: str, text: str) -> tuple[str | None, dict[Any, Any]]:
+    def remove_faults(
+        self, package: str | None, whole: Any, file: Path, name: str, text: str
+    ) -> tuple[str | None, dict[Any, Any]]:
         """The package and the content of a file, without its faulty parts."""
         lines, group = lines_of(text), name.rpartition("/")[0]
         under = place_in_config(package, name)
         if under.partition(".")[0] not in ("", *schema.Experiment.__dataclass_fields__):
-            words = "sets nothing in the experiment: its values go under the name of its folder" if whole else "is empty"
-            more = "" if whole else f", and set values below; `samewise new {Path(name).name} EXPERIMENT...` writes such a file"
-            self._add(Problem("", words, hint=f"begin it with `# @package _global_`{more}", where=str(file)))
+            words = (
+                "sets nothing in the experiment: its values go under the name of its folder"
+                if whole
+                else "is empty"
+            )
+            more = (
+                ""
+                if whole
+                else f", and set values below; `samewise new {Path(name).name} EXPERIMENT...` "
+                "writes such a file"
+            )
+            self._add(
+                Problem(
+                    "", words, hint=f"begin it with `# @package _global_`{more}", where=str(file)
+                )
+            )
             package, whole = "_global_", {}
         elif not isinstance(whole, dict):
             self._add(Problem("", "is not a mapping of keys to values", where=str(file)))
@@ -58,7 +79,16 @@ class FileFaults:
             self._leave_out_misplaced(cast(dict[str, Any], whole), under, file, lines)
             for path, problem in list(_wrong_values(cast(dict[str, Any], whole), under)):
                 _remove(whole, path)
-                self._add(Problem(problem.path, problem.message, problem.value, problem.expected, problem.hint, f"{file}:{lines.get('.'.join(path), 1)}"))
+                self._add(
+                    Problem(
+                        problem.path,
+                        problem.message,
+                        problem.value,
+                        problem.expected,
+                        problem.hint,
+                        f"{file}:{lines.get('.'.join(path), 1)}",
+                    )
+                )
         return package, whole
 
     def unreadable(self, error: yaml.YAMLError) -> None:
@@ -68,11 +98,15 @@ class FileFaults:
     def _add(self, problem: Problem) -> None:
         self._found[problem.where, problem.path, problem.message] = problem
 
-    def _leave_out_choices(self, whole: dict[str, Any], group: str, file: Path, lines: Mapping[str, int]) -> None:
+    def _leave_out_choices(
+        self, whole: dict[str, Any], group: str, file: Path, lines: Mapping[str, int]
+    ) -> None:
         entries: Any = whole.get("defaults")
         if isinstance(entries, dict):
             hint = f"begin each entry with a dash: {_format_entries(cast(dict[Any, Any], entries))}"
-            self._add(Problem("defaults", "is not a list", hint=hint, where=f"{file}:{lines['defaults']}"))
+            self._add(
+                Problem("defaults", "is not a list", hint=hint, where=f"{file}:{lines['defaults']}")
+            )
             whole["defaults"] = []
         if not isinstance(entries, list):
             return
@@ -82,53 +116,114 @@ class FileFaults:
             if problem is None:
                 kept.append(entry)
             else:
-                self._add(Problem(problem.path, problem.message, problem.value, "", problem.hint, f"{file}:{lines.get(f'defaults.{number}', 1)}"))
+                self._add(
+                    Problem(
+                        problem.path,
+                        problem.message,
+                        problem.value,
+                        "",
+                        problem.hint,
+                        f"{file}:{lines.get(f'defaults.{number}', 1)}",
+                    )
+                )
         whole["defaults"] = kept
 
-    def _leave_out_hydra(self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]) -> None:
+    def _leave_out_hydra(
+        self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]
+    ) -> None:
         """Remove settings of Hydra itself, such as other places to look for configs."""
         settings: Any = {} if under else whole.pop("hydra", {})
         words = "a config file may not set this: samewise uses Hydra only to compose configs"
-        hint = "remove it; further folders of configs are given with --config-dir or in pyproject.toml"
-        for path in [f"hydra.{key}" for key in cast(dict[Any, Any], settings)] if isinstance(settings, dict) else ["hydra"]:
+        hint = (
+            "remove it; further folders of configs are given with --config-dir or in pyproject.toml"
+        )
+        for path in (
+            [f"hydra.{key}" for key in cast(dict[Any, Any], settings)]
+            if isinstance(settings, dict)
+            else ["hydra"]
+        ):
             self._add(Problem(path, words, hint=hint, where=f"{file}:{lines.get(path, 1)}"))
 
-    def _leave_out_misplaced(self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]) -> None:
+    def _leave_out_misplaced(
+        self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]
+    ) -> None:
         """Remove choices of a group that are written among the values (`dataset: digits`)."""
         for key, value in [] if under else list(whole.items()):
             if key in self._groups and is_choice(value):
                 words = "this names a choice of the group, and choices belong in the defaults list"
-                hint = f"move it into the list under `defaults:`, as `- override /{key}: {_format_choice(value)}`"
-                self._add(Problem(key, words, value, hint=hint, where=f"{file}:{lines.get(key, 1)}"))
+                hint = (
+                    f"move it into the list under `defaults:`, as `- override /{key}: "
+                    f"{_format_choice(value)}`"
+                )
+                self._add(
+                    Problem(key, words, value, hint=hint, where=f"{file}:{lines.get(key, 1)}")
+                )
                 del whole[key]
 
     def _wrong_choice(self, entry: Any, group: str) -> Problem | None:
-        """The problem with an entry of the defaults list: its form, or a group or choice that does not exist."""
-        if isinstance(entry, str) and (written := re.fullmatch(r"(?:override\s+)?/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip())):
+        """The problem with an entry of the defaults list: its form, or a group or choice that does
+        not exist.
+        """
+        if isinstance(entry, str) and (
+            written := re.fullmatch(r"(?:override\s+)?/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip())
+        ):
             override = "override " if group and written[1] in self._chosen else ""
-            return Problem("defaults", "is not GROUP: CHOICE", entry, hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon")
+            return Problem(
+                "defaults",
+                "is not GROUP: CHOICE",
+                entry,
+                hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon",
+            )
         if isinstance(entry, str) and entry not in ("_self_", "schema") and "${" not in entry:
-            named, _, choice = (entry[1:] if entry.startswith("/") else f"{group}/{entry}").strip("/").rpartition("/")
+            named, _, choice = (
+                (entry[1:] if entry.startswith("/") else f"{group}/{entry}")
+                .strip("/")
+                .rpartition("/")
+            )
             return self._wrong(named, choice.partition("@")[0]) if named else None
         if not isinstance(entry, dict):
             return None
         if len(cast(dict[Any, Any], entry)) != 1:
             words = "has several choices in one entry of the list"
-            return Problem("defaults", words, entry, hint=f"begin each with a dash: {_format_entries(cast(dict[Any, Any], entry))}")
+            return Problem(
+                "defaults",
+                words,
+                entry,
+                hint=f"begin each with a dash: {_format_entries(cast(dict[Any, Any], entry))}",
+            )
         ((key, value),) = cast(dict[Any, Any], entry).items()
         *words, given = str(key).split() or [""]
         if "optional" in words or not given:
             return None
         named = given.partition("@")[0]
-        if group and not named.startswith("/") and f"{group}/{named}" not in self._groups and named in self._chosen:
-            words = "is looked up relative to the folder of this file, because its name has no slash"
-            return Problem(f"{group}/{named}", words, hint=f"write `- override /{given}: {_format_choice(value)}`, with the slash")
+        if (
+            group
+            and not named.startswith("/")
+            and f"{group}/{named}" not in self._groups
+            and named in self._chosen
+        ):
+            words = (
+                "is looked up relative to the folder of this file, because its name has no slash"
+            )
+            return Problem(
+                f"{group}/{named}",
+                words,
+                hint=f"write `- override /{given}: {_format_choice(value)}`, with the slash",
+            )
         named = named[1:] if named.startswith("/") else f"{group}/{named}".strip("/")
         if group and "override" not in words and "@" not in given and named in self._chosen:
             words = "is already chosen in samewise's config.yaml, so this entry must override it"
-            return Problem(named, words, hint=f"write `- override /{named}: {_format_choice(value)}`")
+            return Problem(
+                named, words, hint=f"write `- override /{named}: {_format_choice(value)}`"
+            )
         if problem := several_choices(named, value):
-            return Problem(named, problem.message, value, hint=f"write `- override /{given.lstrip('/')}: {cast(list[Any], value)[0]}`, or another of them")
+            return Problem(
+                named,
+                problem.message,
+                value,
+                hint=f"write `- override /{given.lstrip('/')}: {cast(list[Any], value)[0]}`, or "
+                "another of them",
+            )
         for choice in cast(list[Any], value) if isinstance(value, list) else [value]:
             problem = self._wrong(named, choice)
             if problem:
@@ -138,21 +233,44 @@ class FileFaults:
     def _wrong(self, group: str, choice: Any) -> Problem | None:
         if group not in self._groups:
             return Problem(group, "no such group", hint=nearest(group, self._groups))
-        if choice is None or "${" in str(choice) or str(choice).removesuffix(".yaml") in self._groups[group] or choice == "???":
+        if (
+            choice is None
+            or "${" in str(choice)
+            or str(choice).removesuffix(".yaml") in self._groups[group]
+            or choice == "???"
+        ):
             return None
         known = self._groups[group]
         if isinstance(choice, bool) and (word := "on" if choice else "off") in known:
-            return Problem(group, NO_SUCH_CHOICE, choice, hint=f'YAML reads {word} as {str(choice).lower()}: write "{word}", in quotes')
-        return Problem(group, NO_SUCH_CHOICE, choice, hint=did_you_mean(str(choice), known) or f"`samewise list {group}` shows them")
+            return Problem(
+                group,
+                NO_SUCH_CHOICE,
+                choice,
+                hint=f'YAML reads {word} as {str(choice).lower()}: write "{word}", in quotes',
+            )
+        return Problem(
+            group,
+            NO_SUCH_CHOICE,
+            choice,
+            hint=did_you_mean(str(choice), known) or f"`samewise list {group}` shows them",
+        )
 
 
 def place_in_config(package: str | None, name: str) -> str:
     """The path under which the values of a file are put."""
-    return name.rpartition("/")[0].replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else package
+    return (
+        name.rpartition("/")[0].replace("/", ".")
+        if package in (None, "_group_")
+        else ""
+        if package == "_global_"
+        else package
+    )
 
 
 def is_choice(value: Any) -> bool:
-    """Whether a value in a component's place is the name of a choice, or a list of names, rather than a component."""
+    """Whether a value in a component's place is the name of a choice, or a list of names, rather
+    than a component.
+    """
     names: Any = value if isinstance(value, list) and value else [value]
     return all(isinstance(name, str) and name != "???" and "${" not in name for name in names)
 
@@ -162,16 +280,27 @@ def _format_entries(choices: Mapping[Any, Any]) -> str:
 
 
 def _format_choice(value: Any) -> str:
-    return "null" if value is None else f"[{', '.join(map(str, cast(list[Any], value)))}]" if isinstance(value, list) else str(value)
+    return (
+        "null"
+        if value is None
+        else f"[{', '.join(map(str, cast(list[Any], value)))}]"
+        if isinstance(value, list)
+        else str(value)
+    )
 
 
 def problem_in_file(error: BaseException) -> Problem:
     """The problem that Hydra, OmegaConf or PyYAML found in a config file."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark
-        file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "  # a text, whose file the caller names
+        # A text, whose file the caller names
+        file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "
         where = f"{file}{mark.line + 1}" if mark else "a config file"
-        return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that contain ': ' or '#'")
+        return Problem(
+            where,
+            f"is not valid YAML: {error.problem or error}",
+            hint="check the indentation, and quote values that contain ': ' or '#'",
+        )
     text = str(error)
     file = re.match(r"In '([^']+)'", text)
     where = f"{file[1]}.yaml" if file else ""
@@ -179,48 +308,87 @@ def problem_in_file(error: BaseException) -> Problem:
     key = re.search(r"full_key: (\S+)", text)
     if unknown:
         kind = re.search(r"reference_type=(?:Optional\[)?(\w+)|not in '(\w+)'", text)
-        fields = getattr(getattr(schema, next((name for name in kind.groups() if name), ""), None), "__dataclass_fields__", ()) if kind else ()
-        return Problem(where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields))
+        fields = (
+            getattr(
+                getattr(schema, next((name for name in kind.groups() if name), ""), None),
+                "__dataclass_fields__",
+                (),
+            )
+            if kind
+            else ()
+        )
+        return Problem(
+            where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields)
+        )
     message = first_line(error, after="raised while composing config:\n").rstrip(".")
     if key:
         message = f"{key[1]}: {message}"
     if missing := re.search(r"Could not (?:find|load) '([^']+)'", text):
-        own = "debug=one_batch and debug=overfit work with any recipe; debug=tiny generates data for samewise's own" if "debug/sizes/" in missing[1] else ""
+        own = (
+            "debug=one_batch and debug=overfit work with any recipe; debug=tiny generates "
+            "data for samewise's own"
+            if "debug/sizes/" in missing[1]
+            else ""
+        )
         return Problem(where, f"names {missing[1]}, which does not exist", hint=own)
-    meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a choice for a place without a group: optimizer@optimizer.genrator=sgd
+    # A choice for a place without a group: optimizer@optimizer.genrator=sgd
+    meant = re.search(r"Did you mean to override one of (.+)\?", text)
     wrong = re.search(r"Could not override '([^']+)'", text)
     if several := re.search(r"Multiple values for (\w+)\. To override", text):
-        return Problem(where, f"adds a second choice to the group {several[1]}", hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]")
-    return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")
+        return Problem(
+            where,
+            f"adds a second choice to the group {several[1]}",
+            hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]",
+        )
+    return Problem(
+        where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else ""
+    )
 
 
 def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str, ...], Problem]]:
     """Keys that the schema does not have and values of wrong types, by their path in the file."""
-    pending: list[tuple[tuple[str, ...], Any]] = [((key,), value) for key, value in whole.items() if key != "defaults"]
+    pending: list[tuple[tuple[str, ...], Any]] = [
+        ((key,), value) for key, value in whole.items() if key != "defaults"
+    ]
     prefix, typed = under.split(".") if under else [], OmegaConf.structured(schema.Experiment)
     for path, value in pending:
         names = [*prefix, *map(str, path)]
         full, above = ".".join(names), ".".join(names[:-1])
         if above and not is_typed(typed, above):
             continue
-        known: Mapping[str, Any] = getattr(OmegaConf.get_type(typed, above or None), "__dataclass_fields__", {})
+        known: Mapping[str, Any] = getattr(
+            OmegaConf.get_type(typed, above or None), "__dataclass_fields__", {}
+        )
         if names[-1] not in known:
             yield path, Problem(full, "no such key", hint=_nearest_key(names[-1], known))
         elif isinstance(value, dict) and is_typed(typed, full):
-            pending += [((*path, str(key)), part) for key, part in cast(dict[Any, Any], value).items()]
+            pending += [
+                ((*path, str(key)), part) for key, part in cast(dict[Any, Any], value).items()
+            ]
         else:
             try:
                 OmegaConf.update(typed, full, value)
             except OmegaConfBaseException as error:
                 typed = OmegaConf.structured(schema.Experiment)
-                yield path, Problem(full, "wrong type", value, expected_type(typed, full) or first_line(error))
+                yield (
+                    path,
+                    Problem(
+                        full, "wrong type", value, expected_type(typed, full) or first_line(error)
+                    ),
+                )
 
 
 def _nearest_key(name: str, known: Mapping[str, Any]) -> str:
     """A key at this level with similar spelling; otherwise the same name one level down."""
     typed = OmegaConf.structured(schema.Experiment)
-    below = (f"{group}.{name}" for group in schema.Experiment.__dataclass_fields__ if is_typed(typed, group) and name in typed[group])
-    return did_you_mean(name, known) or next((f"did you mean '{path}'?" for path in below), nearest(name, known))
+    below = (
+        f"{group}.{name}"
+        for group in schema.Experiment.__dataclass_fields__
+        if is_typed(typed, group) and name in typed[group]
+    )
+    return did_you_mean(name, known) or next(
+        (f"did you mean '{path}'?" for path in below), nearest(name, known)
+    )
 
 
 def _remove(whole: Any, path: Sequence[str]) -> None:

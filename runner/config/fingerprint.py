@@ -1,4 +1,5 @@
-"""An experiment's identity: the part of its config that can change a result and the user's code that it reaches, and the hash of both.
+"""An experiment's identity: the part of its config that can change a result and the user's code
+that it reaches, and the hash of both.
 
 Imports neither torch nor mlflow, nor that code.
 """
@@ -51,7 +52,8 @@ OUTSIDE = frozenset(
 """Paths that cannot change a result."""
 
 HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")
-"""Keys of `dataset` for the data's location on this machine; their content is fingerprinted in the environment."""
+"""Keys of `dataset` for the data's location on this machine; their content is fingerprinted in the
+environment."""
 
 REPORTS = ("progress", "throughput", "learning_rate")
 """Callbacks that only report: their names in configs, and their modules'."""
@@ -68,19 +70,31 @@ def is_outside(path: str) -> bool:
     parts = path.replace("@", ".").replace("/", ".").split(".")
     if parts[0] == "callbacks" and len(parts) > 1 and parts[1] in REPORTS:
         return True
-    return any(".".join(parts[:end]) in OUTSIDE for end in range(1, len(parts) + 1)) or (parts[0] == "dataset" and bool(HOST_KEYS.search(parts[-1])))
+    return any(".".join(parts[:end]) in OUTSIDE for end in range(1, len(parts) + 1)) or (
+        parts[0] == "dataset" and bool(HOST_KEYS.search(parts[-1]))
+    )
 
 
 def finds_data(path: str) -> bool:
-    """Whether a path's value says where data are: it can change a result, though not the fingerprint."""
+    """Whether a path's value says where data are: it can change a result, though not the
+    fingerprint.
+    """
     parts = path.split(".")
-    return parts[0] == "dataset" and any(part != "download" and HOST_KEYS.search(part) for part in parts[1:])
+    return parts[0] == "dataset" and any(
+        part != "download" and HOST_KEYS.search(part) for part in parts[1:]
+    )
 
 
 def data_places(whole: Mapping[str, Any]) -> dict[str, Path]:
     """The data set's settings that are existing paths on this machine."""
-    named = {name: value for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False) if isinstance(value, str) and value and is_outside(name)}
-    return {name: place for name, value in named.items() if (place := Path(value).expanduser()).exists()}
+    named = {
+        name: value
+        for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False)
+        if isinstance(value, str) and value and is_outside(name)
+    }
+    return {
+        name: place for name, value in named.items() if (place := Path(value).expanduser()).exists()
+    }
 
 
 def fingerprint_of(whole: dict[str, Any]) -> str:
@@ -90,24 +104,40 @@ def fingerprint_of(whole: dict[str, Any]) -> str:
 
 
 def combine(config: str, code: Mapping[str, Any]) -> str:
-    """An experiment's fingerprint: that of its config if it reaches no user code, otherwise of both."""
-    text = json.dumps({"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """An experiment's fingerprint: that of its config if it reaches no user code, otherwise of
+    both.
+    """
+    text = json.dumps(
+        {"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
+    )
     return hashlib.sha256(text.encode()).hexdigest() if code else config
 
 
 def targets(whole: Mapping[str, Any]) -> list[str]:
     """The classes and functions that a plain config names and that can change a result."""
-    return sorted({value for path, value in flat(without(dict(whole), OUTSIDE)) if path.rpartition(".")[2] == "_target_" and isinstance(value, str)})
+    return sorted(
+        {
+            value
+            for path, value in flat(without(dict(whole), OUTSIDE))
+            if path.rpartition(".")[2] == "_target_" and isinstance(value, str)
+        }
+    )
 
 
 def reached_code(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.Code:
     """The user's code in these packages that a plain config reaches."""
-    own = [name for name in targets(whole) if any(name.startswith(f"{package}.") for package in packages)]
+    own = [
+        name
+        for name in targets(whole)
+        if any(name.startswith(f"{package}.") for package in packages)
+    ]
     return sources.reach(own, packages, follows=lambda name: name.partition(".")[0] != "samewise")
 
 
 def identity(whole: dict[str, Any]) -> dict[str, Any]:
-    """A plain config without the settings that cannot change a result and without this machine's paths. A missing value stays `???`."""
+    """A plain config without the settings that cannot change a result and without this machine's
+    paths. A missing value stays `???`.
+    """
     strategy: Any = whole.get("strategy")
     callbacks: Any = whole.get("callbacks")
     initialise: Any = whole.get("initialise")
@@ -115,7 +145,11 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
     if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("rank_invariant") is True:
         del kept["strategy"]  # any number of ranks gives the same bits
     if isinstance(callbacks, dict):
-        kept["callbacks"] = {name: call for name, call in cast(dict[str, Any], kept["callbacks"]).items() if not _only_reports(call)}
+        kept["callbacks"] = {
+            name: call
+            for name, call in cast(dict[str, Any], kept["callbacks"]).items()
+            if not _only_reports(call)
+        }
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"] = _remove_host_settings(kept["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
@@ -129,9 +163,14 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spell_out(kept: dict[str, Any]) -> None:
-    """Write out defaults that have changed since an older version, so that what that version trained with them stays a different experiment."""
+    """Write out defaults that have changed since an older version, so that what that version
+    trained with them stays a different experiment.
+    """
     rules: Any = kept.get("param_groups")
-    for rule in (kept.get("initialise"), *(cast(dict[str, Any], rules).values() if isinstance(rules, dict) else ())):
+    for rule in (
+        kept.get("initialise"),
+        *(cast(dict[str, Any], rules).values() if isinstance(rules, dict) else ()),
+    ):
         if isinstance(rule, dict) and cast(dict[str, Any], rule).get("frozen"):
             rule.setdefault("frozen_statistics", "freeze")
     strategy: Any = kept.get("strategy")
@@ -144,50 +183,86 @@ def _spell_out(kept: dict[str, Any]) -> None:
 
 
 def _remove_unchanged(kept: dict[str, Any]) -> None:
-    """Remove settings that older versions did not have if they change nothing, so that what those trained stays the same experiment."""
+    """Remove settings that older versions did not have if they change nothing, so that what those
+    trained stays the same experiment.
+    """
     evaluate: Any = kept.get("evaluate")
     if isinstance(evaluate, dict) and cast(dict[str, Any], evaluate).get("limit", 0) is None:
         del evaluate["limit"]
     if cast(dict[str, Any], kept.get("compile") or {}).get("mode") == "off":
         del kept["compile"]
     dataset: Any = kept.get("dataset")
-    for node in (dataset, *cast(dict[str, Any], dataset).values()) if isinstance(dataset, dict) else ():
-        if isinstance(node, dict) and str(cast(dict[str, Any], node).get("_target_", OURS)).startswith(OURS) and node.get("decode") == "worker":
+    for node in (
+        (dataset, *cast(dict[str, Any], dataset).values()) if isinstance(dataset, dict) else ()
+    ):
+        if (
+            isinstance(node, dict)
+            and str(cast(dict[str, Any], node).get("_target_", OURS)).startswith(OURS)
+            and node.get("decode") == "worker"
+        ):
             del node["decode"]
     _remove_same_classes(dataset)
 
 
 def _remove_same_classes(dataset: Any) -> None:
-    """Remove where a COCO file's classes come from if it is the training's file: without it, the files of an older version's run had the same ones."""
-    splits = {name: node for name, node in cast(dict[str, Any], dataset).items() if isinstance(node, dict)} if isinstance(dataset, dict) else {}
+    """Remove where a COCO file's classes come from if it is the training's file: without it, the
+    files of an older version's run had the same ones.
+    """
+    splits = (
+        {
+            name: node
+            for name, node in cast(dict[str, Any], dataset).items()
+            if isinstance(node, dict)
+        }
+        if isinstance(dataset, dict)
+        else {}
+    )
     for node in splits.values():
-        if node.get("_target_") == COCO and node.get("classes_from") in (None, splits.get("train", {}).get("annotations")):
+        if node.get("_target_") == COCO and node.get("classes_from") in (
+            None,
+            splits.get("train", {}).get("annotations"),
+        ):
             node.pop("classes_from", None)
 
 
 def _remove_host_settings(node: Any) -> Any:
     if isinstance(node, dict):
-        return {key: _remove_host_settings(value) for key, value in cast(dict[str, Any], node).items() if not HOST_KEYS.search(key)}
+        return {
+            key: _remove_host_settings(value)
+            for key, value in cast(dict[str, Any], node).items()
+            if not HOST_KEYS.search(key)
+        }
     if isinstance(node, list):
         return [_remove_host_settings(value) for value in cast(list[Any], node)]
     return node
 
 
 def _only_reports(callback: Any) -> bool:
-    return callback is None or (isinstance(callback, dict) and bool(REPORTING.match(str(cast(dict[str, Any], callback).get("_target_", "")))))
+    return callback is None or (
+        isinstance(callback, dict)
+        and bool(REPORTING.match(str(cast(dict[str, Any], callback).get("_target_", ""))))
+    )
 
 
 def _content(weights: Any) -> Any:
-    """Replace a file, a checkpoint's folder or an entry of Hugging Face's cache by a digest of its content; other values (a published name, None) stay."""
+    """Replace a file, a checkpoint's folder or an entry of Hugging Face's cache by a digest of its
+    content; other values (a published name, None) stay.
+    """
     if not isinstance(weights, str):
         return weights
     try:
-        path = hugging_face.snapshot(weights) if weights.startswith(hugging_face.PREFIX) else Path(weights).expanduser()  # found as the loader finds it
+        # Found as the loader finds it
+        path = (
+            hugging_face.snapshot(weights)
+            if weights.startswith(hugging_face.PREFIX)
+            else Path(weights).expanduser()
+        )
         files = hugging_face.files_at(path)
     except ConfigError:  # reported by the loader
         return weights
     manifest = path / "manifest.json"
     if manifest.is_file():
         written = read_json(manifest, {"sha256?": str, "content?": str})
-        return f"sha256:{written.get('content', written.get('sha256'))}"  # the file itself also says how long training took
+        # The file itself also says how long training took
+        return f"sha256:{written.get('content', written.get('sha256'))}"
     return f"sha256:{hugging_face.digest_of(files)}" if files[0].is_file() else weights

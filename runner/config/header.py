@@ -1,4 +1,5 @@
-"""The comments at the head of a run's config.yaml: the choice of each group, a short label of the overrides, and which values referred to others.
+"""The comments at the head of a run's config.yaml: the choice of each group, a short label of the
+overrides, and which values referred to others.
 
 Imports neither torch nor mlflow.
 """
@@ -15,24 +16,36 @@ from samewise.runner.secrets import redact
 _CHOICES, _LABEL, _REFERENCES = "# choices: ", "# label: ", "# references: "
 
 
-def write(choices: Mapping[str, str], label: str, references: Mapping[str, str] | None = None) -> str:
+def write(
+    choices: Mapping[str, str], label: str, references: Mapping[str, str] | None = None
+) -> str:
     """The lines, with line ends; the label and the references only if they are given."""
-    lines = [(_CHOICES, choices), *([(_LABEL, label)] if label else ()), *([(_REFERENCES, references)] if references is not None else ())]
+    lines = [
+        (_CHOICES, choices),
+        *([(_LABEL, label)] if label else ()),
+        *([(_REFERENCES, references)] if references is not None else ()),
+    ]
     return "".join(f"{name}{json.dumps(value)}\n" for name, value in lines)
 
 
 def read(text: str) -> tuple[dict[str, str], str]:
-    """(choices, label) of a config, empty if it has none; a ValueError for a line that `write` does not write."""
+    """(choices, label) of a config, empty if it has none.
+
+    A ValueError for a line that `write` does not write.
+    """
     first, second = [*text.split("\n", 2)[:2], ""][:2]
     choices = parse_json(first.removeprefix(_CHOICES)) if first.startswith(_CHOICES) else {}
     label = parse_json(second.removeprefix(_LABEL)) if second.startswith(_LABEL) else ""
-    if wrong := describe_misfit(choices, {str: str}, "choices") or describe_misfit(label, str, "label"):
+    if wrong := describe_misfit(choices, {str: str}, "choices") or describe_misfit(
+        label, str, "label"
+    ):
         raise ValueError(wrong)
     return choices, redact(label)
 
 
 def read_references(text: str) -> dict[str, str] | None:
-    """What each value that is a copy of others was written as (`{"dataset.train.root": "${dataset.root}"}`); None if the config does not say.
+    """What each value that is a copy of others was written as (`{"dataset.train.root":
+    "${dataset.root}"}`); None if the config does not say.
 
     ValueError if the line is not one that `write` writes.
     """

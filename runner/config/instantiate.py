@@ -1,7 +1,10 @@
-"""The only place where a `_target_` becomes an object, so that a config from someone else cannot run a command.
+"""The only place where a `_target_` becomes an object, so that a config from someone else cannot
+run a command.
 
-What a `_target_` may name: what its place in the config takes (`slots`), *defined in* one of the packages for that place, and reached through nothing but
-modules of these packages. So `torch.os.system`, `torch.load` and `torchvision.datasets.utils.download_url` are refused, as is a launcher among the callbacks.
+What a `_target_` may name: what its place in the config takes (`slots`), *defined in* one of the
+packages for that place, and reached through nothing but modules of these packages. So
+`torch.os.system`, `torch.load` and `torchvision.datasets.utils.download_url` are refused, as is a
+launcher among the callbacks.
 """
 
 from __future__ import annotations
@@ -25,7 +28,18 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig
 
 from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_harmless
-from samewise.runner.config.slots import DATASET, MAP_STYLE, REFUSED, describe_kinds, kinds_at, packages_at, place_of, return_class, takes, within
+from samewise.runner.config.slots import (
+    DATASET,
+    MAP_STYLE,
+    REFUSED,
+    describe_kinds,
+    kinds_at,
+    packages_at,
+    place_of,
+    return_class,
+    takes,
+    within,
+)
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import (
     ConfigError,
@@ -43,7 +57,9 @@ from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.torch_settings import unchanged_torch_settings
 
 _INSTEAD = {
-    "torch.hub.load": "it downloads a repository and runs its code: have a function in a package of yours call it, `def net(...) -> nn.Module:`, "
+    "torch.hub.load": "it downloads a repository and runs its code: have a "
+    "function in a package of yours "
+    "call it, `def net(...) -> nn.Module:`, "
     "and declare that with --package NAME; weights alone are read by initialise.weights=FILE",
     "torch.load": "weights are read by initialise.weights=FILE",
     "torch.jit.load": "weights are read by initialise.weights=FILE",
@@ -54,12 +70,16 @@ SPECIAL = ("_target_", "_partial_", "_args_")
 
 
 def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any) -> Any:
-    """Build what a config describes: a mapping with `_target_` becomes an object; other values stay, and their parts are built.
+    """Build what a config describes: a mapping with `_target_` becomes an object.
 
-    ConfigError if a target is not allowed or does not exist, or its constructor fails; the constructor's own exception is the cause.
+    Other values stay, and their parts are built.
+
+    ConfigError if a target is not allowed or does not exist, or its constructor fails; the
+    constructor's own exception is the cause.
 
     Args:
-        node: A config node or plain value. `_args_` are positional arguments; with `_partial_: true` the result is a `functools.partial`.
+        node: A config node or plain value. `_args_` are positional arguments; with `_partial_:
+            true` the result is a `functools.partial`.
         path: The node's path, for messages.
         allowed: The user's own packages, which targets may name too: `project.packages`.
         extra: Further arguments of the outermost target; they win over the config's.
@@ -70,26 +90,52 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
         if "_target_" in mapping:
             return _build(mapping, path, allowed, extra)
         assert not extra, f"{path} has no _target_ to take {sorted(extra)}"
-        return {key: instantiate(part, f"{path}.{key}", allowed=allowed) for key, part in mapping.items()}
+        return {
+            key: instantiate(part, f"{path}.{key}", allowed=allowed)
+            for key, part in mapping.items()
+        }
     assert not extra, f"{path} is not a component, so it cannot take {sorted(extra)}"
     if isinstance(value, list | tuple):
-        return [instantiate(part, f"{path}.{index}", allowed=allowed) for index, part in enumerate(cast(Sequence[Any], value))]
+        return [
+            instantiate(part, f"{path}.{index}", allowed=allowed)
+            for index, part in enumerate(cast(Sequence[Any], value))
+        ]
     return value
 
 
-def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Mapping[str, Any]) -> Any:
+def _build(
+    node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Mapping[str, Any]
+) -> Any:
     made = locate(node["_target_"], path, allowed)
     is_own = within(made.__module__, allowed)
-    unknown = [key for key in node if key.startswith("_") and key.endswith("_") and key not in SPECIAL]
+    unknown = [
+        key for key in node if key.startswith("_") and key.endswith("_") and key not in SPECIAL
+    ]
     if unknown:
-        raise ConfigError(Problem(f"{path}.{unknown[0]}", "no such key", node[unknown[0]], hint=nearest(unknown[0], SPECIAL)))
-    positional = [instantiate(part, f"{path}._args_.{index}", allowed=allowed) for index, part in enumerate(node.get("_args_") or ())]
-    named = {key: instantiate(part, f"{path}.{key}", allowed=allowed) for key, part in node.items() if key not in SPECIAL}
+        raise ConfigError(
+            Problem(
+                f"{path}.{unknown[0]}",
+                "no such key",
+                node[unknown[0]],
+                hint=nearest(unknown[0], SPECIAL),
+            )
+        )
+    positional = [
+        instantiate(part, f"{path}._args_.{index}", allowed=allowed)
+        for index, part in enumerate(node.get("_args_") or ())
+    ]
+    named = {
+        key: instantiate(part, f"{path}.{key}", allowed=allowed)
+        for key, part in node.items()
+        if key not in SPECIAL
+    }
     named |= extra
     if within(made.__module__, LIBRARIES):
         from PIL import EpsImagePlugin
 
-        EpsImagePlugin.gs_binary = False  # an EPS file, under any name, is a program for Ghostscript; samewise's own data sets do not let Pillow open any
+        # An EPS file, under any name, is a program for Ghostscript; samewise's own data sets do not
+        # let Pillow open any
+        EpsImagePlugin.gs_binary = False
     if within(made.__module__, PACKAGES):
         made = functools.partial(make_harmless, made, path)
     if node.get("_partial_", False):
@@ -105,7 +151,9 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
 
 @contextmanager
 def _refuse_empty_weights(named: Mapping[str, Any]) -> Generator[None]:
-    """Make an error of torch's warning about weights without elements, if one of the arguments may be the cause."""
+    """Make an error of torch's warning about weights without elements, if one of the arguments may
+    be the cause.
+    """
     if not any(map(is_below_one, named.values())):
         yield
         return
@@ -115,7 +163,11 @@ def _refuse_empty_weights(named: Mapping[str, Any]) -> Generator[None]:
 
 
 def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
-    """Call a constructor (or a partial); its failure becomes a ConfigError at `path`. Errors of samewise keep their kind and get `path` before theirs."""
+    """Call a constructor (or a partial).
+
+    Its failure becomes a ConfigError at `path`. Errors of samewise keep their kind and get `path`
+    before theirs.
+    """
     try:
         return made(*positional, **named)
     except SamewiseError as error:
@@ -134,7 +186,9 @@ def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any)
 
 
 def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]:
-    """The class or function that `target` names; ConfigError if it is not allowed, does not exist, or is not a component.
+    """The class or function that `target` names.
+
+    ConfigError if it is not allowed, does not exist, or is not a component.
 
     Args:
         target: A dotted name: `torch.optim.SGD`.
@@ -143,10 +197,27 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
     """
     where = f"{path}._target_" if path else "_target_"
     own, allowed = tuple(allowed), (*packages_at(path), *allowed)
-    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", target, re.ASCII):
-        raise ConfigError(Problem(where, "is not the public name of a class or function", target, "a dotted name, such as torch.optim.SGD"))
+    if not isinstance(target, str) or not re.fullmatch(
+        r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", target, re.ASCII
+    ):
+        raise ConfigError(
+            Problem(
+                where,
+                "is not the public name of a class or function",
+                target,
+                "a dotted name, such as torch.optim.SGD",
+            )
+        )
     if not within(target, allowed):
-        raise ConfigError(_refusal(where, target, f"is outside the packages that a config may name for {describe_kinds(path)}", allowed, own))
+        raise ConfigError(
+            _refusal(
+                where,
+                target,
+                f"is outside the packages that a config may name for {describe_kinds(path)}",
+                allowed,
+                own,
+            )
+        )
 
     found: Any = None
     parts = target.split(".")
@@ -157,7 +228,15 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
         else:
             found = _attribute(found, part, target, where)
         if count > 1 and not _reachable(found, allowed):
-            raise ConfigError(_refusal(where, target, f"leaves the packages that a config may name, at '{name}'", allowed, own))
+            raise ConfigError(
+                _refusal(
+                    where,
+                    target,
+                    f"leaves the packages that a config may name, at '{name}'",
+                    allowed,
+                    own,
+                )
+            )
     if not takes(path, found, own):
         raise ConfigError(_wrong_kind(where, target, found, path, own))
     return found
@@ -169,7 +248,11 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
             raise ModuleNotFoundError(name)
     except (ImportError, ValueError):
         last = name.rpartition(".")[2]
-        known = [public for public in dir(parent) if not public.startswith("_")] if parent is not None else ()
+        known = (
+            [public for public in dir(parent) if not public.startswith("_")]
+            if parent is not None
+            else ()
+        )
         words = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
         hint = _in_submodule(parent, last) or (nearest(last, known) if known else "")
         raise ConfigError(Problem(where, words, target, hint=hint)) from None
@@ -179,8 +262,15 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         with unchanged_torch_settings() as changed:
             module = importlib.import_module(name)
         if changed and os.environ.get("RANK", "0") == "0":
-            words = f"importing {name} changes settings of torch ({first_few(changed, 3)}), which is undone: they belong to the config"
-            print(f"warning: {Problem(where, words, hint='choose a dtype or device where tensors and layers are made')}", file=sys.stderr)
+            words = (
+                f"importing {name} changes settings of torch ({first_few(changed, 3)}), which "
+                "is undone: they belong to the config"
+            )
+            print(
+                "warning: "
+                f"{Problem(where, words, hint='choose a dtype or device where tensors and layers are made')}",
+                file=sys.stderr,
+            )
         return module
     except SamewiseError:
         raise
@@ -188,24 +278,58 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         message, place = describe_exit(name, error)
         raise ConfigError(Problem(where, message, target, hint=place)) from error
     except Exception as error:
-        raise ConfigError(Problem(where, f"cannot be imported: {type(error).__name__}: {error}", target)) from error
+        raise ConfigError(
+            Problem(where, f"cannot be imported: {type(error).__name__}: {error}", target)
+        ) from error
 
 
 def _in_submodule(package: Any, name: str) -> str:
-    """A hint if a module of the package, none of which is imported for it, defines the name; otherwise empty."""
-    files = [file for folder in getattr(package, "__path__", ()) for file in sorted(Path(folder).glob("*.py"))]
-    found = next((file for file in files if re.search(rf"^(class|def) {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE)), None)
-    return f"it is in a module of that package: {package.__name__}.{found.stem}.{name}" if found else ""
+    """A hint if a module of the package, none of which is imported for it, defines the name.
+
+    Otherwise empty.
+    """
+    files = [
+        file
+        for folder in getattr(package, "__path__", ())
+        for file in sorted(Path(folder).glob("*.py"))
+    ]
+    found = next(
+        (
+            file
+            for file in files
+            if re.search(rf"^(class|def) {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE)
+        ),
+        None,
+    )
+    return (
+        f"it is in a module of that package: {package.__name__}.{found.stem}.{name}"
+        if found
+        else ""
+    )
 
 
 def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
     if not isinstance(owner, types.ModuleType | type):
-        raise ConfigError(Problem(where, f"does not exist: '{name}' can only be in a module or a class", target))
+        raise ConfigError(
+            Problem(where, f"does not exist: '{name}' can only be in a module or a class", target)
+        )
     try:
         return getattr(owner, name)
     except AttributeError:
-        known = [one for one in dir(owner) if not one.startswith("_") and not _refused_prefix(getattr(getattr(owner, one, None), "__module__", None))]
-        raise ConfigError(Problem(where, f"does not exist: no '{name}' in {owner.__name__}", target, hint=nearest(name, known))) from None
+        known = [
+            one
+            for one in dir(owner)
+            if not one.startswith("_")
+            and not _refused_prefix(getattr(getattr(owner, one, None), "__module__", None))
+        ]
+        raise ConfigError(
+            Problem(
+                where,
+                f"does not exist: no '{name}' in {owner.__name__}",
+                target,
+                hint=nearest(name, known),
+            )
+        ) from None
 
 
 def _reachable(found: Any, allowed: Sequence[str]) -> bool:
@@ -213,48 +337,118 @@ def _reachable(found: Any, allowed: Sequence[str]) -> bool:
     if not isinstance(found, types.ModuleType):
         return True
     name = found.__name__
-    return (within(name, allowed) or any(package.startswith(name + ".") for package in allowed)) and not within(name, tuple(REFUSED))
+    return (
+        within(name, allowed) or any(package.startswith(name + ".") for package in allowed)
+    ) and not within(name, tuple(REFUSED))
 
 
 def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
     if refused := _refused_prefix(getattr(found, "__module__", None)):
-        return Problem(where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target)
-    made = found if isinstance(found, type) else return_class(found) if isinstance(found, types.FunctionType) else None
-    wanted, hint = describe_kinds(path), MAP_STYLE if made and DATASET in kinds_at(path) and not DATASET.includes(made) else ""
-    if isinstance(found, types.FunctionType) and within(found.__module__, own) and return_class(found) is None:
+        return Problem(
+            where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target
+        )
+    made = (
+        found
+        if isinstance(found, type)
+        else return_class(found)
+        if isinstance(found, types.FunctionType)
+        else None
+    )
+    wanted, hint = (
+        describe_kinds(path),
+        MAP_STYLE if made and DATASET in kinds_at(path) and not DATASET.includes(made) else "",
+    )
+    if (
+        isinstance(found, types.FunctionType)
+        and within(found.__module__, own)
+        and return_class(found) is None
+    ):
         said = found.__annotations__.get("return")
-        hint = f"annotate what it returns, so that its kind is known before it is called: `def {found.__name__}(...) -> CLASS:`"
+        hint = (
+            "annotate what it returns, so that its kind is known before it is called: `def "
+            f"{found.__name__}(...) -> CLASS:`"
+        )
         if said is not None:
             hint = (
-                f"`-> {said if isinstance(said, str) else getattr(said, '__name__', said)}` does not say that it always returns one: annotate it with one class"
+                f"`-> {said if isinstance(said, str) else getattr(said, '__name__', said)}` "
+                "does not say that it always returns one: annotate it with one class"
             )
-    return Problem(where, f"is not {wanted}", target, f"a class that is {wanted}, or a function annotated to return one", hint)
+    return Problem(
+        where,
+        f"is not {wanted}",
+        target,
+        f"a class that is {wanted}, or a function annotated to return one",
+        hint,
+    )
 
 
-def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own: Sequence[str]) -> Problem:
+def _refusal(
+    where: str, target: str, message: str, allowed: Sequence[str], own: Sequence[str]
+) -> Problem:
     expected = f"a class or function of {', '.join(allowed)}"
     if refused := _refused_prefix(target):
-        return Problem(where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target, expected)
+        return Problem(
+            where,
+            f"is in {refused}, which a config may not name: it {REFUSED[refused]}",
+            target,
+            expected,
+        )
     if elsewhere := place_of(target):
         kind, place = elsewhere
-        return Problem(where, message, target, expected, f"it is {kind.words}, which belongs in `{place}`")
+        return Problem(
+            where, message, target, expected, f"it is {kind.words}, which belongs in `{place}`"
+        )
     if where.startswith("scheduler") and target.startswith("torch.optim.lr_scheduler."):
-        return Problem(where, message, target, expected, f"scheduler=torch scheduler.scheduler._target_={target}, and its settings below scheduler.scheduler")
+        return Problem(
+            where,
+            message,
+            target,
+            expected,
+            f"scheduler=torch scheduler.scheduler._target_={target}, and its settings "
+            "below scheduler.scheduler",
+        )
     if target in _INSTEAD:
         return Problem(where, message, target, expected, _INSTEAD[target])
     parts = target.split(".")
     heads = {package: ".".join(parts[: package.count(".") + 1]) for package in allowed}
-    near = {f"{package}.{'.'.join(parts[package.count('.') + 1 :])}": head for package, head in heads.items() if get_close_matches(head, [package], cutoff=0.8)}
-    if meant := get_close_matches(target, [name for name in near if not name.endswith(".") and name != target], n=1):
+    near = {
+        f"{package}.{'.'.join(parts[package.count('.') + 1 :])}": head
+        for package, head in heads.items()
+        if get_close_matches(head, [package], cutoff=0.8)
+    }
+    if meant := get_close_matches(
+        target, [name for name in near if not name.endswith(".") and name != target], n=1
+    ):
         return Problem(where, message, target, expected, f"did you mean '{meant[0]}'?")
     if package := next((one for one in own if _has_module(one, parts[0])), ""):
         return Problem(where, message, target, expected, f"did you mean '{package}.{target}'?")
     if parts[0] in sys.stdlib_module_names:
-        return Problem(where, f"{message}: it is in Python's standard library, which has none", target, expected)
-    meant = f'if you trust its code as your own: --package {parts[0]}, or packages = ["{parts[0]}"] under [tool.samewise] in pyproject.toml'
-    signature = "def net(...) -> nn.Module:" if where.startswith("model") else "def make(...) -> CLASS:"
-    own = f"write a function in a package of yours that calls it, `{signature}`, and declare that with --package NAME"
-    return Problem(where, message, target, expected, own if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise") else meant)
+        return Problem(
+            where,
+            f"{message}: it is in Python's standard library, which has none",
+            target,
+            expected,
+        )
+    meant = (
+        f"if you trust its code as your own: --package {parts[0]}, or packages = "
+        f'["{parts[0]}"] under [tool.samewise] in pyproject.toml'
+    )
+    signature = (
+        "def net(...) -> nn.Module:" if where.startswith("model") else "def make(...) -> CLASS:"
+    )
+    own = (
+        f"write a function in a package of yours that calls it, `{signature}`, and declare "
+        "that with --package NAME"
+    )
+    return Problem(
+        where,
+        message,
+        target,
+        expected,
+        own
+        if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise")
+        else meant,
+    )
 
 
 def _has_module(package: str, name: str) -> bool:
@@ -264,34 +458,80 @@ def _has_module(package: str, name: str) -> bool:
     except (ImportError, ValueError):
         return False
     folders = (Path(folder) for folder in (spec.submodule_search_locations or () if spec else ()))
-    return any((folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file() for folder in folders)
+    return any(
+        (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+        for folder in folders
+    )
 
 
 def _refused_prefix(name: Any) -> str:
-    """The part of the libraries that contains a dotted name and that configs may not name; empty if there is none."""
+    """The part of the libraries that contains a dotted name and that configs may not name.
+
+    Empty if there is none.
+    """
     return next((one for one in REFUSED if isinstance(name, str) and within(name, [one])), "")
 
 
-def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mapping[str, Any]) -> Problem:
+def _failure(
+    made: Callable[..., Any], path: str, error: Exception, named: Mapping[str, Any]
+) -> Problem:
     """The problem for a constructor's exception, with the nearest name for an unknown argument."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unknown:
-        return Problem(f"{path}.{unknown[1]}", f"{_name(made)} has no such argument", hint=nearest(unknown[1], _arguments_near(error)))
+        return Problem(
+            f"{path}.{unknown[1]}",
+            f"{_name(made)} has no such argument",
+            hint=nearest(unknown[1], _arguments_near(error)),
+        )
     if asked := requested_memory(error):
-        sizes = {key: value for key, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+        sizes = {
+            key: value
+            for key, value in named.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
-        return Problem(f"{path}.{largest}" if largest else path, f"{_name(made)} {asked}", sizes.get(largest, ...), hint="make it smaller")
-    text, where = summarise_error(error) if str(error).strip() else "", raised_at(error, anywhere=False)
-    if suspect := next((key for key, value in named.items() if is_below_one(value) and _is_unusual(value, _default(made, key))), ""):
-        message = f"is {named[suspect]}, which may be why {_name(made)} failed: {text or type(error).__name__}"
+        return Problem(
+            f"{path}.{largest}" if largest else path,
+            f"{_name(made)} {asked}",
+            sizes.get(largest, ...),
+            hint="make it smaller",
+        )
+    text, where = (
+        summarise_error(error) if str(error).strip() else "",
+        raised_at(error, anywhere=False),
+    )
+    if suspect := next(
+        (
+            key
+            for key, value in named.items()
+            if is_below_one(value) and _is_unusual(value, _default(made, key))
+        ),
+        "",
+    ):
+        message = (
+            f"is {named[suspect]}, which may be why {_name(made)} failed: "
+            f"{text or type(error).__name__}"
+        )
         return Problem(f"{path}.{suspect}", message, named[suspect], "a positive number", where)
-    if re.search(r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be called|super-class __init__\(\) .*never called", text):
+    if re.search(
+        r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be "
+        r"called|super-class __init__\(\) .*never called",
+        text,
+    ):
         where = f"begin its __init__ with super().__init__(); {where}"
-    return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts", hint=where)
+    return Problem(
+        path,
+        f"{_name(made)} failed: {text or type(error).__name__}",
+        expected="" if text else "arguments that it accepts",
+        hint=where,
+    )
 
 
 def _is_unusual(value: Any, default: Any) -> bool:
-    """Whether a number that is no size differs from the argument's default; a share, such as that of dropout, may be 0."""
+    """Whether a number that is no size differs from the argument's default.
+
+    A share, such as that of dropout, may be 0.
+    """
     return value != default and not (value == 0 and isinstance(default, float))
 
 
@@ -311,21 +551,34 @@ def _arguments_near(error: Exception) -> Sequence[str]:
     while owner and trace:
         kind = trace.tb_frame.f_globals.get(owner[1])
         if isinstance(kind, type):
-            return [name for name in inspect.signature(kind).parameters if name not in ("self", "args", "kwargs")]
+            return [
+                name
+                for name in inspect.signature(kind).parameters
+                if name not in ("self", "args", "kwargs")
+            ]
         trace = trace.tb_next
     return ()
 
 
 def _prefix_path(path: str, problem: Problem) -> Problem:
-    """The same problem with its path from the config's root. A problem with a file keeps its path."""
+    """The same problem with its path from the config's root.
+
+    A problem with a file keeps its path.
+    """
     root = path.partition(".")[0]
     if problem.path in ("", root):
         return Problem(path, problem.message, problem.value, problem.expected, problem.hint)
     if problem.path.startswith((path, f"{root}.")) or "/" in problem.path:
         return problem
-    return Problem(f"{path}.{problem.path}", problem.message, problem.value, problem.expected, problem.hint)
+    return Problem(
+        f"{path}.{problem.path}", problem.message, problem.value, problem.expected, problem.hint
+    )
 
 
 def _name(made: Any) -> str:
-    inner = (made.args[0] if made.func is make_harmless else made.func) if isinstance(made, functools.partial) else made
+    inner = (
+        (made.args[0] if made.func is make_harmless else made.func)
+        if isinstance(made, functools.partial)
+        else made
+    )
     return str(getattr(inner, "__qualname__", getattr(inner, "__name__", inner)))

@@ -1,6 +1,7 @@
 """JSON Schemas of config files, for editors: of the root, of whole experiments, and of each group.
 
-A file may leave out what others give (`defaults`, an experiment, the command line), so nothing is required of it; what is written is held to what takes it.
+A file may leave out what others give (`defaults`, an experiment, the command line), so nothing is
+required of it; what is written is held to what takes it.
 """
 
 from __future__ import annotations
@@ -37,25 +38,48 @@ Members = dict[Any, list[str]]
 
 
 def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
-    """The schemas by name: `experiment` (the root and every `@package _global_` file), each group that is a key of the root, and `definitions`.
+    """The schemas by name: `experiment` (the root and every `@package _global_` file), each group
+    that is a key of the root, and `definitions`.
 
-    And what is wrong with the project's own files, or with components that they name: nothing is known of their arguments.
+    And what is wrong with the project's own files, or with components that they name: nothing is
+    known of their arguments.
     """
     writer = Writer(project)
     definitions = {_id(name): one for name, one in writer.definitions().items()}
     wholes = {name: _id(f"file of {name}") for name in writer.choices} | {ROOT: "root"}
     head = {"$schema": DRAFT, "$comment": MARK}
-    schemas = {name: head | {"allOf": [{"$ref": f"definitions.json#/definitions/{whole}"}]} for name, whole in wholes.items() if whole in definitions}
+    schemas = {
+        name: head | {"allOf": [{"$ref": f"definitions.json#/definitions/{whole}"}]}
+        for name, whole in wholes.items()
+        if whole in definitions
+    }
     return {**schemas, "definitions": head | {"definitions": definitions}}, writer.problems
 
 
 def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
-    """Write the schemas into a folder; return the files, and the problems as `project_schemas` does. ConfigError if a file in their place is something else."""
+    """Write the schemas into a folder.
+
+    Return the files, and the problems as `project_schemas` does. ConfigError if a file in their
+    place is something else.
+    """
     schemas, problems = project_schemas(project)
     files = {folder / f"{name}.json": schema for name, schema in schemas.items()}
-    strange = [file for file in files if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]]
+    strange = [
+        file
+        for file in files
+        if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]
+    ]
     if strange:
-        raise ConfigError(*[Problem(str(file), "exists and is not one of samewise's schemas", hint="--out names another folder") for file in strange])
+        raise ConfigError(
+            *[
+                Problem(
+                    str(file),
+                    "exists and is not one of samewise's schemas",
+                    hint="--out names another folder",
+                )
+                for file in strange
+            ]
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for file, schema in files.items():
         write_atomically(file, json.dumps(schema, indent=1, default=str) + "\n")
@@ -71,12 +95,23 @@ class Writer:
         self.problems = list[Problem]()
         self.choices = {group: choices_of(group, project=project) for group in loader.groups()}
         found = slots.known_slots()
-        self.places: dict[str, Members] = {place: {one: names for (of, one), names in found.items() if of == kind} for place, kind in slots.KINDS.items()}
-        self.parts: Members = {one: names for (kind, one), names in found.items() if any(kind in kinds for kinds in slots.PARTS.values())}
+        self.places: dict[str, Members] = {
+            place: {one: names for (of, one), names in found.items() if of == kind}
+            for place, kind in slots.KINDS.items()
+        }
+        self.parts: Members = {
+            one: names
+            for (kind, one), names in found.items()
+            if any(kind in kinds for kinds in slots.PARTS.values())
+        }
         self.facts = dict[str, set[str]]()
-        self.elsewhere = dict[str, str]()  # groups that choose a part of a component: the path set by their files
+        self.elsewhere = dict[
+            str, str
+        ]()  # groups that choose a part of a component: the path set by their files
         self.comments = dict[str, str]()  # by path: what a file says beside a key
-        self.taken_by = dict[str, list[tuple[str, str]]]()  # by path: the components, and the argument of each, that get just this value
+        self.taken_by = dict[
+            str, list[tuple[str, str]]
+        ]()  # by path: the components, and the argument of each, that get just this value
         self.used = dict[str, list[str]]()  # by path, and by place: the components of its choices
         short = {name: names[0] for names in found.values() for name in names}
         for group, names in self.choices.items():
@@ -89,7 +124,9 @@ class Writer:
             file = loader.read(f"{group}/{name}")
         except FAILURES as error:
             problem = problem_in_file(error)
-            self.problems.append(dataclasses.replace(problem, path=problem.path or f"{group}/{name}.yaml"))
+            self.problems.append(
+                dataclasses.replace(problem, path=problem.path or f"{group}/{name}.yaml")
+            )
             return
         raw: Any = OmegaConf.to_container(file.config, resolve=False)
         package = file.package or group
@@ -98,9 +135,13 @@ class Writer:
             self.elsewhere[group] = under
         if under and isinstance(raw, dict):
             self.facts.setdefault(group, set()).update(map(str, raw))
-            comments = re.findall(r"^(\w+):.* # +(.+)$", loader.text_of(f"{group}/{name}"), re.MULTILINE)
+            comments = re.findall(
+                r"^(\w+):.* # +(.+)$", loader.text_of(f"{group}/{name}"), re.MULTILINE
+            )
             self.comments |= {f"{group}.{key}": text for key, text in comments}
-        for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add values that it refers to
+        for free, fact in re.findall(
+            r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)
+        ):  # an experiment may add values that it refers to
             self.facts.setdefault(free, set()).add(fact)
         values = dict(flat(raw, under))
         for path, target in values.items():
@@ -108,7 +149,11 @@ class Writer:
             if reference := re.fullmatch(r"\$\{(\w+\.\w+)\}", str(target)):
                 taker = str(values.get(f"{where}._target_"))
                 self.taken_by.setdefault(reference[1], []).append((short.get(taker, taker), last))
-            if last == "_target_" and isinstance(target, str) and (target in short or self._is_own(target, where)):
+            if (
+                last == "_target_"
+                and isinstance(target, str)
+                and (target in short or self._is_own(target, where))
+            ):
                 for key in filter(None, (where, slots.place_at(where))):
                     self.used.setdefault(key, []).append(short.get(target, target))
 
@@ -128,23 +173,43 @@ class Writer:
 
     def definitions(self) -> dict[str, Schema]:
         """The definitions by name: components, places, choices, groups, files and the root."""
-        every = {name: one for members in (*self.places.values(), self.parts) for one, names in members.items() for name in names[:1]}
-        self.found: dict[str, Schema] = {name: json_types.call_schema(one) for name, one in every.items()}
+        every = {
+            name: one
+            for members in (*self.places.values(), self.parts)
+            for one, names in members.items()
+            for name in names[:1]
+        }
+        self.found: dict[str, Schema] = {
+            name: json_types.call_schema(one) for name, one in every.items()
+        }
         for names in self.used.values():
             names[:] = [name for name in dict.fromkeys(names) if name in self.found]
         self.found |= json_types.SHARED
         for name, members in (("part", self.parts), *self.places.items()):
-            self.found |= {f"target of {name}": self._target(members), name if name == "part" else f"place {name}": _component(name, members)}
+            self.found |= {
+                f"target of {name}": self._target(members),
+                name if name == "part" else f"place {name}": _component(name, members),
+            }
         for group, names in self.choices.items():
             self.found[f"choice of {group}"] = _choice(names)
         self.found["by group"] = self._by_group()
-        summaries, kinds, keys = field_summaries(Experiment), typing.get_type_hints(Experiment), dict[str, Schema]()
+        summaries, kinds, keys = (
+            field_summaries(Experiment),
+            typing.get_type_hints(Experiment),
+            dict[str, Schema](),
+        )
         for field in dataclasses.fields(Experiment):
             name = field.name
-            whole = self._settings(name, kinds[name]) if dataclasses.is_dataclass(kinds[name]) else self._value(name) or json_types.schema_of(kinds[name])
+            whole = (
+                self._settings(name, kinds[name])
+                if dataclasses.is_dataclass(kinds[name])
+                else self._value(name) or json_types.schema_of(kinds[name])
+            )
             if name in self.choices:
                 self.found[name] = whole
-                self.found[f"file of {name}"] = self._file(name, self._value(name, of_file=True) or whole)
+                self.found[f"file of {name}"] = self._file(
+                    name, self._value(name, of_file=True) or whole
+                )
             keys[name] = {
                 "description": summaries.get(name) or json_types.description(kinds[name]),
                 **({"allOf": [_ref(name)]} if name in self.choices else whole | _default(field)),
@@ -156,41 +221,88 @@ class Writer:
         return self.found
 
     def _value(self, group: str, *, of_file: bool = False) -> Schema | None:
-        """The schema of a group's key; in a file of the group itself, other keys are allowed too, for other files to refer to."""
-        facts = {fact: ANY | self._meaning(f"{group}.{fact}") for fact in sorted(self.facts.get(group, ()))}
+        """The schema of a group's key.
+
+        In a file of the group itself, other keys are allowed too, for other files to refer to.
+        """
+        facts = {
+            fact: ANY | self._meaning(f"{group}.{fact}")
+            for fact in sorted(self.facts.get(group, ()))
+        }
         free: Any = ANY if of_file else False
         if group == "dataset":
-            splits = {split: self._changes_schema("dataset.*") | {"description": f"The data set of the {split} split."} for split in SPLITS}
+            splits = {
+                split: self._changes_schema("dataset.*")
+                | {"description": f"The data set of the {split} split."}
+                for split in SPLITS
+            }
             return closed_object(facts | splits | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "transforms":
-            one = {"type": ["object", "string"], "if": {"type": "object"}, "then": _ref("place transforms.*.*.*"), "else": REFERENCE}
-            listed = {"type": ["array", "string", "null"], "items": one, "if": {"type": "string"}, "then": REFERENCE}
-            lists = {"sample": "For each sample, as it is loaded.", "batch": "For each batch, on the device."}
-            phase = closed_object({name: listed | {"description": text} for name, text in lists.items()})
-            phases = {name: phase | {"description": f"The transforms {when}."} for name, when in (("train", "in training"), ("eval", "in evaluation"))}
+            one = {
+                "type": ["object", "string"],
+                "if": {"type": "object"},
+                "then": _ref("place transforms.*.*.*"),
+                "else": REFERENCE,
+            }
+            listed = {
+                "type": ["array", "string", "null"],
+                "items": one,
+                "if": {"type": "string"},
+                "then": REFERENCE,
+            }
+            lists = {
+                "sample": "For each sample, as it is loaded.",
+                "batch": "For each batch, on the device.",
+            }
+            phase = closed_object(
+                {name: listed | {"description": text} for name, text in lists.items()}
+            )
+            phases = {
+                name: phase | {"description": f"The transforms {when}."}
+                for name, when in (("train", "in training"), ("eval", "in evaluation"))
+            }
             return closed_object(facts | phases | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "callbacks":
-            known = {name: self._changes_schema("callbacks.*", f"callbacks.{name}") for name in facts}
-            return closed_object(known | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*"))
+            known = {
+                name: self._changes_schema("callbacks.*", f"callbacks.{name}") for name in facts
+            }
+            return closed_object(
+                known | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*")
+            )
         if group == "initialise":
             return closed_object(facts | {"defaults": DEFAULTS})
         if group == "param_groups":
-            return {"type": "object", "properties": {"defaults": DEFAULTS}, "additionalProperties": {"type": ["object", "null"]}}
+            return {
+                "type": "object",
+                "properties": {"defaults": DEFAULTS},
+                "additionalProperties": {"type": ["object", "null"]},
+            }
         if group == "optimizer":  # or one for each phase
             changed = self._changes_schema(group)
             return changed | {"else": changed["else"] | {"additionalProperties": _ref("optimizer")}}
         if group == "recipe":  # with changes to a chosen loss, and to metrics
             changed = self._changes_schema(group)
             keys = changed["else"]["properties"]
-            keys["loss"] = {"anyOf": [keys["loss"], self._changes_schema(group, "recipe.loss")["else"]]}
+            keys["loss"] = {
+                "anyOf": [keys["loss"], self._changes_schema(group, "recipe.loss")["else"]]
+            }
             keys["metrics"] = self._parts("metrics", "recipe.metrics")
             return changed
         return self._changes_schema(group) if group in slots.KINDS else None
 
     def _meaning(self, path: str) -> Schema:
-        """The description of an argument that gets the value at a path as it is, or else what a file says of it."""
-        takers = [self.found[name]["properties"].get(argument, {}) for name, argument in self.taken_by.get(path, ()) if name in self.found]
-        texts = [*(taker["description"] for taker in takers if "description" in taker), *([self.comments[path]] if path in self.comments else [])]
+        """The description of an argument that gets the value at a path as it is, or else what a
+        file says of it.
+        """
+        takers = [
+            self.found[name]["properties"].get(argument, {})
+            for name, argument in self.taken_by.get(path, ())
+            if name in self.found
+        ]
+        texts = [
+            *(taker["description"] for taker in takers if "description" in taker),
+            *([self.comments[path]] if path in self.comments else []),
+        ]
         return {"description": texts[0]} if texts else {}
 
     def _changes_schema(self, place: str, path: str = "") -> Schema:
@@ -200,59 +312,117 @@ class Writer:
             for key, value in self.found[name]["properties"].items():
                 if value not in several.setdefault(key, []):
                     several[key].append(value)
-        keys = {key: values[0] if len(values) == 1 else {"anyOf": values} for key, values in several.items()} | {"_target_": _ref(f"target of {place}")}
-        return {"if": {"type": "object", "required": ["_target_"]}, "then": _ref(f"place {place}"), "else": closed_object(keys, type=["object", "null"])}
+        keys = {
+            key: values[0] if len(values) == 1 else {"anyOf": values}
+            for key, values in several.items()
+        } | {"_target_": _ref(f"target of {place}")}
+        return {
+            "if": {"type": "object", "required": ["_target_"]},
+            "then": _ref(f"place {place}"),
+            "else": closed_object(keys, type=["object", "null"]),
+        }
 
     def _part(self, path: str) -> Schema:
         """A part of a component, or changes to the chosen one."""
-        return {"type": "object", "if": {"required": ["_target_"]}, "then": json_types.PART, "else": self._changes_schema("recipe", path)["else"]}
+        return {
+            "type": "object",
+            "if": {"required": ["_target_"]},
+            "then": json_types.PART,
+            "else": self._changes_schema("recipe", path)["else"],
+        }
 
     def _parts(self, group: str, path: str) -> Schema:
         """A component's parts by name: those that choices name, and any other."""
-        return closed_object({name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))}, additionalProperties=json_types.PART)
+        return closed_object(
+            {name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))},
+            additionalProperties=json_types.PART,
+        )
 
     def _settings(self, name: str, kind: Any) -> Schema:
         about, kinds, keys = field_summaries(kind), typing.get_type_hints(kind), dict[str, Schema]()
         for field in dataclasses.fields(kind):
             path = f"{name}.{field.name}"
-            whole = self._changes_schema(path) if path in slots.KINDS else json_types.schema_of(kinds[field.name])
+            whole = (
+                self._changes_schema(path)
+                if path in slots.KINDS
+                else json_types.schema_of(kinds[field.name])
+            )
             keys[field.name] = whole | _default(field) | {"description": about[field.name]}
         return closed_object(keys | {"defaults": DEFAULTS})
 
     def _target(self, members: Members) -> Schema:
         others = sorted(name for names in members.values() for name in names[1:])
-        patterns = [*([f"^({'|'.join(map(re.escape, others))})$"] if others else []), *([rf"^({'|'.join(self.packages)})\."] if self.packages else [])]
-        return {"anyOf": [{"enum": sorted(names[0] for names in members.values())}, *({"type": "string", "pattern": one} for one in patterns), REFERENCE]}
+        patterns = [
+            *([f"^({'|'.join(map(re.escape, others))})$"] if others else []),
+            *([rf"^({'|'.join(self.packages)})\."] if self.packages else []),
+        ]
+        return {
+            "anyOf": [
+                {"enum": sorted(names[0] for names in members.values())},
+                *({"type": "string", "pattern": one} for one in patterns),
+                REFERENCE,
+            ]
+        }
 
     def _by_group(self) -> Schema:
         """An entry of a defaults list that chooses from a group."""
-        patterns = {rf"^((override|optional) )*/?{group}(@[\w.]+)?$": _ref(f"choice of {group}") for group in self.choices}
-        return closed_object({f"override /{group}": _ref(f"choice of {group}") for group in self.choices}, patternProperties=patterns, maxProperties=1)
+        patterns = {
+            rf"^((override|optional) )*/?{group}(@[\w.]+)?$": _ref(f"choice of {group}")
+            for group in self.choices
+        }
+        return closed_object(
+            {f"override /{group}": _ref(f"choice of {group}") for group in self.choices},
+            patternProperties=patterns,
+            maxProperties=1,
+        )
 
     def _file(self, group: str, whole: Schema) -> Schema:
         """The schema of a group's file, or of the root, with its defaults list."""
         siblings: Iterable[str] = self.choices.get(group, ())
         names = {"enum": ["_self_", *siblings]}
         others = {"type": "string", "pattern": r"[/@$]"} if group else {"type": "string"}
-        defaults = {"type": "array", "items": {"anyOf": [names, others, _ref("by group")]}, "description": "What this builds on; later lines win."}
+        defaults = {
+            "type": "array",
+            "items": {"anyOf": [names, others, _ref("by group")]},
+            "description": "What this builds on; later lines win.",
+        }
         return {"type": "object", "properties": {"defaults": defaults}, "allOf": [whole]}
 
 
 def _default(field: dataclasses.Field[Any]) -> Schema:
-    return json_types.default_of(field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
+    return json_types.default_of(
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 def _component(name: str, members: Members) -> Schema:
     cases = [
-        {"if": {"properties": {"_target_": _name_schema(names)}, "required": ["_target_"]}, "then": _ref(names[0])}
+        {
+            "if": {"properties": {"_target_": _name_schema(names)}, "required": ["_target_"]},
+            "then": _ref(names[0]),
+        }
         for names in sorted(members.values(), key=lambda names: names[0])
     ]
-    return {"type": "object", "properties": {"_target_": _ref(f"target of {name}")}, "required": ["_target_"], "allOf": cases}
+    return {
+        "type": "object",
+        "properties": {"_target_": _ref(f"target of {name}")},
+        "required": ["_target_"],
+        "allOf": cases,
+    }
 
 
 def _name_schema(names: list[str]) -> Schema:
     """Any of a component's names; an editor offers only the first."""
-    return {"anyOf": [{"const": names[0]}, *([{"type": "string", "pattern": f"^({'|'.join(map(re.escape, names[1:]))})$"}] if names[1:] else [])]}
+    return {
+        "anyOf": [
+            {"const": names[0]},
+            *(
+                [{"type": "string", "pattern": f"^({'|'.join(map(re.escape, names[1:]))})$"}]
+                if names[1:]
+                else []
+            ),
+        ]
+    }
 
 
 def _choice(names: dict[str, str]) -> Schema:

@@ -1,4 +1,6 @@
-"""A component's arguments as JSON Schema: names, types and descriptions, by the rules of `annotations`."""
+"""A component's arguments as JSON Schema: names, types and descriptions, by the rules of
+`annotations`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from samewise.runner.errors import truncate
 Schema = dict[str, Any]
 
 REFERENCE: Schema = {"$ref": "#/definitions/reference"}
-"""What may stand for any value: an interpolation, or `???` for what another file or the command line gives."""
+"""What may stand for any value: an interpolation, or `???` for what another file or the command
+line gives."""
 ANY: Schema = {"$ref": "#/definitions/any"}
 """A value of which nothing is known but that the components in it are components."""
 DEFAULTS: Schema = {"type": "array"}
@@ -28,25 +31,38 @@ DEFAULTS: Schema = {"type": "array"}
 PART: Schema = {"$ref": "#/definitions/part"}
 
 SHARED: dict[str, Schema] = {
-    "any": {"if": {"type": "object", "required": ["_target_"]}, "then": PART, "else": {"additionalProperties": ANY, "items": ANY}},
+    "any": {
+        "if": {"type": "object", "required": ["_target_"]},
+        "then": PART,
+        "else": {"additionalProperties": ANY, "items": ANY},
+    },
     "reference": {"type": "string", "pattern": r"\$\{|^\?\?\?$"},
 }
 """Definitions that these lead to."""
 
 UNDESCRIBED = {
-    "aux_logits": "Whether to have auxiliary outputs, as published weights do; samewise trains without them.",
+    "aux_logits": "Whether to have auxiliary outputs, as published "
+    "weights do; samewise trains without "
+    "them.",
     "drop_rate": "The share of values that dropout sets to zero after each layer.",
     "dropout": "The share of values that dropout sets to zero before the last layer.",
     "groups": "Into how many groups the channels of a block's 3x3 convolution are divided.",
     "image_size": "The height and width of the images.",
-    "init_weights": "Whether to draw the initial weights as the paper does; otherwise layers keep torch's.",
+    "init_weights": "Whether to draw the initial weights as the paper does; "
+    "otherwise layers keep torch's.",
     "input_size": "The height and width of the images.",
     "norm_layer": "The class of the normalisation layers.",
     "num_classes": "The number of outputs, one for each class.",
-    "stochastic_depth_prob": "The probability of skipping the last block in training; earlier blocks are skipped less often.",
-    "transform_input": "Whether images that are normalised for ImageNet are normalised to [-1, 1] instead, as the published weights need.",
-    "width_per_group": "The channels of each group in the first stage's 3x3 convolutions, of a base of 64.",
-    "zero_init_residual": "Whether each block begins as the identity: the scale of its last normalisation is 0.",
+    "stochastic_depth_prob": "The probability of skipping the last block in "
+    "training; earlier blocks are skipped "
+    "less often.",
+    "transform_input": "Whether images that are normalised for ImageNet are "
+    "normalised to [-1, 1] instead, as "
+    "the published weights need.",
+    "width_per_group": "The channels of each group in the first stage's 3x3 "
+    "convolutions, of a base of 64.",
+    "zero_init_residual": "Whether each block begins as the identity: the scale "
+    "of its last normalisation is 0.",
 }
 """Arguments of torchvision's models that no docstring of theirs describes."""
 
@@ -56,7 +72,11 @@ _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 def schema_of(annotation: Any) -> Schema:
     """The values that `annotations.fits` accepts for an annotation, and what may replace them."""
     inner = _schema_of(annotation)
-    return inner if inner in (ANY, {"type": "string"}) else _any_of([*inner.get("anyOf", [inner]), REFERENCE])
+    return (
+        inner
+        if inner in (ANY, {"type": "string"})
+        else _any_of([*inner.get("anyOf", [inner]), REFERENCE])
+    )
 
 
 def _any_of(several: list[Schema]) -> Schema:
@@ -67,7 +87,11 @@ def _schema_of(annotation: Any) -> Schema:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Union or isinstance(annotation, types.UnionType):
         several = [_schema_of(one) for one in inner]
-        return ANY if ANY in several else _any_of([part for one in several for part in one.get("anyOf", [one])])
+        return (
+            ANY
+            if ANY in several
+            else _any_of([part for one in several for part in one.get("anyOf", [one])])
+        )
     if origin is Literal:
         return {"enum": list(inner)}
     if origin is typing.Annotated:
@@ -82,47 +106,99 @@ def _schema_of(annotation: Any) -> Schema:
     if issubclass(kind, Path):
         return {"type": "string"}
     if issubclass(kind, enum.Enum):
-        return {"enum": list(dict.fromkeys(one for member in kind for one in (member.name, member.value) if isinstance(one, str | int | float)))}
-    if kind in (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection):
-        return {"anyOf": [_sequence(kind, inner), PART, *([] if kind in (list, tuple, set) else [{"type": "string"}])]}
+        return {
+            "enum": list(
+                dict.fromkeys(
+                    one
+                    for member in kind
+                    for one in (member.name, member.value)
+                    if isinstance(one, str | int | float)
+                )
+            )
+        }
+    if kind in (
+        list,
+        tuple,
+        set,
+        collections.abc.Sequence,
+        collections.abc.Iterable,
+        collections.abc.Collection,
+    ):
+        return {
+            "anyOf": [
+                _sequence(kind, inner),
+                PART,
+                *([] if kind in (list, tuple, set) else [{"type": "string"}]),
+            ]
+        }
     if kind in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        return {"type": "object", "additionalProperties": schema_of(inner[1]) if len(inner) == 2 else ANY}
-    if kind is collections.abc.Callable or any(f"{base.__module__}.{base.__qualname__}" in OBJECTS for base in kind.__mro__):
+        return {
+            "type": "object",
+            "additionalProperties": schema_of(inner[1]) if len(inner) == 2 else ANY,
+        }
+    if kind is collections.abc.Callable or any(
+        f"{base.__module__}.{base.__qualname__}" in OBJECTS for base in kind.__mro__
+    ):
         return PART
     return ANY
 
 
 def _sequence(kind: type, inner: tuple[Any, ...]) -> Schema:
     if kind is tuple and inner and inner[-1] is not Ellipsis:
-        return {"type": "array", "items": [schema_of(one) for one in inner], "minItems": len(inner), "maxItems": len(inner)}
+        return {
+            "type": "array",
+            "items": [schema_of(one) for one in inner],
+            "minItems": len(inner),
+            "maxItems": len(inner),
+        }
     return {"type": "array", "items": schema_of(inner[0]) if inner else ANY}
 
 
 def call_schema(made: Callable[..., Any]) -> Schema:
     """A component's mapping: the arguments that a class or function accepts."""
     about, described = description(made), arguments(made)
-    schema: Schema = {"type": "object", "properties": {}, "additionalProperties": False} | ({"description": about} if about else {})
+    schema: Schema = {"type": "object", "properties": {}, "additionalProperties": False} | (
+        {"description": about} if about else {}
+    )
     try:
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):  # its arguments are unknown
         return schema | {"additionalProperties": ANY}
     for parameter in parameters:
-        if parameter.name == "params" and re.match(r"(torch|samewise\.runner)\.optim\.", f"{made.__module__}."):
+        if parameter.name == "params" and re.match(
+            r"(torch|samewise\.runner)\.optim\.", f"{made.__module__}."
+        ):
             continue  # come from the model
-        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+        if parameter.kind in (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        ):
             one = schema_of(evaluate(parameter.annotation, made))
             if parameter.default is None and "anyOf" in one:
                 one = {"anyOf": [*one["anyOf"], {"type": "null"}]}
             elif parameter.default is None and one == {"type": "string"}:
                 one = {"type": ["string", "null"]}
             text = described.get(parameter.name, "")
-            schema["properties"][parameter.name] = one | default_of(parameter.default) | ({"description": text} if text else {})
+            schema["properties"][parameter.name] = (
+                one | default_of(parameter.default) | ({"description": text} if text else {})
+            )
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
             further = forwarded_arguments(made)
-            names = {*(described if further is None else further)} - {parameter.name, *schema["properties"]}
-            schema["properties"] |= {name: ANY | ({"description": described[name]} if name in described else {}) for name in sorted(names)}
+            names = {*(described if further is None else further)} - {
+                parameter.name,
+                *schema["properties"],
+            }
+            schema["properties"] |= {
+                name: ANY | ({"description": described[name]} if name in described else {})
+                for name in sorted(names)
+            }
             schema["additionalProperties"] = ANY if further is None else False
-    schema["properties"] |= {"_target_": {"type": "string"}, "_partial_": {"type": "boolean"}, "_args_": {"type": "array", "items": ANY}, "defaults": DEFAULTS}
+    schema["properties"] |= {
+        "_target_": {"type": "string"},
+        "_partial_": {"type": "boolean"},
+        "_args_": {"type": "array", "items": ANY},
+        "defaults": DEFAULTS,
+    }
     return schema
 
 
@@ -132,28 +208,49 @@ def description(made: Any) -> str:
 
 
 def arguments(made: Any) -> dict[str, str]:
-    """The descriptions of arguments: of a class and its bases, or of a function and the class that it returns; the nearest counts."""
-    returned = made if isinstance(made, type) else evaluate(inspect.signature(made).return_annotation, made)
+    """The descriptions of arguments: of a class and its bases, or of a function and the class that
+    it returns; the nearest counts.
+    """
+    returned = (
+        made
+        if isinstance(made, type)
+        else evaluate(inspect.signature(made).return_annotation, made)
+    )
     documented = [made, *(returned.__mro__ if isinstance(returned, type) else ())]
     described = dict[str, str]()
     if made.__module__.startswith("torchvision.models."):
-        described |= {name: text for name, text in UNDESCRIBED.items() if name in inspect.signature(returned).parameters}
+        described |= {
+            name: text
+            for name, text in UNDESCRIBED.items()
+            if name in inspect.signature(returned).parameters
+        }
     for one in reversed(documented):
         described |= _described(inspect.cleandoc(one.__doc__ or ""))
     for name, text in described.items():
-        if (elsewhere := re.match(r"As in `(\w+)`", text)) and (other := vars(sys.modules[made.__module__]).get(elsewhere[1])):
+        if (elsewhere := re.match(r"As in `(\w+)`", text)) and (
+            other := vars(sys.modules[made.__module__]).get(elsewhere[1])
+        ):
             described[name] = arguments(other)[name]
     return described
 
 
 def _described(docstring: str) -> dict[str, str]:
     """The arguments in a docstring of Google's or torch's style."""
-    section = re.search(r"^(?:Args|Arguments|Parameters):[ ]*\n((?:[ ]+\S.*\n|\s*\n)+)", docstring + "\n", re.MULTILINE)
+    section = re.search(
+        r"^(?:Args|Arguments|Parameters):[ ]*\n((?:[ ]+\S.*\n|\s*\n)+)",
+        docstring + "\n",
+        re.MULTILINE,
+    )
     if section is None:
         return {}
     indent = re.match(r" *", section[1])
-    entries = re.split(rf"^ {{{len(indent[0]) if indent else 4}}}(?=\S)", section[1], flags=re.MULTILINE)
-    read = [re.match(r"\*{0,2}(\w+(?:, \w+)*)\s*(?:\(.*?\))?\s*:(.*)", entry, re.DOTALL) for entry in entries]
+    entries = re.split(
+        rf"^ {{{len(indent[0]) if indent else 4}}}(?=\S)", section[1], flags=re.MULTILINE
+    )
+    read = [
+        re.match(r"\*{0,2}(\w+(?:, \w+)*)\s*(?:\(.*?\))?\s*:(.*)", entry, re.DOTALL)
+        for entry in entries
+    ]
     return {name: _join_lines(found[2]) for found in read if found for name in found[1].split(", ")}
 
 
@@ -171,4 +268,8 @@ def _join_lines(text: str) -> str:
 
 def closed_object(properties: Mapping[str, Any], **further: Any) -> Schema:
     """A mapping with these keys and no others."""
-    return {"type": "object", "properties": dict(properties), "additionalProperties": False} | further
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "additionalProperties": False,
+    } | further

@@ -1,4 +1,6 @@
-"""Limits what data sets of the libraries and of samewise may do while they are created: download known files only."""
+"""Limits what data sets of the libraries and of samewise may do while they are created: download
+known files only.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ if hasattr(tarfile, "data_filter"):
 
 
 def make_harmless(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
-    """Create a data set; ConfigError if it has an address to download from, or asks for thousands of processes."""
+    """Create a data set.
+
+    ConfigError if it has an address to download from, or asks for thousands of processes.
+    """
     try:
         given = inspect.signature(made).bind_partial(*positional, **named).arguments
     except TypeError:  # creating it will report this more clearly
@@ -37,6 +42,15 @@ def _require_harmless(made: Callable[..., Any], path: str, given: Mapping[str, A
     for key, value in given.items():
         if isinstance(value, int) and key.endswith("workers"):
             require_few(f"{path}.{key}", value)
-        is_address = isinstance(value, str) and ("://" in value or _WITH_SCHEME.match(value.strip()))
+        is_address = isinstance(value, str) and (
+            "://" in value or _WITH_SCHEME.match(value.strip())
+        )
         if is_address and str(made.__module__).startswith(LIBRARIES):
-            raise ConfigError(Problem(f"{path}.{key}", "a config may not choose where to download from", value, "a name that the data set knows"))
+            raise ConfigError(
+                Problem(
+                    f"{path}.{key}",
+                    "a config may not choose where to download from",
+                    value,
+                    "a name that the data set knows",
+                )
+            )

@@ -1,6 +1,7 @@
 """The interface to Hydra: finds config files, and composes a choice of them into one config.
 
-Hydra decides from the defaults lists which files are merged, and in which order. It sees nothing else of them: they are read and merged here.
+Hydra decides from the defaults lists which files are merged, and in which order. It sees nothing
+else of them: they are read and merged here.
 """
 
 from __future__ import annotations
@@ -48,8 +49,15 @@ ROOT = "config"
 SCHEMA = "schema"
 """The first config that the root builds on: the settings of schema.py, typed."""
 _SETTINGS = "hydra/config"
-"""The config that Hydra puts before the root: the settings of Hydra itself. It is empty here, and the schema has no place for others."""
-_RESOLVERS = ("now", "hydra", "python_version", "hydra_override_dirname", "hydra_deprecated_override_dirname")
+"""The config that Hydra puts before the root: the settings of Hydra itself. It is empty here, and
+the schema has no place for others."""
+_RESOLVERS = (
+    "now",
+    "hydra",
+    "python_version",
+    "hydra_override_dirname",
+    "hydra_deprecated_override_dirname",
+)
 """What Hydra adds to the `${...}` that every config of the process may use."""
 
 
@@ -75,11 +83,13 @@ class ConfigFile:
 class Loader:
     """Finds files in the project's config folders, then in samewise's, and composes them.
 
-    A name is Hydra's: `optimizer/sgd`. One with `..`, or an absolute one, is not found: it would load a file of one folder as if it were in another.
+    A name is Hydra's: `optimizer/sgd`. One with `..`, or an absolute one, is not found: it would
+    load a file of one folder as if it were in another.
 
     Args:
         project: Has the config folders.
-        faults: Takes what is wrong in a file of the project's out of it; None: composing raises one of `overrides.FAILURES`.
+        faults: Takes what is wrong in a file of the project's out of it; None: composing raises one
+            of `overrides.FAILURES`.
     """
 
     def __init__(self, project: Project, faults: FileFaults | None = None) -> None:
@@ -99,14 +109,31 @@ class Loader:
 
     def choices_of(self, group: str) -> list[str]:
         """The configs of a group, sorted."""
-        return sorted({file.stem for place in self._places(group) for file in place.glob("*.yaml") if file.is_file()})
+        return sorted(
+            {
+                file.stem
+                for place in self._places(group)
+                for file in place.glob("*.yaml")
+                if file.is_file()
+            }
+        )
 
     def groups_in(self, group: str) -> list[str]:
         """The groups directly in a group, sorted."""
-        return sorted({entry.name for place in self._places(group) for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("_")})
+        return sorted(
+            {
+                entry.name
+                for place in self._places(group)
+                for entry in place.iterdir()
+                if entry.is_dir() and not entry.name.startswith("_")
+            }
+        )
 
     def groups(self, under: str = "") -> dict[str, list[str]]:
-        """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`); nested groups by their path (`debug/sizes`)."""
+        """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`).
+
+        Nested groups by their path (`debug/sizes`).
+        """
         found = dict[str, list[str]]()
         for name in self.groups_in(under):
             group = f"{under}/{name}" if under else name
@@ -122,42 +149,76 @@ class Loader:
     def read(self, name: str) -> ConfigFile:
         """A config that exists, to be changed as the caller likes."""
         if name in (SCHEMA, _SETTINGS):
-            return ConfigFile(None, False, "_global_", [], pickle.loads(_schema()) if name == SCHEMA else OmegaConf.create())
+            return ConfigFile(
+                None,
+                False,
+                "_global_",
+                [],
+                pickle.loads(_schema()) if name == SCHEMA else OmegaConf.create(),
+            )
         folder, path = next(self._find(name))
         text, is_project = read_text(path) or "", folder in self._project.configs
         if is_project:
-            require_modest(text, str(path), interpolations="own" if folder in self._project.given else "all")
+            require_modest(
+                text, str(path), interpolations="own" if folder in self._project.given else "all"
+            )
         if not is_project or self._faults is None:
             package, defaults, config = pickle.loads(_parsed(str(path), text))
-            return ConfigFile(path, is_project, package, defaults, rename_settings(config, str(path), place_in_config(package, name)) if is_project else config)
+            return ConfigFile(
+                path,
+                is_project,
+                package,
+                defaults,
+                rename_settings(config, str(path), place_in_config(package, name))
+                if is_project
+                else config,
+            )
         package = _package(text)
         try:
-            config = rename_settings(cast(DictConfig, OmegaConf.load(path)), str(path), place_in_config(package, name))
+            config = rename_settings(
+                cast(DictConfig, OmegaConf.load(path)), str(path), place_in_config(package, name)
+            )
         except yaml.YAMLError as error:
             self._faults.unreadable(error)
             return ConfigFile(path, is_project, "_global_", [], OmegaConf.create())
-        package, values = self._faults.remove_faults(package, OmegaConf.to_container(config, resolve=False), path, name, text)
-        return ConfigFile(path, is_project, package, values.pop("defaults", []), OmegaConf.create(values))
+        package, values = self._faults.remove_faults(
+            package, OmegaConf.to_container(config, resolve=False), path, name, text
+        )
+        return ConfigFile(
+            path, is_project, package, values.pop("defaults", []), OmegaConf.create(values)
+        )
 
     def select(self, overrides: Sequence[str]) -> Any:
-        """What overrides select, as Hydra describes it: the configs in their order of merging (`defaults`), the overrides of values (`config_overrides`)."""
+        """What overrides select, as Hydra describes it: the configs in their order of merging
+        (`defaults`), the overrides of values (`config_overrides`).
+        """
         key = tuple(overrides)
         if key not in self._selected:
             asking = _asking.set(self)
             try:
                 with _current_rules():
-                    self._selected[key] = _hydra().compute_defaults_list(ROOT, list(overrides), RunMode.RUN)
+                    self._selected[key] = _hydra().compute_defaults_list(
+                        ROOT, list(overrides), RunMode.RUN
+                    )
             finally:
                 _asking.reset(asking)
         return self._selected[key]
 
     def choices(self, overrides: Sequence[str]) -> dict[str, str]:
         """The choice of each group; groups with none are left out."""
-        return {group: str(choice) for group, choice in self.select(overrides).overrides.known_choices.items() if choice is not None}
+        return {
+            group: str(choice)
+            for group, choice in self.select(overrides).overrides.known_choices.items()
+            if choice is not None
+        }
 
     def chooses_several(self, overrides: Sequence[str]) -> bool:
-        """Whether a list may have chosen several of a group that takes one choice: Hydra then lists no choice for it."""
-        return any(group not in self.select(overrides).overrides.known_choices for group in ONE_CHOICE)
+        """Whether a list may have chosen several of a group that takes one choice: Hydra then lists
+        no choice for it.
+        """
+        return any(
+            group not in self.select(overrides).overrides.known_choices for group in ONE_CHOICE
+        )
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """The root config with overrides, closed to new keys."""
@@ -171,36 +232,64 @@ class Loader:
                 try:
                     cfg.merge_with(config)
                 except OmegaConfBaseException as error:
-                    words = f"In '{default.config_path}': {type(error).__name__} raised while composing config:\n{error}"
+                    words = (
+                        f"In '{default.config_path}': {type(error).__name__} raised while "
+                        f"composing config:\n{error}"
+                    )
                     raise ConfigCompositionException(words) from None
         OmegaConf.set_struct(cfg, True)
         apply(selected.config_overrides, cfg)
         return cfg
 
     def _find(self, name: str) -> Iterator[tuple[Path, Path]]:
-        """The folders that have a file of this name, and the files; the first is the one that is read."""
-        files = ((folder, folder / (name if name.endswith(".yaml") else f"{name}.yaml")) for folder in self._folders if _is_inside(name))
+        """The folders that have a file of this name, and the files.
+
+        The first is the one that is read.
+        """
+        files = (
+            (folder, folder / (name if name.endswith(".yaml") else f"{name}.yaml"))
+            for folder in self._folders
+            if _is_inside(name)
+        )
         return ((folder, file) for folder, file in files if file.is_file())
 
     def _places(self, group: str) -> Iterator[Path]:
-        return (folder / group for folder in self._folders if _is_inside(group) and (folder / group).is_dir())
+        return (
+            folder / group
+            for folder in self._folders
+            if _is_inside(group) and (folder / group).is_dir()
+        )
 
 
 def faults_in_files(loader: Loader) -> FileFaults:
-    """The faults in config files that this loader finds, given its groups and those in the root's defaults list."""
+    """The faults in config files that this loader finds, given its groups and those in the root's
+    defaults list.
+    """
     chosen = read_yaml(loader.text_of(ROOT))["defaults"]
-    return FileFaults(loader.groups(), {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
+    return FileFaults(
+        loader.groups(),
+        {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)},
+    )
 
 
 def apply(overrides: Iterable[Override], cfg: DictConfig) -> None:
-    """Change values of a config in place, as Hydra does; what it refuses raises one of `overrides.FAILURES`."""
+    """Change values of a config in place, as Hydra does.
+
+    What it refuses raises one of `overrides.FAILURES`.
+    """
     for override in overrides:
         key, value = override.key_or_group, override.value()
         if override.package is not None:
             raise ConfigCompositionException(f"there is no group {key}")
         if str(override.type).endswith("EXTEND_LIST"):  # which only Hydra 1.4 has
-            raise ConfigCompositionException("extend_list(...) is not supported: write the whole list")
-        before: Any = OmegaConf.select(cfg, key, throw_on_missing=False) if override.is_delete() or override.is_add() else None
+            raise ConfigCompositionException(
+                "extend_list(...) is not supported: write the whole list"
+            )
+        before: Any = (
+            OmegaConf.select(cfg, key, throw_on_missing=False)
+            if override.is_delete() or override.is_add()
+            else None
+        )
         if override.is_delete():
             if before is None or value not in (None, before):
                 raise ConfigCompositionException(f"{key} does not exist, or has another value")
@@ -210,7 +299,9 @@ def apply(overrides: Iterable[Override], cfg: DictConfig) -> None:
         elif override.is_add() and before is not None and not isinstance(value, dict | list):
             raise ConfigCompositionException(f"{key} exists")
         else:
-            OmegaConf.update(cfg, key, value, force_add=override.is_add() or override.is_force_add())
+            OmegaConf.update(
+                cfg, key, value, force_add=override.is_add() or override.is_force_add()
+            )
 
 
 _asking = ContextVar[Loader]("asking")
@@ -226,7 +317,12 @@ class _Source(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = _asking.get().read(config_path)
-        return ConfigResult(self.provider, self.full_path(), OmegaConf.create({"defaults": file.defaults}), {"package": file.package})
+        return ConfigResult(
+            self.provider,
+            self.full_path(),
+            OmegaConf.create({"defaults": file.defaults}),
+            {"package": file.package},
+        )
 
     def is_group(self, config_path: str) -> bool:
         return _asking.get().is_group(config_path)
@@ -239,7 +335,11 @@ class _Source(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Any:
         loader = _asking.get()
-        return loader.choices_of(config_path) if results_filter is ObjectType.CONFIG else loader.groups_in(config_path)
+        return (
+            loader.choices_of(config_path)
+            if results_filter is ObjectType.CONFIG
+            else loader.groups_in(config_path)
+        )
 
 
 class _SearchPath(SearchPathPlugin):
@@ -276,7 +376,12 @@ def _hydra() -> ConfigLoader:
     theirs, known = used.hydra, set(filter(OmegaConf.has_resolver, _RESOLVERS))
     used.clear()
     try:
-        with warnings.catch_warnings(action="ignore"), hydra.initialize_config_module("samewise.configs", job_name=JobRuntime.instance().get("name"), **_BASE):
+        with (
+            warnings.catch_warnings(action="ignore"),
+            hydra.initialize_config_module(
+                "samewise.configs", job_name=JobRuntime.instance().get("name"), **_BASE
+            ),
+        ):
             return GlobalHydra.instance().config_loader()
     finally:
         GlobalHydra.set_instance(used)
@@ -292,16 +397,22 @@ def _library() -> Path:
 
 @cache
 def _schema() -> bytes:
-    """The schema, pickled in this process and for it: a copy with copy.deepcopy takes three times as long."""
+    """The schema, pickled in this process and for it: a copy with copy.deepcopy takes three times
+    as long.
+    """
     return pickle.dumps(OmegaConf.structured(Experiment), pickle.HIGHEST_PROTOCOL)
 
 
 @lru_cache(maxsize=1000)
 def _parsed(file: str, text: str) -> bytes:
-    """The package, the defaults list and the values of a file with this text, pickled for the same reason."""
+    """The package, the defaults list and the values of a file with this text, pickled for the same
+    reason.
+    """
     values: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     defaults = values.pop("defaults", []) if isinstance(values, dict) else []
-    return pickle.dumps((_package(text), defaults, OmegaConf.create(values)), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(
+        (_package(text), defaults, OmegaConf.create(values)), pickle.HIGHEST_PROTOCOL
+    )
 
 
 def _package(text: str) -> str | None:
@@ -318,10 +429,22 @@ def _package(text: str) -> str | None:
 
 
 def _require_no_root(file: Path) -> None:
-    """Raise a ConfigError for a file that would replace samewise's root config; an identical copy is allowed."""
-    if file.is_file() and read_text(file) != (_library() / f"{ROOT}.yaml").read_text(encoding="utf-8"):
+    """Raise a ConfigError for a file that would replace samewise's root config.
+
+    An identical copy is allowed.
+    """
+    if file.is_file() and read_text(file) != (_library() / f"{ROOT}.yaml").read_text(
+        encoding="utf-8"
+    ):
         hint = "give it another name; an experiment's file belongs in the folder `experiment`"
-        raise ConfigError(Problem(str(file), "would take the place of samewise's own config.yaml, which every experiment starts from", hint=hint))
+        raise ConfigError(
+            Problem(
+                str(file),
+                "would take the place of samewise's own config.yaml, which every "
+                "experiment starts from",
+                hint=hint,
+            )
+        )
 
 
 def _is_inside(name: str) -> bool:

@@ -1,4 +1,7 @@
-"""The metrics that determine the best checkpoints: `evaluate.monitor` and `evaluate.also`. Imports neither torch nor mlflow."""
+"""The metrics that determine the best checkpoints: `evaluate.monitor` and `evaluate.also`.
+
+Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,88 @@ from samewise.runner.config.schema import Mode
 from samewise.runner.errors import Problem
 
 LESS_IS_BETTER = re.compile(r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits|mse|mae|distance)$")
-MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|map(_\d+)?|si_sdri?|sdri?)$")
-_COMMON = ("loss", "accuracy", "accuracy_top5", "f1", "auroc", "precision", "recall", "average_precision", "map", "map_50", "cer", "wer", "si_sdri")
+MORE_IS_BETTER = re.compile(
+    r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|map(_\d+)?|si_sdri?|sdri?)$"
+)
+_COMMON = (
+    "loss",
+    "accuracy",
+    "accuracy_top5",
+    "f1",
+    "auroc",
+    "precision",
+    "recall",
+    "average_precision",
+    "map",
+    "map_50",
+    "cer",
+    "wer",
+    "si_sdri",
+)
 
 
 def mode_of(metric: str) -> Mode | None:
     """Which direction is better for a metric, if its name tells."""
-    return Mode.min if LESS_IS_BETTER.search(metric) else Mode.max if MORE_IS_BETTER.search(metric) else None
+    return (
+        Mode.min
+        if LESS_IS_BETTER.search(metric)
+        else Mode.max
+        if MORE_IS_BETTER.search(metric)
+        else None
+    )
 
 
 def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -> list[Problem]:
-    """Keep the first of several metrics in `evaluate.monitor`, move the others to `evaluate.also`, and set the mode of each by its name.
+    """Keep the first of several metrics in `evaluate.monitor`, move the others to `evaluate.also`,
+    and set the mode of each by its name.
 
-    `cfg` is changed in place. A monitor among the overrides is given its own mode: that in a file belongs to the file's monitor, which is `before`.
+    `cfg` is changed in place. A monitor among the overrides is given its own mode: that in a file
+    belongs to the file's monitor, which is `before`.
     """
-    earlier = [str(name) for name in (before if isinstance(before, list | ListConfig) else [before] if before else ())]
+    earlier = [
+        str(name)
+        for name in (
+            before if isinstance(before, list | ListConfig) else [before] if before else ()
+        )
+    ]
     set_here = {override.partition("=")[0].lstrip("+") for override in overrides}
     given: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
     if given is None and OmegaConf.is_interpolation(cfg.evaluate, "monitor"):
         return []  # a reference that leads nowhere is reported separately
-    listed = given if isinstance(given, str) or given is None else OmegaConf.to_container(given) if isinstance(given, ListConfig) else None
-    names = [str(name) for name in cast(list[Any], listed)] if isinstance(listed, list) else [str(listed)]
+    listed = (
+        given
+        if isinstance(given, str) or given is None
+        else OmegaConf.to_container(given)
+        if isinstance(given, ListConfig)
+        else None
+    )
+    names = (
+        [str(name) for name in cast(list[Any], listed)]
+        if isinstance(listed, list)
+        else [str(listed)]
+    )
     if listed is None or not names or len(set(names)) < len(names):
         cfg.evaluate.monitor, cfg.evaluate.mode = "valid/loss", Mode.min
         shown = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
-        return [Problem("evaluate.monitor", "is not a metric, or a list of different ones", shown, "SPLIT/METRIC, or [SPLIT/METRIC, ...]")]
+        return [
+            Problem(
+                "evaluate.monitor",
+                "is not a metric, or a list of different ones",
+                shown,
+                "SPLIT/METRIC, or [SPLIT/METRIC, ...]",
+            )
+        ]
     cfg.evaluate.monitor, found = names[0], list[Problem]()
-    known, in_file = mode_of(names[0]), cfg.evaluate.mode if "evaluate.mode" not in set_here else None
+    known, in_file = (
+        mode_of(names[0]),
+        cfg.evaluate.mode if "evaluate.mode" not in set_here else None,
+    )
     likely = [*earlier, *map(str, cfg.evaluate.also)]
-    if cfg.evaluate.mode is None or ("evaluate.monitor" in set_here and "evaluate.mode" not in set_here and names[:1] != earlier[:1]):
+    if cfg.evaluate.mode is None or (
+        "evaluate.monitor" in set_here
+        and "evaluate.mode" not in set_here
+        and names[:1] != earlier[:1]
+    ):
         cfg.evaluate.mode = known or Mode.min
         if known is None:
             found.append(_unknown_mode(names[0], "write evaluate.mode=max, or min", likely))
@@ -50,7 +106,13 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
             continue
         mode = in_file if [name] == earlier[:1] and in_file is not None else mode_of(name)
         if mode is None:
-            found.append(_unknown_mode(name, f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min", likely))
+            found.append(
+                _unknown_mode(
+                    name,
+                    f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min",
+                    likely,
+                )
+            )
         else:
             with open_dict(cfg):
                 cfg.evaluate.also[name] = mode
@@ -58,9 +120,21 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
 
 
 def _unknown_mode(name: str, otherwise: str, likely: Sequence[str]) -> Problem:
-    """The problem for a metric whose name does not tell its mode; it may be misspelt, above all one of the `likely` ones."""
+    """The problem for a metric whose name does not tell its mode.
+
+    It may be misspelt, above all one of the `likely` ones.
+    """
     split, _, last = name.rpartition("/")
     own = [one.rpartition("/")[2] for one in likely if one != name]
-    meant = get_close_matches(last, own, n=1) or [known for known in _COMMON if known.startswith(last)] or get_close_matches(last, _COMMON, n=1)
+    meant = (
+        get_close_matches(last, own, n=1)
+        or [known for known in _COMMON if known.startswith(last)]
+        or get_close_matches(last, _COMMON, n=1)
+    )
     hint = f"did you mean '{split}/{meant[0]}'? If not, {otherwise}" if meant else otherwise
-    return Problem("evaluate.monitor", "its name does not say whether higher or lower is better", name, hint=hint)
+    return Problem(
+        "evaluate.monitor",
+        "its name does not say whether higher or lower is better",
+        name,
+        hint=hint,
+    )

@@ -25,7 +25,9 @@ _SCHEMA, _OVERRIDE = "samewise's runner/config/schema.py", "override "
 
 @dataclass(frozen=True)
 class FileValue:
-    """A value set by a config file (`optimizer/sgd` in Hydra's notation), its path, and the file and line as in `origins`."""
+    """A value set by a config file (`optimizer/sgd` in Hydra's notation), its path, and the file
+    and line as in `origins`.
+    """
 
     config: str
     path: str
@@ -36,8 +38,8 @@ class FileValue:
 def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     """The file or override that sets each value: the last one, in Hydra's order of merging.
 
-    By config path: `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `samewise's runner/config/schema.py:157`, or
-    `override seed=1`.
+    By config path: `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole
+    path, `samewise's runner/config/schema.py:157`, or `override seed=1`.
     """
     loader = Loader(project, faults_in_files(Loader(project)))
     selected, found = loader.select(given), dict[str, str]()
@@ -53,35 +55,64 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
 def own_defaults(given: Sequence[str], *, project: Project) -> set[str]:
     """The paths of the values that samewise's own files, as they are chosen, set."""
     loader = Loader(project, faults_in_files(Loader(project)))
-    return {one.path for one in values_of(loader, loader.select(given).defaults) if one.where.startswith(OURS)}
+    return {
+        one.path
+        for one in values_of(loader, loader.select(given).defaults)
+        if one.where.startswith(OURS)
+    }
 
 
 def replaced_value(path: str, loader: Loader, given: Sequence[str]) -> Any:
     """The value that the chosen files set, if an override replaces it; else None."""
     if not any(text.lstrip("+").startswith(f"{path}=") for text in given):
         return None
-    return next((one.value for one in reversed(list(values_of(loader, loader.select(given).defaults))) if one.path == path), None)
+    return next(
+        (
+            one.value
+            for one in reversed(list(values_of(loader, loader.select(given).defaults)))
+            if one.path == path
+        ),
+        None,
+    )
 
 
 def values_of(loader: Loader, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
-    """Each value set by the files of a defaults list, in Hydra's order of merging. A list is one value, since it replaces another list."""
+    """Each value set by the files of a defaults list, in Hydra's order of merging.
+
+    A list is one value, since it replaces another list.
+    """
     for default in chosen:
         name = str(default.config_path)
         file, package = loader.read(name), default.package
         lines = _lines_of_schema() if file.path is None else lines_of(loader.text_of(name))
-        where = _SCHEMA if file.path is None else str(file.path) if file.is_project else f"{OURS}{name}.yaml"
+        where = (
+            _SCHEMA
+            if file.path is None
+            else str(file.path)
+            if file.is_project
+            else f"{OURS}{name}.yaml"
+        )
         for path, value in values_in(OmegaConf.to_container(file.config)):
-            yield FileValue(name, f"{package}.{path}" if package else path, value, f"{where}:{lines[path]}" if path in lines else where)
+            yield FileValue(
+                name,
+                f"{package}.{path}" if package else path,
+                value,
+                f"{where}:{lines[path]}" if path in lines else where,
+            )
 
 
 def origin_of(path: str, set_by: Mapping[str, str]) -> str:
-    """The origin of a value, or of the reference that leads to it: `mean: ${dataset.mean}` stands for all numbers of the mean."""
+    """The origin of a value, or of the reference that leads to it: `mean: ${dataset.mean}` stands
+    for all numbers of the mean.
+    """
     while path and path not in set_by:
         path = path.rpartition(".")[0]
     return set_by.get(path, "")
 
 
-def locate_problems(problems: Sequence[Problem], given: Sequence[str], project: Project) -> list[Problem]:
+def locate_problems(
+    problems: Sequence[Problem], given: Sequence[str], project: Project
+) -> list[Problem]:
     """The problems, each with the line of the file that sets its value, if a file does."""
     overridden = {override.lstrip("+").partition("=")[0] for override in given}
     if all(problem.where or problem.path in (*overridden, "") for problem in problems):
@@ -89,7 +120,11 @@ def locate_problems(problems: Sequence[Problem], given: Sequence[str], project: 
     set_by, told = origins(given, project=project), list[Problem]()
     for problem in problems:
         where = "" if problem.where else set_at(problem.path, set_by)
-        told.append(problem if not where or where.startswith((_SCHEMA, _OVERRIDE)) else replace(problem, where=where))
+        told.append(
+            problem
+            if not where or where.startswith((_SCHEMA, _OVERRIDE))
+            else replace(problem, where=where)
+        )
     return told
 
 
@@ -114,7 +149,10 @@ def values_in(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _mark(found: dict[str, str], under: str, value: Any, label: str) -> None:
-    """Record `label` for every value in `value`; a list or scalar replaces everything at its path and below."""
+    """Record `label` for every value in `value`.
+
+    A list or scalar replaces everything at its path and below.
+    """
     for path in [path for path in found if path.startswith(f"{under}.")] if value != {} else []:
         del found[path]
     for path, _ in flat(value, under) if isinstance(value, list) else [(under, value)]:
@@ -123,7 +161,11 @@ def _mark(found: dict[str, str], under: str, value: Any, label: str) -> None:
 
 def _lines_of_schema() -> dict[str, int]:
     """The line of each setting's default in schema.py, by its path."""
-    classes = {one.name: one for one in ast.parse(inspect.getsource(schema)).body if isinstance(one, ast.ClassDef)}
+    classes = {
+        one.name: one
+        for one in ast.parse(inspect.getsource(schema)).body
+        if isinstance(one, ast.ClassDef)
+    }
 
     def lines(name: str, under: str = "") -> Iterator[tuple[str, int]]:
         for field in classes[name].body:

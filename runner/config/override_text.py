@@ -22,7 +22,19 @@ from samewise.runner.secrets import redact_values
 LISTS = ("callbacks", "metrics", "param_groups", "initialise")
 """Groups of which several can be chosen: each choice adds to a mapping."""
 
-_ONE = ("experiment", "loss", "recipe", "model", "dataset", "transforms", "optimizer", "scheduler", "precision", "compile", "strategy")
+_ONE = (
+    "experiment",
+    "loss",
+    "recipe",
+    "model",
+    "dataset",
+    "transforms",
+    "optimizer",
+    "scheduler",
+    "precision",
+    "compile",
+    "strategy",
+)
 ONE_CHOICE = (*_ONE, "reproducibility", "checkpoint", "tracking", "launcher", "sweeper", "debug")
 """Groups of which one is chosen: the values of several would be mixed into one component."""
 
@@ -38,9 +50,19 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
     problems += split
     for text in given:
         if text.startswith("="):
-            problems.append(Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", "write KEY=VALUE without spaces around the ="))
+            problems.append(
+                Problem(
+                    "",
+                    "this is not an override",
+                    text,
+                    "KEY=VALUE or GROUP=CHOICE",
+                    "write KEY=VALUE without spaces around the =",
+                )
+            )
             continue
-        if (pattern := _PATTERN.fullmatch(text)) and pattern[2] != "null":  # a regular expression is text, but Hydra's grammar may parse it differently
+        if (pattern := _PATTERN.fullmatch(text)) and pattern[
+            2
+        ] != "null":  # a regular expression is text, but Hydra's grammar may parse it differently
             text = f"{pattern[1]}='{pattern[2]}'"
         try:
             (override,) = parser.parse_overrides([text])
@@ -49,16 +71,34 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
             continue
         if override.is_sweep_override():
             key, values = override.key_or_group, override.get_value_string()
-            hint = f"for a list write {'tracking.report_to' if key == 'tracking' else key}=[{values}]"
-            if key in schema.Experiment.__dataclass_fields__ and key not in (*LISTS, "tracking", "activation_checkpointing"):
+            hint = (
+                f"for a list write {'tracking.report_to' if key == 'tracking' else key}=[{values}]"
+            )
+            if key in schema.Experiment.__dataclass_fields__ and key not in (
+                *LISTS,
+                "tracking",
+                "activation_checkpointing",
+            ):
                 hint = "`samewise sweep` trains each of them"
             problems.append(
-                Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
+                Problem(
+                    override.key_or_group,
+                    "several values make a sweep; this command runs one experiment",
+                    override.get_value_string(),
+                    "one value",
+                    hint,
+                )
             )
         elif re.match(rf"({'|'.join(_open_settings())})(\.|=)", text):
             good.append(parser.parse_override(f"++{text}"))
         elif override.is_hydra_override() or override.key_or_group == "hydra":
-            problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise only uses Hydra to compose configs"))
+            problems.append(
+                Problem(
+                    override.key_or_group,
+                    "Hydra's own settings have no effect here",
+                    hint="samewise only uses Hydra to compose configs",
+                )
+            )
         elif problem := removed(override):
             problems.append(problem)
         else:
@@ -79,8 +119,14 @@ def removed(override: Override) -> Problem | None:
     ):
         return None
     expected = expected_type(experiment, key)
-    hint = f"write {key}=null" if expected.endswith(" or null") else f"set another value: {key}{'.KEY' if expected.startswith('a mapping') else ''}=VALUE"
-    return Problem(key, "cannot be removed: every experiment has this key", expected=expected, hint=hint)
+    hint = (
+        f"write {key}=null"
+        if expected.endswith(" or null")
+        else f"set another value: {key}{'.KEY' if expected.startswith('a mapping') else ''}=VALUE"
+    )
+    return Problem(
+        key, "cannot be removed: every experiment has this key", expected=expected, hint=hint
+    )
 
 
 def repeated(overrides: Sequence[Override]) -> list[Problem]:
@@ -88,36 +134,81 @@ def repeated(overrides: Sequence[Override]) -> list[Problem]:
     given: dict[str, list[str]] = {}
     for override in overrides:
         if not override.is_delete():
-            given.setdefault(override.get_key_element().lstrip("+"), []).append(override.get_value_element_as_str())
-    told = {key: [str(redact_values({key: value})[key]) for value in values] for key, values in given.items() if len({*values}) > 1}
-    return [Problem(key, f"is set more than once, to {', '.join(first)} and {last}; the last, {last}, is used") for key, (*first, last) in told.items()]
+            given.setdefault(override.get_key_element().lstrip("+"), []).append(
+                override.get_value_element_as_str()
+            )
+    told = {
+        key: [str(redact_values({key: value})[key]) for value in values]
+        for key, values in given.items()
+        if len({*values}) > 1
+    }
+    return [
+        Problem(
+            key,
+            f"is set more than once, to {', '.join(first)} and {last}; the last, {last}, is used",
+        )
+        for key, (*first, last) in told.items()
+    ]
 
 
 def several_choices(group: str, names: Any) -> Problem | None:
     """The problem with a list of choices for a group that takes one; None if there is none."""
     if group not in ONE_CHOICE or not isinstance(names, list) or len(cast(list[Any], names)) < 2:
         return None
-    hint = f"in a sweep values are separated by commas, without brackets: {group}={','.join(map(str, cast(list[Any], names)))}"
+    hint = (
+        "in a sweep values are separated by commas, without brackets: "
+        f"{group}={','.join(map(str, cast(list[Any], names)))}"
+    )
     if group == "tracking":
-        hint = f"for several trackers write tracking.report_to=[{','.join(map(str, cast(list[Any], names)))}]"
+        hint = (
+            "for several trackers write "
+            f"tracking.report_to=[{','.join(map(str, cast(list[Any], names)))}]"
+        )
     return Problem(group, "takes one choice, not a list of several", names, "one choice", hint)
 
 
-def remove_split_overrides(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
-    """The overrides without those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`, `seed=1, 2`), and a problem for each."""
+def remove_split_overrides(
+    given: Sequence[str], parser: OverridesParser
+) -> tuple[list[str], list[Problem]]:
+    """The overrides without those that a shell has split at the spaces of a list (`metrics=[f1,
+    auroc]`, `seed=1, 2`), and a problem for each.
+    """
     rest, whole, problems = list(given), list[str](), list[Problem]()
     while rest:
         if (end := _end_of_values(rest)) > 1:
             key = rest[0].partition("=")[0]
             hint = f"write the values without spaces: {''.join(rest[:end])}"
-            problems.append(Problem(key, "the shell has split this at its spaces", " ".join(rest[:end]), "one argument", hint))
+            problems.append(
+                Problem(
+                    key,
+                    "the shell has split this at its spaces",
+                    " ".join(rest[:end]),
+                    "one argument",
+                    hint,
+                )
+            )
             del rest[:end]
             continue
-        end = next((end for end in range(2, min(len(rest), _MOST_PARTS) + 1) if _is_split(rest[:end], parser)), 1)
+        end = next(
+            (
+                end
+                for end in range(2, min(len(rest), _MOST_PARTS) + 1)
+                if _is_split(rest[:end], parser)
+            ),
+            1,
+        )
         if end > 1:
             joined = " ".join(rest[:end])
             key = joined.partition("=")[0]
-            problems.append(Problem(key, "the shell has split this at its spaces", joined, "one argument", f"quote it: '{joined}'"))
+            problems.append(
+                Problem(
+                    key,
+                    "the shell has split this at its spaces",
+                    joined,
+                    "one argument",
+                    f"quote it: '{joined}'",
+                )
+            )
         else:
             whole.append(rest[0])
         del rest[:end]
@@ -128,7 +219,9 @@ _MOST_PARTS = 20
 
 
 def _end_of_values(parts: Sequence[str]) -> int:
-    """How many arguments form one override whose values are separated by commas and spaces (`seed=1, 2`); 1 if the first is complete."""
+    """How many arguments form one override whose values are separated by commas and spaces
+    (`seed=1, 2`); 1 if the first is complete.
+    """
     end = 1
     while "=" in parts[0] and not re.search(r"[\[{(]", parts[0]) and end < len(parts):
         if "=" in parts[end] or not (parts[end - 1].endswith(",") or parts[end].startswith(",")):
@@ -140,7 +233,10 @@ def _end_of_values(parts: Sequence[str]) -> int:
 def _is_split(parts: Sequence[str], parser: OverridesParser) -> bool:
     """Whether some arguments form one override: the first opens a bracket that the last closes."""
     joined = " ".join(parts)
-    if "=" not in parts[0] or not any(parts[0].count(opened) > parts[0].count(closed) and parts[-1].endswith(closed) for opened, closed in ("[]", "{}", "()")):
+    if "=" not in parts[0] or not any(
+        parts[0].count(opened) > parts[0].count(closed) and parts[-1].endswith(closed)
+        for opened, closed in ("[]", "{}", "()")
+    ):
         return False
     try:
         return bool(parser.parse_overrides([joined]))
@@ -149,7 +245,9 @@ def _is_split(parts: Sequence[str], parser: OverridesParser) -> bool:
 
 
 def has_several_values(text: str) -> bool:
-    """Whether an override has several values, which makes a sweep: `a=1,2`, `range(1,5)`, `choice(...)`, `glob(...)`, `interval(...)`."""
+    """Whether an override has several values, which makes a sweep: `a=1,2`, `range(1,5)`,
+    `choice(...)`, `glob(...)`, `interval(...)`.
+    """
     if not re.search(r"[,(]", text):
         return False
     try:
@@ -168,31 +266,78 @@ def unreadable(text: str, error: Exception) -> Problem:
         if longer := [key for key in known if key.endswith(f"_{text}")]:
             hint = f"did you mean {longer[0]}=VALUE?"
         elif text.endswith((".yaml", ".yml")):
-            hint = f"an experiment is named without its folder and .yaml: experiment={Path(text).stem}; a run's own config: `samewise train --config {text}`"
+            hint = (
+                "an experiment is named without its folder and .yaml: "
+                f"experiment={Path(text).stem}; a run's own config: `samewise train --config "
+                f"{text}`"
+            )
         elif re.fullmatch(r"[\d.]+", text):
             hint = f"write KEY={text}, without spaces around the ="
         expected = "KEY=VALUE or GROUP=CHOICE"
         return Problem("", "this is not an override", text, expected, hint)
     if value.startswith("~/"):
-        return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
+        return Problem(
+            key,
+            "begins with ~, which a shell does not replace here",
+            text,
+            f"{key}=PATH",
+            f"{key}={Path(value).expanduser()}",
+        )
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
-        return Problem(key.strip(), "has spaces around the =", text, "KEY=VALUE", f"{key.strip()}={value.strip()}")
+        return Problem(
+            key.strip(),
+            "has spaces around the =",
+            text,
+            "KEY=VALUE",
+            f"{key.strip()}={value.strip()}",
+        )
     if value.endswith(",") and value.rstrip(","):
         return Problem(key, "ends with a comma", text, "KEY=VALUE", f"{key}={value.rstrip(',')}")
     if value.startswith("(") and value.endswith(")"):
-        return Problem(key, "is not a list", text, "KEY=[A,B]", f"write {key}=[{value[1:-1]}], with square brackets")
+        return Problem(
+            key,
+            "is not a list",
+            text,
+            "KEY=[A,B]",
+            f"write {key}=[{value[1:-1]}], with square brackets",
+        )
     if not key.isascii():
-        return Problem(key, "has letters outside of ASCII, which a key may not have here", text, hint="set it in a config file")
+        return Problem(
+            key,
+            "has letters outside of ASCII, which a key may not have here",
+            text,
+            hint="set it in a config file",
+        )
     if not value.isascii() and '"' not in value:
         words = r"[^\s,:{}\[\]][^,:{}\[\]]*" if re.search(r"[{\[]", value) else ".+"
         quoted = re.sub(words, lambda word: word[0] if word[0].isascii() else f'"{word[0]}"', value)
-        return Problem(key, "has letters outside of ASCII without quotes", text, "KEY=VALUE", f"quote them: '{key}={quoted}'")
-    return Problem(key, f"cannot be read: {first_line(error).rstrip('.')}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
+        return Problem(
+            key,
+            "has letters outside of ASCII without quotes",
+            text,
+            "KEY=VALUE",
+            f"quote them: '{key}={quoted}'",
+        )
+    return Problem(
+        key,
+        f"cannot be read: {first_line(error).rstrip('.')}",
+        text,
+        "KEY=VALUE",
+        "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'",
+    )
 
 
 @cache
 def _open_settings() -> tuple[str, ...]:
-    """Settings whose keys are the user's own (`tracking.tags`, `evaluate.also`), as patterns: a key of theirs is added as it is set, without a +."""
+    """Settings whose keys are the user's own (`tracking.tags`, `evaluate.also`), as patterns: a key
+    of theirs is added as it is set, without a +.
+    """
     sections = get_type_hints(schema.Experiment)
-    own = [(name, field) for name, kind in sections.items() if is_dataclass(kind) for field in fields(kind) if str(field.type).startswith("dict[")]
+    own = [
+        (name, field)
+        for name, kind in sections.items()
+        if is_dataclass(kind)
+        for field in fields(kind)
+        if str(field.type).startswith("dict[")
+    ]
     return tuple(f"{name}.{field.name}".replace(".", r"\.") for name, field in own)

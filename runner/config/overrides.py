@@ -1,4 +1,7 @@
-"""Explains errors in overrides and config files, all at once. `compose` calls this if Hydra raises an error."""
+"""Explains errors in overrides and config files, all at once.
+
+`compose` calls this if Hydra raises an error.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,13 @@ import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from samewise.runner.config import schema
 from samewise.runner.config.annotations import expected_type, is_typed
@@ -90,17 +99,32 @@ _NEEDLESS = {
 }
 
 
-FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, AssertionError, OSError)
+FAILURES = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    AssertionError,
+    OSError,
+)
 """What Hydra and OmegaConf raise over a wrong override or file."""
 
 
-def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictConfig | None, list[str], list[Problem]]:
+def diagnose(
+    given: Sequence[str], *, load: Load, groups: Groups
+) -> tuple[DictConfig | None, list[str], list[Problem]]:
     """Find every wrong override by trying them one at a time.
 
-    Returns the config composed with the valid overrides (None if a file is faulty even without any), those overrides, and the problems.
+    Returns the config composed with the valid overrides (None if a file is faulty even without
+    any), those overrides, and the problems.
     """
     read_well, problems = read_overrides(given)
-    of_groups = [override for override in read_well if override.key_or_group in groups and not isinstance(override.value(), dict)]
+    of_groups = [
+        override
+        for override in read_well
+        if override.key_or_group in groups and not isinstance(override.value(), dict)
+    ]
     of_values = [override for override in read_well if override not in of_groups]
     chosen, unknown = list[str](), set[str]()
     for override in of_groups:
@@ -119,13 +143,18 @@ def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictC
         problem = _apply(override, cfg, groups)
         if problem is None:
             good.append(str(override.input_line))
-        elif override.key_or_group.partition(".")[0] not in unknown:  # otherwise it may be a key of the choice that was meant
+        elif (
+            override.key_or_group.partition(".")[0] not in unknown
+        ):  # otherwise it may be a key of the choice that was meant
             problems.append(problem)
     return cfg, good, problems
 
 
 def unresolvable(cfg: DictConfig) -> list[Problem]:
-    """A problem for every interpolation that leads nowhere; if it leads to a missing value, that value is reported instead."""
+    """A problem for every interpolation that leads nowhere.
+
+    If it leads to a missing value, that value is reported instead.
+    """
     found, lacking = list[Problem](), dict[str, list[tuple[str, str]]]()
     for path, raw, node in leaves(cfg):
         if not isinstance(raw, str) or "${" not in raw:
@@ -141,44 +170,96 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                         path,
                         f"refers to an environment variable that is not set: {variable[1]}",
                         raw,
-                        hint=f"set it (export {variable[1]}=VALUE), or give a default: ${{oc.env:{variable[1]},DEFAULT}}",
+                        hint=f"set it (export {variable[1]}=VALUE), or give a default: "
+                        f"${{oc.env:{variable[1]},DEFAULT}}",
                     )
                 )
                 continue
             if kind := re.search(r"Unsupported interpolation type (\S+)", str(error)):
-                known = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values")
-                usual = f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of {', '.join(known[:3])}, as in ${{oc.env:USER}}"
+                known = (
+                    "oc.env",
+                    "oc.select",
+                    "oc.decode",
+                    "oc.create",
+                    "oc.deprecated",
+                    "oc.dict.keys",
+                    "oc.dict.values",
+                )
+                usual = (
+                    f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of "
+                    f"{', '.join(known[:3])}, as in ${{oc.env:USER}}"
+                )
                 hint = did_you_mean(kind[1], known) or usual
-                found.append(Problem(path, f"uses the resolver '{kind[1]}', which does not exist", raw, hint=hint))
+                found.append(
+                    Problem(
+                        path, f"uses the resolver '{kind[1]}', which does not exist", raw, hint=hint
+                    )
+                )
                 continue
             if isinstance(error, GrammarParseError) or "GrammarParseError" in str(error):
-                found.append(Problem(path, "is not a valid ${...}", raw, "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}", "check its brackets and quotes"))
+                found.append(
+                    Problem(
+                        path,
+                        "is not a valid ${...}",
+                        raw,
+                        "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}",
+                        "check its brackets and quotes",
+                    )
+                )
                 continue
             wanted = re.search(r"'([^']+)' not found", str(error))
             if wanted and (fact := _missing_fact(wanted[1], path, cfg)):
                 lacking.setdefault(path.partition(".")[0], []).append((path, fact))
                 continue
-            hint = did_you_mean(wanted[1], [name for name in paths(cfg) if name != path]) if wanted else ""
-            found.append(Problem(path, "refers to a value that does not exist" if wanted else _line(error), raw, "the path of a value in this config", hint))
-        except Exception as error:  # an error of a resolver: oc.decode of something that cannot be decoded
+            hint = (
+                did_you_mean(wanted[1], [name for name in paths(cfg) if name != path])
+                if wanted
+                else ""
+            )
+            found.append(
+                Problem(
+                    path,
+                    "refers to a value that does not exist" if wanted else _line(error),
+                    raw,
+                    "the path of a value in this config",
+                    hint,
+                )
+            )
+        except (
+            Exception
+        ) as error:  # an error of a resolver: oc.decode of something that cannot be decoded
             found.append(Problem(path, f"cannot be resolved: {first_line(error).rstrip('.')}", raw))
     for group, places in lacking.items():
         facts = sorted({fact for _, fact in places})
         other = "transforms=none, or others" if group == "transforms" else f"another {group}"
-        hint = f"choose {other} (`samewise list {group}`), or give the data set what is missing: {' '.join(f'+{fact}=VALUE' for fact in facts)}"
-        found.append(Problem(places[0][0], f"needs {' and '.join(facts)}, which this data set does not have", hint=hint))
+        hint = (
+            f"choose {other} (`samewise list {group}`), or give the data set what is missing: "
+            f"{' '.join(f'+{fact}=VALUE' for fact in facts)}"
+        )
+        found.append(
+            Problem(
+                places[0][0],
+                f"needs {' and '.join(facts)}, which this data set does not have",
+                hint=hint,
+            )
+        )
     return found
 
 
 def _missing_fact(wanted: str, path: str, cfg: DictConfig) -> str:
-    """The property that a group expects from the data set but that it lacks; empty if the name is more likely misspelt."""
+    """The property that a group expects from the data set but that it lacks.
+
+    Empty if the name is more likely misspelt.
+    """
     group, _, fact = wanted.partition(".")
     known = [name.removeprefix("dataset.") for name in paths(cfg) if name.startswith("dataset.")]
     near = same_words(fact, known) or get_close_matches(fact, known, n=1, cutoff=0.75)
     return wanted if group == "dataset" and not path.startswith("dataset.") and not near else ""
 
 
-def _compose_most(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list[str], list[Problem]]:
+def _compose_most(
+    chosen: Sequence[str], load: Load
+) -> tuple[DictConfig | None, list[str], list[Problem]]:
     """Compose with as many of the group choices as possible; a problem for each other."""
     try:
         return load(chosen), list(chosen), []
@@ -197,7 +278,11 @@ def _compose_most(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None,
             found = problem_in_file(error)
             # Hydra reports errors in a chosen file's overrides as the root's
             at_root = found.path in ("", "config.yaml")
-            problems.append(Problem(text, found.message, found.value, found.expected, found.hint) if at_root else found)
+            problems.append(
+                Problem(text, found.message, found.value, found.expected, found.hint)
+                if at_root
+                else found
+            )
     return cfg, good, problems or [problem_in_file(whole)]
 
 
@@ -209,14 +294,28 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     if value is None:
         field = schema.Experiment.__dataclass_fields__.get(group)
         needed = field is not None and field.default is MISSING
-        hint = f"`samewise list {group}` shows them" if needed else f"leave it out, or write ~{group} to remove the whole group"
+        hint = (
+            f"`samewise list {group}` shows them"
+            if needed
+            else f"leave it out, or write ~{group} to remove the whole group"
+        )
         return Problem(group, "a choice is needed", value, "one of the group's choices", hint)
     if problem := several_choices(group, value):
         return problem
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
-            expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"
-            return Problem(group, NO_SUCH_CHOICE, name, expected, _meant(f"{group}={name}") or _hint_for_choice(group, str(name), known))
+            expected = (
+                f"one of: {', '.join(known)}"
+                if len(known) <= 12
+                else f"a choice that `samewise list {group}` shows"
+            )
+            return Problem(
+                group,
+                NO_SUCH_CHOICE,
+                name,
+                expected,
+                _meant(f"{group}={name}") or _hint_for_choice(group, str(name), known),
+            )
     return None
 
 
@@ -231,7 +330,9 @@ def _hint_for_choice(group: str, name: str, known: Sequence[str]) -> str:
 
 def _meant(text: str) -> str:
     if number := re.fullmatch(r"device=cuda:(\d+)", text):
-        return f"did you mean device=cuda, with CUDA_VISIBLE_DEVICES={number[1]} before the command?"
+        return (
+            f"did you mean device=cuda, with CUDA_VISIBLE_DEVICES={number[1]} before the command?"
+        )
     return f"did you mean {_MEANT[text]}?" if text in _MEANT else _NEEDLESS.get(text, "")
 
 
@@ -243,16 +344,24 @@ def _path_hint(group: str, name: str) -> str:
         return f"a folder is given to a kind of data set: dataset=image_folder dataset.root={name}"
     if group == "experiment":
         return (
-            f"an experiment is named without its folder and .yaml; another's own file is read by --config-dir {Path(name).parent}, a run's by --config {name}"
+            "an experiment is named without its folder and .yaml; another's own file is read "
+            f"by --config-dir {Path(name).parent}, a run's by --config {name}"
         )
-    return f"a choice is named without its folder: `samewise list {group}`; your own are found by --config-dir FOLDER"
+    return (
+        f"a choice is named without its folder: `samewise list {group}`; your own are found by "
+        "--config-dir FOLDER"
+    )
 
 
 def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
     """Apply one override to `cfg`, or return the problem."""
     key = override.key_or_group
     value = None if override.is_delete() else override.value()
-    before: Any = deepcopy(OmegaConf.select(cfg, key, throw_on_resolution_failure=False)) if isinstance(value, dict) else None
+    before: Any = (
+        deepcopy(OmegaConf.select(cfg, key, throw_on_resolution_failure=False))
+        if isinstance(value, dict)
+        else None
+    )
     try:
         apply([override], cfg)
         return None
@@ -261,7 +370,12 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         if problem := _wrong_element(override, cfg):
             return problem
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
-            whole = f"write {key}={value:.0f}" if isinstance(value, float) and value.is_integer() else ""  # 1e4
+            # 1e4
+            whole = (
+                f"write {key}={value:.0f}"
+                if isinstance(value, float) and value.is_integer()
+                else ""
+            )
             expected = expected_type(cfg, key) or _line(cause)
             words = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
             return Problem(key, words, value, expected, _meant(f"{key}={value}") or whole)
@@ -270,74 +384,162 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         known = list(paths(cfg))
         if key in known and override.is_add():
             return Problem(key, "already exists", value, hint="write it without the +")
-        is_mapping = isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig)
-        if key in known and isinstance(value, dict) and is_mapping and not override.is_force_add() and not is_typed(cfg, key):
-            OmegaConf.update(cfg, key, before, merge=False)  # Hydra has set the keys before the first that is new
+        is_mapping = isinstance(
+            OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig
+        )
+        if (
+            key in known
+            and isinstance(value, dict)
+            and is_mapping
+            and not override.is_force_add()
+            and not is_typed(cfg, key)
+        ):
+            # Hydra has set the keys before the first that is new
+            OmegaConf.update(cfg, key, before, merge=False)
             keys = ", ".join(str(one) for one in value if one not in before)
-            return Problem(key, f"has no such keys yet: {keys}", value, hint=f"write {quote(f'++{override.input_line}')} to add them")
+            return Problem(
+                key,
+                f"has no such keys yet: {keys}",
+                value,
+                hint=f"write {quote(f'++{override.input_line}')} to add them",
+            )
         if key in known:
             return Problem(key, _line(error), value)
         if override.is_force_add() and is_mapping:
             return Problem(key, "wrong type", value, expected_type(cfg, key))
         if isinstance(value, dict) and is_mapping:
-            return Problem(key, "has no such keys yet", value, hint=f"write {quote(f'+{override.input_line}')} to add them")
-        return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
+            return Problem(
+                key,
+                "has no such keys yet",
+                value,
+                hint=f"write {quote(f'+{override.input_line}')} to add them",
+            )
+        return Problem(
+            key,
+            "no such key",
+            value if not override.is_delete() else ...,
+            hint=_nearest_key(key, override, cfg, known, groups),
+        )
 
 
 def _kept(override: Override, cfg: DictConfig) -> Problem | None:
-    """Why a key that exists is not removed; None if it does not exist. Hydra does not find keys that are null."""
+    """Why a key that exists is not removed.
+
+    None if it does not exist. Hydra does not find keys that are null.
+    """
     key = override.key_or_group
     if key not in paths(cfg):
         return None
     value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
     if override.value() is not None:
-        return Problem(key, "has another value than the one to remove", value, hint=f"write ~{key}, without a value")
-    return Problem(key, "cannot be removed while it is null", hint=f"give it any value first: {key}=0 ~{key}")
+        return Problem(
+            key,
+            "has another value than the one to remove",
+            value,
+            hint=f"write ~{key}, without a value",
+        )
+    return Problem(
+        key, "cannot be removed while it is null", hint=f"give it any value first: {key}=0 ~{key}"
+    )
 
 
 def _wrong_element(override: Override, cfg: DictConfig) -> Problem | None:
-    """The problem if an override removes an element of a list, or names one that does not exist; Hydra can do neither."""
+    """The problem if an override removes an element of a list, or names one that does not exist.
+
+    Hydra can do neither.
+    """
     node, parts = cast(Any, cfg), override.key_or_group.split(".")
     for depth, part in enumerate(parts):
         if isinstance(node, ListConfig):
             exists = part.isdecimal() and int(part) < len(node)
             if not exists or (override.is_delete() and depth == len(parts) - 1):
-                words = "an element of a list cannot be removed" if exists else f"the list has no element {part}, and none can be added"
+                words = (
+                    "an element of a list cannot be removed"
+                    if exists
+                    else f"the list has no element {part}, and none can be added"
+                )
                 hint = f"set the whole list: '{'.'.join(parts[:depth])}=[...]'"
-                return Problem(override.key_or_group, words, ... if override.is_delete() else override.value(), hint=hint)
+                return Problem(
+                    override.key_or_group,
+                    words,
+                    ... if override.is_delete() else override.value(),
+                    hint=hint,
+                )
         elif not isinstance(node, DictConfig):
             return None
         node = OmegaConf.select(node, part, throw_on_resolution_failure=False)
     return None
 
 
-def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[str], groups: Groups) -> str:
-    """The key that was meant: the same name elsewhere, or a similar one; otherwise how to add the key if that is allowed."""
+def _nearest_key(
+    key: str, override: Override, cfg: DictConfig, known: Sequence[str], groups: Groups
+) -> str:
+    """The key that was meant: the same name elsewhere, or a similar one.
+
+    Otherwise how to add the key if that is allowed.
+    """
     group, _, rest = key.partition(".")
     chosen = rest.partition(".")[0]
-    if group == "callbacks" and chosen in groups.get(group, ()) and f"callbacks.{chosen}" not in known:
+    if (
+        group == "callbacks"
+        and chosen in groups.get(group, ())
+        and f"callbacks.{chosen}" not in known
+    ):
         return f"the callback is not among those chosen: callbacks=[default,{chosen}]"
     last, added = key.rsplit(".", 1)[-1], quote(f"+{override.input_line}")
     if meant := _meant(last):
         return meant
-    if last == "_target_" and not override.is_delete():  # every component has this key, so it does not help to find the right one
+    if (
+        last == "_target_" and not override.is_delete()
+    ):  # every component has this key, so it does not help to find the right one
         above, _, name = key.rpartition(".")[0].rpartition(".")
-        hint = did_you_mean(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
-        return hint + (f"{' Or write' if hint else 'write'} {added} to add it" if above in known and not is_typed(cfg, above) else "")
+        hint = did_you_mean(
+            name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above]
+        )
+        return hint + (
+            f"{' Or write' if hint else 'write'} {added} to add it"
+            if above in known and not is_typed(cfg, above)
+            else ""
+        )
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
-    if "." not in key:  # a bare word: the name of a choice, or the end of the shortest matching path
-        groups_of = [other for other in ("callbacks", "model", "dataset", "optimizer", "scheduler") if key in groups.get(other, ())]
-        longer = [path for path in known if re.search(rf"(^|\.)({re.escape(key)}_\w+|\w+_{re.escape(key)})$", path)]
+    if (
+        "." not in key
+    ):  # a bare word: the name of a choice, or the end of the shortest matching path
+        groups_of = [
+            other
+            for other in ("callbacks", "model", "dataset", "optimizer", "scheduler")
+            if key in groups.get(other, ())
+        ]
+        longer = [
+            path
+            for path in known
+            if re.search(rf"(^|\.)({re.escape(key)}_\w+|\w+_{re.escape(key)})$", path)
+        ]
         if groups_of:
-            return f"did you mean {groups_of[0]}={f'[default,{key}]' if groups_of[0] == 'callbacks' else key}?"
-        if longer and min(path.count(".") for path in longer) < min((path.count(".") for path in same), default=9):
+            return (
+                "did you mean "
+                f"{groups_of[0]}={f'[default,{key}]' if groups_of[0] == 'callbacks' else key}?"
+            )
+        if longer and min(path.count(".") for path in longer) < min(
+            (path.count(".") for path in same), default=9
+        ):
             return f"did you mean '{min(longer, key=lambda path: path.count('.'))}'?"
-    alike = [path for path in [*known, *groups] if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.6)]
-    hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else did_you_mean(key, alike)
+    alike = [
+        path
+        for path in [*known, *groups]
+        if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.6)
+    ]
+    hint = (
+        f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?"
+        if same
+        else did_you_mean(key, alike)
+    )
     parent = key.rpartition(".")[0]
     if parent and parent in known and not is_typed(cfg, parent) and not override.is_delete():
         made = OmegaConf.select(cfg, f"{parent}._target_")
-        hint += f"{' Or write' if hint else 'write'} {added} to add it" + (f", if {made} takes it" if made else "")
+        hint += f"{' Or write' if hint else 'write'} {added} to add it" + (
+            f", if {made} takes it" if made else ""
+        )
     return hint or "`samewise show` lists the keys"
 
 

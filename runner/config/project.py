@@ -1,4 +1,6 @@
-"""The user's project: which packages a config may name, where its configs are, and what is trained by default. Never read from a composed config."""
+"""The user's project: which packages a config may name, where its configs are, and what is trained
+by default. Never read from a composed config.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,16 @@ class Project:
     experiment: str = ""
 
     def with_experiment(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides by their current names, preceded by the project's default experiment if they choose none."""
-        chosen = not self.experiment or any(re.match(r"[+~]*experiment($|[=@])", text) for text in overrides)
-        return [*([] if chosen else [override_of_experiment(self.experiment)]), *rename_overrides(overrides)]
+        """The overrides by their current names, preceded by the project's default experiment if
+        they choose none.
+        """
+        chosen = not self.experiment or any(
+            re.match(r"[+~]*experiment($|[=@])", text) for text in overrides
+        )
+        return [
+            *([] if chosen else [override_of_experiment(self.experiment)]),
+            *rename_overrides(overrides),
+        ]
 
 
 def override_of_experiment(name: str) -> str:
@@ -48,15 +57,20 @@ def override_of_experiment(name: str) -> str:
     return f"experiment={name}" if name.isascii() else f"experiment='{name}'"
 
 
-def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()) -> Project:
-    """The project around `start`: the nearest pyproject.toml above it with `[tool.samewise]`. If that declares packages, its folder is added to `sys.path`.
+def find(
+    start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()
+) -> Project:
+    """The project around `start`: the nearest pyproject.toml above it with `[tool.samewise]`.
+
+    If that declares packages, its folder is added to `sys.path`.
 
         [tool.samewise]
         packages = ["my_lab"]
         configs = "configs"
         experiment = "mine"  # what `samewise train` trains here by default
 
-    ConfigError if the file cannot be read, names what does not exist, or has keys that are not known.
+    ConfigError if the file cannot be read, names what does not exist, or has keys that are not
+    known.
 
     Args:
         start: Where to begin; the current folder if not given.
@@ -77,18 +91,30 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
 
     named = (*packages, *settings.get("packages", ()))
     if named and str(root) not in sys.path:
-        sys.path.append(str(root))  # last, so that a project's folder can shadow neither the standard library nor an installed package
+        # Last, so that a project's folder can shadow neither the standard library nor an installed
+        # package
+        sys.path.append(str(root))
     given = [Path(folder).expanduser().resolve() for folder in configs]
     folders = [*given, *([(root / settings["configs"]).resolve()] if "configs" in settings else [])]
     problems += [_missing_package(name, root) for name in named if not _importable(name)]
     problems += [
-        Problem(str(folder), "this config folder does not exist", hint="make it, or correct `configs` or --config-dir")
+        Problem(
+            str(folder),
+            "this config folder does not exist",
+            hint="make it, or correct `configs` or --config-dir",
+        )
         for folder in folders
         if not folder.is_dir()
     ]
     if problems:
         raise ConfigError(*problems)
-    return Project(root, tuple(dict.fromkeys(named)), tuple(dict.fromkeys(folders)), tuple(given), settings.get("experiment", ""))
+    return Project(
+        root,
+        tuple(dict.fromkeys(named)),
+        tuple(dict.fromkeys(folders)),
+        tuple(given),
+        settings.get("experiment", ""),
+    )
 
 
 def _table(file: Path) -> Mapping[str, Any] | None:
@@ -104,34 +130,69 @@ def _table(file: Path) -> Mapping[str, Any] | None:
 
 def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
     where = f"{file}: tool.samewise"
-    found = [Problem(f"{where}.{key}", "no such setting", table[key], hint=nearest(key, _KEYS)) for key in table if key not in _KEYS]
+    found = [
+        Problem(f"{where}.{key}", "no such setting", table[key], hint=nearest(key, _KEYS))
+        for key in table
+        if key not in _KEYS
+    ]
     packages = table.get("packages", [])
-    if not isinstance(packages, list) or not all(isinstance(name, str) for name in cast(list[Any], packages)):
-        found.append(Problem(f"{where}.packages", "must be a list of names", packages, '["my_package"]'))
+    if not isinstance(packages, list) or not all(
+        isinstance(name, str) for name in cast(list[Any], packages)
+    ):
+        found.append(
+            Problem(f"{where}.packages", "must be a list of names", packages, '["my_package"]')
+        )
     if not isinstance(table.get("configs", ""), str):
         found.append(Problem(f"{where}.configs", "must be a folder", table["configs"], '"configs"'))
     if not isinstance(table.get("experiment", ""), str):
-        found.append(Problem(f"{where}.experiment", "must be the name of an experiment", table["experiment"], '"mine", for configs/experiment/mine.yaml'))
+        found.append(
+            Problem(
+                f"{where}.experiment",
+                "must be the name of an experiment",
+                table["experiment"],
+                '"mine", for configs/experiment/mine.yaml',
+            )
+        )
     return found
 
 
 def _foreign_file(file: Path, here: Path) -> list[Problem]:
-    """The problem if the file belongs to another user and is above the current folder or where anyone can write, such as /tmp: its packages would be run."""
+    """The problem if the file belongs to another user and is above the current folder or where
+    anyone can write, such as /tmp: its packages would be run.
+    """
     owner, is_anybodys = file.stat().st_uid, bool(file.parent.stat().st_mode & stat.S_IWOTH)
     if owner in (os.getuid(), 0) or (file.parent == here and not is_anybodys):
         return []
-    expected = f"a file owned by this user or by root, in a folder {'that others can write' if is_anybodys else 'above the current one'}"
-    hint = "if you trust it, copy it into a folder of your own" if is_anybodys else f"if you trust it, run the command in {file.parent}"
-    return [Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=hint)]
+    expected = (
+        "a file owned by this user or by root, in a folder "
+        f"{'that others can write' if is_anybodys else 'above the current one'}"
+    )
+    hint = (
+        "if you trust it, copy it into a folder of your own"
+        if is_anybodys
+        else f"if you trust it, run the command in {file.parent}"
+    )
+    return [
+        Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=hint)
+    ]
 
 
 def _importable(name: str) -> bool:
     try:
-        return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
+        return (
+            all(part.isidentifier() for part in name.split("."))
+            and importlib.util.find_spec(name) is not None
+        )
     except (ImportError, ValueError):
         return False
 
 
 def _missing_package(name: str, root: Path) -> Problem:
     here = [entry.name for entry in root.iterdir() if (entry / "__init__.py").is_file()]
-    return Problem("packages", "this package cannot be found", name, f"a package in {root}, or an installed package", nearest(name, here))
+    return Problem(
+        "packages",
+        "this package cannot be found",
+        name,
+        f"a package in {root}, or an installed package",
+        nearest(name, here),
+    )

@@ -1,6 +1,8 @@
-"""References of a config, `${...}`: limits the size of what they come to, since a few lines, each repeating another value twice, can exceed any memory.
+"""References of a config, `${...}`: limits the size of what they come to, since a few lines, each
+repeating another value twice, can exceed any memory.
 
-A run's config.yaml is resolved; which values were copies of others is written in its head (`header`), so that an override changes the copies too.
+A run's config.yaml is resolved; which values were copies of others is written in its head
+(`header`), so that an override changes the copies too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _SHORT = 200
 
 
 _PLAIN = re.compile(r"\$\{(?:oc\.select:)?[\w.\[\]/@-]+(?:,[\w.-]+)?\}")
-"""A reference to another value of the config. Others, such as `${oc.env:HOME}`, are not restored: a config may come from somebody else."""
+"""A reference to another value of the config. Others, such as `${oc.env:HOME}`, are not restored: a
+config may come from somebody else."""
 
 
 def find_references(cfg: DictConfig) -> dict[str, str]:
@@ -40,9 +43,18 @@ def find_references(cfg: DictConfig) -> dict[str, str]:
 
 def _collect(node: Any, path: tuple[str, ...], found: dict[str, str]) -> None:
     if isinstance(node, Mapping | list):
-        for key, part in cast(Mapping[Any, Any], node).items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node)):
+        for key, part in (
+            cast(Mapping[Any, Any], node).items()
+            if isinstance(node, Mapping)
+            else enumerate(cast(list[Any], node))
+        ):
             _collect(part, (*path, str(key)), found)
-    elif isinstance(node, str) and _refers_only(node) and redact(node) == node and not any("." in part for part in path):
+    elif (
+        isinstance(node, str)
+        and _refers_only(node)
+        and redact(node) == node
+        and not any("." in part for part in path)
+    ):
         found[".".join(path)] = node
 
 
@@ -56,12 +68,17 @@ def _refers_only(text: str) -> bool:
 
 
 def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
-    """Make values of a resolved config references again, as far as they still equal what they refer to.
+    """Make values of a resolved config references again, as far as they still equal what they refer
+    to.
 
     ValueError if they would change another value; ConfigError as in `require_modest_references`.
     """
     values = plain(cfg)
-    kept = {path: text for path, text in references.items() if _refers_only(text) and at(values, path, _ABSENT) is not _ABSENT}
+    kept = {
+        path: text
+        for path, text in references.items()
+        if _refers_only(text) and at(values, path, _ABSENT) is not _ABSENT
+    }
     for path, text in kept.items():
         *above, last = path.split(".")
         if any(".".join(above[:end]) in kept for end in range(1, len(above) + 1)):
@@ -85,7 +102,9 @@ _ABSENT = object()
 
 
 def require_modest_references(cfg: DictConfig) -> None:
-    """Raise a ConfigError if the config, resolved, would have over `VALUES` values or be larger than `LARGEST`, or if it chains over `LINKS` references."""
+    """Raise a ConfigError if the config, resolved, would have over `VALUES` values or be larger
+    than `LARGEST`, or if it chains over `LINKS` references.
+    """
     whole = OmegaConf.to_container(cfg, resolve=False)
     known = dict[tuple[str, ...], tuple[int, int, int]]()
     try:
@@ -94,17 +113,38 @@ def require_modest_references(cfg: DictConfig) -> None:
         size, links, values = 0, LINKS + 1, 0
     if links > LINKS:
         hint = "refer to the first of them"
-        raise ConfigError(Problem("", "values of the config refer to each other in too long a chain", expected=f"at most {LINKS} in a row", hint=hint))
+        raise ConfigError(
+            Problem(
+                "",
+                "values of the config refer to each other in too long a chain",
+                expected=f"at most {LINKS} in a row",
+                hint=hint,
+            )
+        )
     if size >= LARGEST:
         path = max((path for path, (size, *_) in known.items() if size >= LARGEST), key=len)
         words = "repeats other values so often that it would not fit into memory"
-        raise ConfigError(Problem(".".join(path), words, at(whole, path), f"a config of at most {LARGEST:,} characters, with all its ${{...}} resolved"))
-    if values > VALUES:  # the total of all files with references resolved: each file alone is within the limit
+        raise ConfigError(
+            Problem(
+                ".".join(path),
+                words,
+                at(whole, path),
+                f"a config of at most {LARGEST:,} characters, with all its ${{...}} resolved",
+            )
+        )
+    if (
+        values > VALUES
+    ):  # the total of all files with references resolved: each file alone is within the limit
         raise too_many("the config")
 
 
-def _measure(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[int, int, int]:
-    """(characters and values below a path, up to `LARGEST`; longest chain of references; values). Zero for a cycle, which is reported elsewhere."""
+def _measure(
+    whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int, int]]
+) -> tuple[int, int, int]:
+    """(characters and values below a path, up to `LARGEST`; longest chain of references; values).
+
+    Zero for a cycle, which is reported elsewhere.
+    """
     if path not in known:
         known[path] = 0, 0, 0
         own = 1
@@ -112,25 +152,39 @@ def _measure(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str
             parts, given = _follow(whole, path, node, known)
             size, links, own = len(given), 1, 0
         elif isinstance(node, Mapping | list):
-            items = cast(Mapping[Any, Any], node).items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node))
+            items = (
+                cast(Mapping[Any, Any], node).items()
+                if isinstance(node, Mapping)
+                else enumerate(cast(list[Any], node))
+            )
             parts = [_measure(whole, (*path, str(key)), part, known) for key, part in items]
             size, links = 0, 0
         else:
             parts, size, links = [], len(str(node)), 0
         size += sum(size for size, *_ in parts)
-        known[path] = min(1 + size, LARGEST), links + max((links for _, links, _ in parts), default=0), own + sum(values for *_, values in parts)
+        known[path] = (
+            min(1 + size, LARGEST),
+            links + max((links for _, links, _ in parts), default=0),
+            own + sum(values for *_, values in parts),
+        )
     return known[path]
 
 
-def _follow(whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], str]:
-    """The size of each reference in a text, innermost first, since its value may be part of another's path; and the remaining text."""
+def _follow(
+    whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int, int]]
+) -> tuple[list[tuple[int, int, int]], str]:
+    """The size of each reference in a text, innermost first, since its value may be part of
+    another's path; and the remaining text.
+    """
     parts = list[tuple[int, int, int]]()
     while found := _INNERMOST.search(text):
         before, after = text[: found.start()], text[found.end() :]
         target = _target(found[1], path)
         parts.append(_measure(whole, target, at(whole, target), known))
         is_part = before.rfind("${") > before.rfind("}")
-        text = before + (_text_at(whole, target) if is_part and parts[-1][0] <= _SHORT else "") + after
+        text = (
+            before + (_text_at(whole, target) if is_part and parts[-1][0] <= _SHORT else "") + after
+        )
     return parts, text
 
 
@@ -139,12 +193,17 @@ def _target(reference: str, path: tuple[str, ...]) -> tuple[str, ...]:
     name = reference.partition(":")[2].partition(",")[0] if ":" in reference else reference
     name = name.strip()
     dots = len(name) - len(name.lstrip("."))
-    return (*(path[:-dots] if dots else ()), *(part for part in re.split(r"[.\[\]]", name[dots:]) if part))
+    return (
+        *(path[:-dots] if dots else ()),
+        *(part for part in re.split(r"[.\[\]]", name[dots:]) if part),
+    )
 
 
 def _text_at(whole: Any, path: tuple[str, ...]) -> str:
     """The text at a path with its own references replaced; it is short, so they are few."""
     text = str(at(whole, path))
     while found := _INNERMOST.search(text):
-        text = text[: found.start()] + _text_at(whole, _target(found[1], path)) + text[found.end() :]
+        text = (
+            text[: found.start()] + _text_at(whole, _target(found[1], path)) + text[found.end() :]
+        )
     return text

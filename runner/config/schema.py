@@ -1,4 +1,6 @@
-"""The runner's own settings, typed: Hydra checks them when it composes. `check` checks components (models, data sets, optimizers).
+"""The runner's own settings, typed: Hydra checks them when it composes.
+
+`check` checks components (models, data sets, optimizers).
 
 Each field's docstring is its description in docs/configs.md. Imports neither torch nor mlflow.
 """
@@ -47,14 +49,20 @@ class CompileMode(StrEnum):
 
 @dataclass
 class Compile:
-    """Whether and how torch.compile compiles the model for the training step. Evaluations run the uncompiled model."""
+    """Whether and how torch.compile compiles the model for the training step.
+
+    Evaluations run the uncompiled model.
+    """
 
     mode: CompileMode = CompileMode.off
-    """off, default, or max: search for the fastest kernels. Compiling changes the bits, so it is part of the experiment."""
+    """off, default, or max: search for the fastest kernels. Compiling changes the bits, so it is
+    part of the experiment."""
     cuda_graphs: bool = False
-    """Record a compiled forward and backward pass as CUDA graphs and replay them; on CUDA only, with one micro-batch per step."""
+    """Record a compiled forward and backward pass as CUDA graphs and replay them; on CUDA only,
+    with one micro-batch per step."""
     max_graphs: int = 8
-    """How many graphs may be compiled, one for each shape of the model's input; one more is an error."""
+    """How many graphs may be compiled, one for each shape of the model's input; one more is an
+    error."""
 
 
 @dataclass
@@ -62,7 +70,8 @@ class Loader:
     """How samples are loaded. Only `shuffle`, `drop_last` and `order` can change a result."""
 
     num_workers: int = 0
-    """Processes that load samples; 0: load them in the main process. Any number gives the same bits."""
+    """Processes that load samples; 0: load them in the main process. Any number gives the same
+    bits."""
     prefetch_factor: int = 2
     """Micro-batches that each worker prepares in advance."""
     pin_memory: bool = True
@@ -72,7 +81,8 @@ class Loader:
     drop_last: bool = True
     """In training, leave out the last batch of an epoch if it is smaller than the others."""
     order: Any = None
-    """A component that determines the order of an epoch (repeated augmentation, grouping by aspect ratio); null: `shuffle` decides."""
+    """A component that determines the order of an epoch (repeated augmentation, grouping by aspect
+    ratio); null: `shuffle` decides."""
 
 
 @dataclass
@@ -88,11 +98,14 @@ class Evaluate:
     limit: int | None = None
     """Evaluate only the first N batches of the validation split; null: all of it."""
     monitor: Any = "valid/loss"
-    """The metric that decides which checkpoint is best, and that plateau schedules and early stopping follow. Of a list, the first; the others go to `also`."""
+    """The metric that decides which checkpoint is best, and that plateau schedules and early
+    stopping follow. Of a list, the first; the others go to `also`."""
     mode: Mode | None = None
-    """Whether lower or higher is better; null: by the metric's name (lower for a loss, higher for an accuracy)."""
+    """Whether lower or higher is better; null: by the metric's name (lower for a loss, higher for
+    an accuracy)."""
     also: dict[str, Mode] = field(default_factory=dict)
-    """More metrics, each with min or max: the best checkpoint by each is kept too. Changes no result; added on resuming, it counts earlier evaluations."""
+    """More metrics, each with min or max: the best checkpoint by each is kept too. Changes no
+    result; added on resuming, it counts earlier evaluations."""
     pictures: bool = True
     """Draw plots and pictures of the last evaluation. Changes no result."""
 
@@ -108,13 +121,15 @@ class Checkpoint:
     keep_last: int = 2
     """How many of the newest checkpoints to keep."""
     keep_best: int = 1
-    """How many of the best checkpoints by `evaluate.monitor` to keep. With 0, `samewise eval` takes the best of those that are there, and says so."""
+    """How many of the best checkpoints by `evaluate.monitor` to keep. With 0, `samewise eval` takes
+    the best of those that are there, and says so."""
     keep_every_steps: int | None = None
     """Keep permanently the checkpoints whose step is a multiple of this."""
     background: bool = True
     """Write checkpoints in a thread, so that training does not wait."""
     sharded: bool = False
-    """Each process writes its own shards (strategy=fsdp), into a folder that all of them can access."""
+    """Each process writes its own shards (strategy=fsdp), into a folder that all of them can
+    access."""
 
 
 @dataclass
@@ -124,7 +139,8 @@ class Trace:
     every_steps: int = 1
     """Record every N steps; 0: never (then `verify` has nothing to compare)."""
     layers_every_steps: int = 1
-    """Record a digest of each parameter every N steps, to name the first layer that differs; 0: never."""
+    """Record a digest of each parameter every N steps, to name the first layer that differs; 0:
+    never."""
 
 
 @dataclass
@@ -140,7 +156,8 @@ class Tracking:
     experiment: str = "samewise"
     """The MLflow experiment's name."""
     artifact_location: str | None = None
-    """Where a new experiment stores its artifacts; null: the store's default, or a folder beside an SQLite file."""
+    """Where a new experiment stores its artifacts; null: the store's default, or a folder beside an
+    SQLite file."""
     run_name: str | None = None
     """The MLflow run's name; null: the experiment's name and fingerprint."""
     tags: dict[str, str] = field(default_factory=dict)
@@ -148,15 +165,19 @@ class Tracking:
     send_every_s: float = 1.0
     """Seconds between two transmissions."""
     flush_timeout_s: float = 30.0
-    """Seconds to wait at the end for a store that does not answer; `samewise sync` sends the rest later."""
+    """Seconds to wait at the end for a store that does not answer; `samewise sync` sends the rest
+    later."""
     log_every_steps: int = 1
     """Log the step's metrics every N steps."""
     log_checkpoint: bool = True
-    """Upload the best checkpoint and the trace as artifacts, so that the run can be verified when its folder is gone."""
+    """Upload the best checkpoint and the trace as artifacts, so that the run can be verified when
+    its folder is gone."""
     log_model: bool = False
-    """Also log the best checkpoint of a finished run as an MLflow model, for `mlflow models serve`; to do this later: `samewise sync RUN --log-model`."""
+    """Also log the best checkpoint of a finished run as an MLflow model, for `mlflow models serve`;
+    to do this later: `samewise sync RUN --log-model`."""
     register_model: str | None = None
-    """Log the model, and register it under this name in MLflow's model registry, as its next version."""
+    """Log the model, and register it under this name in MLflow's model registry, as its next
+    version."""
     log_system: bool = True
     """Log CPU, memory and GPU use of the training process."""
 
@@ -172,13 +193,17 @@ class Reproducibility:
     benchmark: bool = False
     """Let cuDNN choose algorithms by timing them."""
     threads: int = 1
-    """Number of torch threads in the main process. It changes bits, so it is part of the fingerprint."""
+    """Number of torch threads in the main process. It changes bits, so it is part of the
+    fingerprint."""
     fill_uninitialized_memory: bool = False
-    """Fill new tensors with NaN under deterministic algorithms: this finds reads of uninitialised memory, but takes time."""
+    """Fill new tensors with NaN under deterministic algorithms: this finds reads of uninitialised
+    memory, but takes time."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables to set before torch is imported; only those that choose how numbers are computed (MKL_CBWR, OMP_PROC_BIND, ...)."""
+    """Environment variables to set before torch is imported; only those that choose how numbers are
+    computed (MKL_CBWR, OMP_PROC_BIND, ...)."""
     other_environment: str = "refuse"
-    """What to do when a run is resumed in an environment that would change its bits: refuse, or record (and lower the level)."""
+    """What to do when a run is resumed in an environment that would change its bits: refuse, or
+    record (and lower the level)."""
 
 
 @dataclass
@@ -186,7 +211,8 @@ class Experiment:
     """The root of every config."""
 
     name: str | None = None
-    """The first part of the run folder's path; null: the choice of `experiment=`, or else recipe, model and data set."""
+    """The first part of the run folder's path; null: the choice of `experiment=`, or else recipe,
+    model and data set."""
     seed: int = 0
     """The seed of all randomness."""
     run_root: str = "runs"
@@ -196,11 +222,13 @@ class Experiment:
     max_epochs: int = 10
     """Number of passes over the training split."""
     max_steps: int | None = None
-    """Stop after this many optimizer steps, if that comes before `max_epochs`; 0: only evaluate the model, without training."""
+    """Stop after this many optimizer steps, if that comes before `max_epochs`; 0: only evaluate the
+    model, without training."""
     batch_size: int = 64
     """Samples per optimizer step, over all replicas and accumulated micro-batches."""
     replicas: int = 1
-    """Logical data-parallel workers; the number of processes that run them does not change the result."""
+    """Logical data-parallel workers; the number of processes that run them does not change the
+    result."""
     accumulate: int = 1
     """Micro-batches that each replica accumulates per optimizer step."""
     clip_norm: float | None = None
@@ -208,10 +236,12 @@ class Experiment:
     memory_format: MemoryFormat = MemoryFormat.contiguous
     """Memory layout of images and convolution weights."""
     activation_checkpointing: list[str] = field(default_factory=list)
-    """Modules whose activations are recomputed in the backward pass, by class (`BasicBlock`) or name (`layer4.*`). Saves memory, changes no result."""
+    """Modules whose activations are recomputed in the backward pass, by class (`BasicBlock`) or
+    name (`layer4.*`). Saves memory, changes no result."""
 
     resume_from: str | None = None
-    """A checkpoint of another run to continue from: its folder (`RUN/checkpoints/step-00000040`), `run:RUN` (the best), or `run:RUN/last`."""
+    """A checkpoint of another run to continue from: its folder (`RUN/checkpoints/step-00000040`),
+    `run:RUN` (the best), or `run:RUN/last`."""
 
     recipe: Any = MISSING
     """The task: a samewise.runner.interfaces.Recipe."""
@@ -220,7 +250,8 @@ class Experiment:
     dataset: Any = MISSING
     """Facts about the data, and its splits `train`, `valid` and, optionally, `test`."""
     transforms: Any = MISSING
-    """`train` and `eval`, each with `sample` (CPU, in the worker) and `batch` (on the device) lists."""
+    """`train` and `eval`, each with `sample` (CPU, in the worker) and `batch` (on the device)
+    lists."""
     optimizer: Any = MISSING
     """A torch.optim.Optimizer with `_partial_: true`, or one per phase."""
     scheduler: Any = MISSING

@@ -1,7 +1,10 @@
-"""What each place of a config accepts: one kind of component, from certain packages. Nothing else is ever called.
+"""What each place of a config accepts: one kind of component, from certain packages.
 
-A place is known by its path. A component may have further components among its arguments; they are of the kinds that its place names as `parts`.
-A target is a public class of that kind, or a function that says that it returns one (`def net(width: int) -> nn.Module`); never a method.
+Nothing else is ever called.
+
+A place is known by its path. A component may have further components among its arguments; they are
+of the kinds that its place names as `parts`. A target is a public class of that kind, or a function
+that says that it returns one (`def net(width: int) -> nn.Module`); never a method.
 tests/security/reachable.txt lists all of them.
 """
 
@@ -28,7 +31,8 @@ class Kind:
         words: For messages.
         packages: Where it is found, besides the user's own packages.
         base: The class that it inherits from; empty: `methods` decide.
-        methods: The methods that it must have, if there is no common base class; those of torch's `Dataset`, which only raise an error, do not count.
+        methods: The methods that it must have, if there is no common base class; those of torch's
+            `Dataset`, which only raise an error, do not count.
         functions: Whether functions that return one count as well.
     """
 
@@ -49,14 +53,32 @@ class Kind:
 
 INTERFACES = "samewise.runner.interfaces"
 MODULE = Kind(
-    "a torch.nn.Module", ("torch.nn", "torchvision.models", "torchvision.ops", "torchaudio.models", "samewise.recipes"), "torch.nn.Module", functions=True
+    "a torch.nn.Module",
+    ("torch.nn", "torchvision.models", "torchvision.ops", "torchaudio.models", "samewise.recipes"),
+    "torch.nn.Module",
+    functions=True,
 )
 METRIC = Kind("a metric", ("torchmetrics.classification",), "torchmetrics.Metric")
-DATASET = Kind("a data set", ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"), methods=("__getitem__", "__len__"))
-MAP_STYLE = "a data set must be map-style, with __len__ and __getitem__: any sample must be loadable by its index, so that a run can be resumed at any step"
-TRANSFORM = Kind("a transform", ("torchvision.transforms", "torchaudio.transforms", "samewise.datasets.transforms", "torch.nn"), methods=("__call__",))
-OPTIMIZER = Kind("an optimizer", ("torch.optim", "samewise.runner.optim.muon"), "torch.optim.Optimizer")
-SCHEDULE = Kind("a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule")
+DATASET = Kind(
+    "a data set",
+    ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"),
+    methods=("__getitem__", "__len__"),
+)
+MAP_STYLE = (
+    "a data set must be map-style, with __len__ and __getitem__: any sample must be loadable "
+    "by its index, so that a run can be resumed at any step"
+)
+TRANSFORM = Kind(
+    "a transform",
+    ("torchvision.transforms", "torchaudio.transforms", "samewise.datasets.transforms", "torch.nn"),
+    methods=("__call__",),
+)
+OPTIMIZER = Kind(
+    "an optimizer", ("torch.optim", "samewise.runner.optim.muon"), "torch.optim.Optimizer"
+)
+SCHEDULE = Kind(
+    "a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule"
+)
 KINDS = {
     "recipe": Kind("a recipe", ("samewise.recipes",), f"{INTERFACES}.Recipe"),
     "model": MODULE,
@@ -65,13 +87,25 @@ KINDS = {
     "optimizer": OPTIMIZER,
     "optimizer.*": OPTIMIZER,
     "scheduler": SCHEDULE,
-    "precision": Kind("a precision", ("samewise.runner.precision",), "samewise.runner.precision.Precision"),
-    "strategy": Kind("a strategy", ("samewise.runner.strategies",), "samewise.runner.strategies.base.Strategy"),
+    "precision": Kind(
+        "a precision", ("samewise.runner.precision",), "samewise.runner.precision.Precision"
+    ),
+    "strategy": Kind(
+        "a strategy", ("samewise.runner.strategies",), "samewise.runner.strategies.base.Strategy"
+    ),
     "callbacks.*": Kind("a callback", ("samewise.runner.callbacks",), f"{INTERFACES}.Callback"),
-    "loader.order": Kind("an order of samples", ("samewise.runner.data",), "samewise.runner.data.order.Order"),
-    "launcher": Kind("a launcher", ("samewise.runner.launchers",), "samewise.runner.launchers.base.Launcher"),
-    "sweeper": Kind("a sweeper", ("samewise.runner.sweepers",), "samewise.runner.sweepers.base.Sweeper"),
-    "SAMEWISE_REPORTER": Kind("a callback", ("samewise.runner.sweepers",), f"{INTERFACES}.Callback"),
+    "loader.order": Kind(
+        "an order of samples", ("samewise.runner.data",), "samewise.runner.data.order.Order"
+    ),
+    "launcher": Kind(
+        "a launcher", ("samewise.runner.launchers",), "samewise.runner.launchers.base.Launcher"
+    ),
+    "sweeper": Kind(
+        "a sweeper", ("samewise.runner.sweepers",), "samewise.runner.sweepers.base.Sweeper"
+    ),
+    "SAMEWISE_REPORTER": Kind(
+        "a callback", ("samewise.runner.sweepers",), f"{INTERFACES}.Callback"
+    ),
 }
 """The places that components are built for; `*` is any one key."""
 
@@ -80,9 +114,17 @@ PARTS = {
     "model": (MODULE,),
     "dataset.*": (DATASET, TRANSFORM),
     "transforms.*.*.*": (TRANSFORM,),
-    "scheduler": (SCHEDULE, Kind("a torch scheduler", ("torch.optim.lr_scheduler",), "torch.optim.lr_scheduler.LRScheduler")),
+    "scheduler": (
+        SCHEDULE,
+        Kind(
+            "a torch scheduler",
+            ("torch.optim.lr_scheduler",),
+            "torch.optim.lr_scheduler.LRScheduler",
+        ),
+    ),
 }
-"""What may be among the arguments of a place's component. In the others, none but classes of the user's own packages."""
+"""What may be among the arguments of a place's component. In the others, none but classes of the
+user's own packages."""
 
 REFUSED = {
     "torch.nn.parallel": "wraps a model for several devices: `strategy` does",
@@ -92,21 +134,31 @@ REFUSED = {
     "torchaudio.datasets.utils": "unpacks",
     "torchaudio.models.wav2vec2.utils": "takes apart another library's object",
     "torchvision.datasets.video_utils": "unpickles what it is given",
-    "torchvision.models.feature_extraction": "generates and compiles source code from the names of layers",
+    "torchvision.models.feature_extraction": "generates and compiles source code "
+    "from the names of layers",
 }
 """Parts of these packages that hold no component that a config may name, and why."""
 
 
 def kinds_at(path: str) -> tuple[Kind, ...]:
-    """The kinds allowed at a path; all kinds if the path is not the place of a component, such as a part that others refer to."""
+    """The kinds allowed at a path.
+
+    All kinds if the path is not the place of a component, such as a part that others refer to.
+    """
     if (pattern := place_at(path)) is not None:
         return (KINDS[pattern],)
     pattern = next((one for one in KINDS if re.match(_expression(one) + r"\.", path)), None)
-    return PARTS.get(pattern, ()) if pattern is not None else (*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))
+    return (
+        PARTS.get(pattern, ())
+        if pattern is not None
+        else (*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))
+    )
 
 
 def place_at(path: str) -> str | None:
-    """The place, as written in `KINDS`, whose component is built for this path itself, not as an argument of another."""
+    """The place, as written in `KINDS`, whose component is built for this path itself, not as an
+    argument of another.
+    """
     return next((one for one in KINDS if re.fullmatch(_expression(one), path)), None)
 
 
@@ -117,12 +169,24 @@ def packages_at(path: str) -> tuple[str, ...]:
 
 def place_of(target: str) -> tuple[Kind, str] | None:
     """Where one of samewise's own targets belongs: (its kind, the place)."""
-    return next(((kind, place) for place, kind in KINDS.items() if within(target, [one for one in kind.packages if one.startswith("samewise.")])), None)
+    return next(
+        (
+            (kind, place)
+            for place, kind in KINDS.items()
+            if within(target, [one for one in kind.packages if one.startswith("samewise.")])
+        ),
+        None,
+    )
 
 
 def takes(path: str, found: Any, own: Sequence[str]) -> bool:
     """Whether the mapping at a path accepts a class or function as its `_target_`."""
-    if isinstance(found, type) and within(found.__module__, own) and not found.__name__.startswith("_") and place_at(path) is None:
+    if (
+        isinstance(found, type)
+        and within(found.__module__, own)
+        and not found.__name__.startswith("_")
+        and place_at(path) is None
+    ):
         return True  # an argument of any class, from one of the user's packages
     return any(_is(kind, found, own) for kind in kinds_at(path))
 
@@ -135,9 +199,17 @@ def _is(kind: Kind, found: Any, own: Sequence[str] = ()) -> bool:
     mine = within(home, own)
     if within(home, tuple(REFUSED)) or not (mine or within(home, kind.packages)):
         return False
-    made = found if isinstance(found, type) else return_class(found) if mine or kind.functions else None
+    made = (
+        found
+        if isinstance(found, type)
+        else return_class(found)
+        if mine or kind.functions
+        else None
+    )
     if kind is DATASET and made is not found and made is not None and _is_torch_dataset(made):
-        return True  # says too little of a class, but enough of what a user's function returns, which is looked at when the split is made
+        # Says too little of a class, but enough of what a user's function returns, which is looked
+        # at when the split is made
+        return True
     return made is not None and kind.includes(made)
 
 
@@ -150,7 +222,9 @@ def return_class(function: Callable[..., Any]) -> type | None:
     if "." in getattr(function, "__qualname__", "."):
         return None
     returned = evaluate(inspect.signature(function).return_annotation, function)
-    if isinstance(origin := typing.get_origin(returned), type) and _is_torch_dataset(origin):  # of Dataset[Sample]
+    if isinstance(origin := typing.get_origin(returned), type) and _is_torch_dataset(
+        origin
+    ):  # of Dataset[Sample]
         return origin
     return returned if isinstance(returned, type) and returned is not Any else None
 
@@ -166,9 +240,13 @@ def describe_kinds(path: str) -> str:
 
 
 def known_slots() -> dict[tuple[Kind, Any], list[str]]:
-    """Everything that a config can call, except from the user's packages, by kind: all names of each, the shortest first."""
+    """Everything that a config can call, except from the user's packages, by kind: all names of
+    each, the shortest first.
+    """
     found = dict[tuple[Kind, Any], list[str]]()
-    for kind in dict.fromkeys((*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))):
+    for kind in dict.fromkeys(
+        (*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))
+    ):
         for package in kind.packages:
             for module in _modules(package):
                 for name, one in vars(module).items():

@@ -15,9 +15,12 @@ from samewise.runner.errors import ConfigError, Problem
 
 
 def plain(node: Any) -> Any:
-    """A config as dicts, lists and scalars, with interpolations resolved; a missing value, or a reference to one, is `???`.
+    """A config as dicts, lists and scalars, with interpolations resolved.
 
-    An unresolvable interpolation stays as it is written: composing has reported it. Only interpolations are looked up: a lookup takes several times as long.
+    A missing value, or a reference to one, is `???`.
+
+    An unresolvable interpolation stays as it is written: composing has reported it. Only
+    interpolations are looked up: a lookup takes several times as long.
     """
     if isinstance(node, DictConfig | ListConfig):
         return _resolved(node, (), OmegaConf.to_container(node, resolve=False))
@@ -25,9 +28,25 @@ def plain(node: Any) -> Any:
 
 
 def flat(node: Any, under: str = "", *, lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Each path and value of a plain config; an empty mapping or list is a value, and with `lists=False` so is a list of scalars."""
-    items: Any = list(node.items()) if isinstance(node, Mapping) else list(enumerate(cast(list[Any], node))) if isinstance(node, list) else ()
-    if under and (not items or (not lists and isinstance(node, list) and not any(isinstance(item, Mapping | list) for item in cast(list[Any], node)))):
+    """Each path and value of a plain config.
+
+    An empty mapping or list is a value, and with `lists=False` so is a list of scalars.
+    """
+    items: Any = (
+        list(node.items())
+        if isinstance(node, Mapping)
+        else list(enumerate(cast(list[Any], node)))
+        if isinstance(node, list)
+        else ()
+    )
+    if under and (
+        not items
+        or (
+            not lists
+            and isinstance(node, list)
+            and not any(isinstance(item, Mapping | list) for item in cast(list[Any], node))
+        )
+    ):
         yield under, node
         return
     for key, value in items:
@@ -35,7 +54,10 @@ def flat(node: Any, under: str = "", *, lists: bool = True) -> Iterator[tuple[st
 
 
 def at(node: Any, path: str | Sequence[str], otherwise: Any = None) -> Any:
-    """The value at a path of a plain config; `otherwise` if the path leads through a scalar, None if a key is missing."""
+    """The value at a path of a plain config.
+
+    `otherwise` if the path leads through a scalar, None if a key is missing.
+    """
     for part in path.split(".") if isinstance(path, str) else path:
         if isinstance(node, Mapping):
             node = cast(Mapping[str, Any], node).get(part)
@@ -53,21 +75,38 @@ def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> A
         path = f"{under}{key}"
         if path in outside:
             continue
-        kept[key] = without(cast(dict[str, Any], value), outside, f"{path}.") if isinstance(value, dict) else value
+        kept[key] = (
+            without(cast(dict[str, Any], value), outside, f"{path}.")
+            if isinstance(value, dict)
+            else value
+        )
     return kept
 
 
-def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two configs differ: (path, value in `a`, value in `b`), sorted by path; `???` where one lacks the key.
+def differences(
+    a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Where two configs differ: (path, value in `a`, value in `b`), sorted by path.
 
-    What only one has in a mapping or list is told by its own path, and not that the other's is empty.
+    `???` where one lacks the key.
+
+    What only one has in a mapping or list is told by its own path, and not that the other's is
+    empty.
     """
-    left, right = (dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b))
-    filled = {".".join(parts[:end]) for path in left.keys() ^ right.keys() for parts in [path.split(".")] for end in range(1, len(parts))}
+    left, right = (
+        dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b)
+    )
+    filled = {
+        ".".join(parts[:end])
+        for path in left.keys() ^ right.keys()
+        for parts in [path.split(".")]
+        for end in range(1, len(parts))
+    }
     return [
         (path, left.get(path, "???"), right.get(path, "???"))
         for path in sorted(left.keys() | right.keys())
-        if not same(left.get(path, ...), right.get(path, ...)) and not (path in filled and left.get(path, right.get(path)) in ({}, []))
+        if not same(left.get(path, ...), right.get(path, ...))
+        and not (path in filled and left.get(path, right.get(path)) in ({}, []))
     ]
 
 
@@ -76,13 +115,28 @@ def shown(value: Any) -> str:
     return "absent" if value == "???" else repr(value)
 
 
-def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Each value's path, unresolved content, and a function that resolves it; ConfigError if a key is a number or another value that is not text."""
+def leaves(
+    cfg: DictConfig | ListConfig, under: str = ""
+) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """Each value's path, unresolved content, and a function that resolves it.
+
+    ConfigError if a key is a number or another value that is not text.
+    """
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
-    for key, raw in cast(dict[Any, Any], whole).items() if isinstance(whole, dict) else enumerate(whole):
+    for key, raw in (
+        cast(dict[Any, Any], whole).items() if isinstance(whole, dict) else enumerate(whole)
+    ):
         path = f"{under}.{key}" if under else str(key)
         if isinstance(cfg, DictConfig) and not isinstance(key, str):
-            raise ConfigError(Problem(path, "the key is not text, which components would not get as it is", key, f"text, such as '{key}'", "quote it"))
+            raise ConfigError(
+                Problem(
+                    path,
+                    "the key is not text, which components would not get as it is",
+                    key,
+                    f"text, such as '{key}'",
+                    "quote it",
+                )
+            )
         if isinstance(raw, dict | list):
             yield from leaves(cast(Any, cfg)[key], path)
         else:
@@ -111,9 +165,15 @@ def paths(cfg: DictConfig | ListConfig) -> Iterator[str]:
 def _resolved(cfg: Any, path: tuple[Any, ...], content: Any) -> Any:
     """The unresolved content at a path with its interpolations resolved."""
     if isinstance(content, dict):
-        return {str(key): _resolved(cfg, (*path, key), part) for key, part in cast(dict[Any, Any], content).items()}
+        return {
+            str(key): _resolved(cfg, (*path, key), part)
+            for key, part in cast(dict[Any, Any], content).items()
+        }
     if isinstance(content, list):
-        return [_resolved(cfg, (*path, place), part) for place, part in enumerate(cast(list[Any], content))]
+        return [
+            _resolved(cfg, (*path, place), part)
+            for place, part in enumerate(cast(list[Any], content))
+        ]
     if not isinstance(content, str) or "${" not in content:
         return plain(content)
     try:

@@ -1,4 +1,7 @@
-"""Reads YAML, with limits on a file's size and depth, checked before it is parsed; and in someone else's file, no values of this machine or user."""
+"""Reads YAML, with limits on a file's size and depth, checked before it is parsed.
+
+And in someone else's file, no values of this machine or user.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import yaml
 from samewise.runner.errors import ConfigError, Problem
 
 VALUES = 10_000
-"""Values of a file, and of a whole config: those that stand for others (`*name`) count as often as they are repeated. OmegaConf takes 1 ms for each."""
+"""Values of a file, and of a whole config: those that stand for others (`*name`) count as often as
+they are repeated. OmegaConf takes 1 ms for each."""
 DEPTH = 100
 
 Interpolations = Literal["all", "own", "none"]
-"""Which `${...}` a file may have: all; those that lead to other values of the config; none, as a saved config is resolved."""
+"""Which `${...}` a file may have: all; those that lead to other values of the config; none, as a
+saved config is resolved."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LONG = 100
@@ -24,11 +29,13 @@ _OWN = re.compile(r"\$\{\s*(?:oc\.select\s*:)?[^{}:$]*\}")
 
 def read_yaml(text: str) -> Any:
     """The value of a YAML text, without types of Python's own; yaml.YAMLError if it is none."""
-    return yaml.load(text, Loader=_LOADER)  # safe, and where libyaml was there to compile it, ten times as fast
+    # Safe, and where libyaml was there to compile it, ten times as fast
+    return yaml.load(text, Loader=_LOADER)
 
 
 def write_yaml(value: Any, **style: Any) -> str:
-    """The YAML text of plain values, in their order, with quotes around text that some reader takes for a number or a boolean.
+    """The YAML text of plain values, in their order, with quotes around text that some reader takes
+    for a number or a boolean.
 
     Args:
         value: Mappings, lists and scalars.
@@ -42,7 +49,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _quote(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text.lower() in _BOOLEANS or _is_number(text) else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str",
+        text,
+        style="'" if text.lower() in _BOOLEANS or _is_number(text) else None,
+    )
 
 
 _BOOLEANS = ("y", "yes", "n", "no", "true", "false", "on", "off")
@@ -58,7 +69,8 @@ def _is_number(text: str) -> bool:
 
 
 def require_modest(text: str, name: str, *, interpolations: Interpolations = "all") -> None:
-    """Raise a ConfigError if the text has too many values, is nested too deeply, or has a `${...}` that is not allowed.
+    """Raise a ConfigError if the text has too many values, is nested too deeply, or has a `${...}`
+    that is not allowed.
 
     What is no YAML at all is left to who reads it.
     """
@@ -76,8 +88,12 @@ def _events(text: str) -> Iterator[Any]:
         try:
             for event in yaml.parse(text, Loader=loader):
                 events.append(event)
-                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-                if len(events) > 3 * VALUES or depth > DEPTH:  # the rest is not read: a million brackets take minutes
+                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                    event, yaml.CollectionEndEvent
+                )
+                if (
+                    len(events) > 3 * VALUES or depth > DEPTH
+                ):  # the rest is not read: a million brackets take minutes
                     break
         except yaml.YAMLError:
             continue
@@ -96,7 +112,9 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
             sizes |= {anchor: total - before} if anchor else {}
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in (anchor for anchor, _ in opened):
-                raise ConfigError(Problem(name, "has a value that contains itself", f"*{event.anchor}"))
+                raise ConfigError(
+                    Problem(name, "has a value that contains itself", f"*{event.anchor}")
+                )
             total += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             _require_plain(event.value, name, interpolations)
@@ -111,15 +129,30 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
 
 def _require_plain(value: str, name: str, interpolations: Interpolations) -> None:
     if interpolations == "own" and "${" in value and _is_refused(value):
-        words = "asks for a value of this machine or user, which someone else's config file may not do"
-        hint = "give the value on the command line, or keep the file in your project's own folder of configs ([tool.samewise] configs in pyproject.toml)"
-        raise ConfigError(Problem(name, words, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint))
+        words = (
+            "asks for a value of this machine or user, which someone else's config file may not do"
+        )
+        hint = (
+            "give the value on the command line, or keep the file in your project's own folder "
+            "of configs ([tool.samewise] configs in pyproject.toml)"
+        )
+        raise ConfigError(
+            Problem(name, words, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint)
+        )
     if interpolations == "none" and "${" in value:
-        raise ConfigError(Problem(name, "is not a run's config: a saved one holds values, and this refers to others", value))
+        raise ConfigError(
+            Problem(
+                name,
+                "is not a run's config: a saved one holds values, and this refers to others",
+                value,
+            )
+        )
 
 
 def _is_refused(value: str) -> bool:
-    """Whether an interpolation is left once those that refer to values of the config are removed, innermost first."""
+    """Whether an interpolation is left once those that refer to values of the config are removed,
+    innermost first.
+    """
     reduced = ""
     while reduced != value:
         reduced, value = value, _OWN.sub("x", value)
@@ -129,15 +162,27 @@ def _is_refused(value: str) -> bool:
 def too_many(name: str) -> ConfigError:
     """The error that `name` has more than `VALUES` values."""
     hint = "put a long list into a separate file, and name that file in the config"
-    return ConfigError(Problem(name, "has too many values for a config", expected=f"at most {VALUES:,}, repeated ones counted each time", hint=hint))
+    return ConfigError(
+        Problem(
+            name,
+            "has too many values for a config",
+            expected=f"at most {VALUES:,}, repeated ones counted each time",
+            hint=hint,
+        )
+    )
 
 
 def _too_deep(name: str) -> ConfigError:
-    return ConfigError(Problem(name, "is nested too deeply for a config", expected=f"at most {DEPTH} levels"))
+    return ConfigError(
+        Problem(name, "is nested too deeply for a config", expected=f"at most {DEPTH} levels")
+    )
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """The line (from 1) of each value of a YAML file by its path: `optimizer.lr`, `defaults.2`. Call `require_modest` first."""
+    """The line (from 1) of each value of a YAML file by its path: `optimizer.lr`, `defaults.2`.
+
+    Call `require_modest` first.
+    """
     found = dict[str, int]()
     pending: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=_LOADER))]
     for under, node in pending:

@@ -16,12 +16,17 @@ Item = TypeVar("Item")
 
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
-    """Make a function that moves a batch's tensors, in lists too, to the device; 4-d ones to channels_last if requested."""
+    """Make a function that moves a batch's tensors, in lists too, to the device.
+
+    4-d ones to channels_last if requested.
+    """
     if device.type == "cpu" and not channels_last:
         return lambda batch: batch
 
     def move(tensor: Tensor) -> Tensor:
-        memory_format = torch.channels_last if channels_last and tensor.dim() == 4 else torch.preserve_format
+        memory_format = (
+            torch.channels_last if channels_last and tensor.dim() == 4 else torch.preserve_format
+        )
         return tensor.to(device, non_blocking=True, memory_format=memory_format)
 
     return partial(map_tensors, move)
@@ -34,7 +39,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = (map_tensors(change, item) for item in value)
         kind: Any = type(value)
-        return kind._make(items) if hasattr(value, "_fields") else kind(items)  # `_make` does not call a named tuple's own __new__
+        # `_make` does not call a named tuple's own __new__
+        return kind._make(items) if hasattr(value, "_fields") else kind(items)
     if isinstance(value, dict):
         changed = copy(value)  # of its type, as torch's default_collate
         for name, item in value.items():  # not `update`, which adds up in a Counter
@@ -44,20 +50,29 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """The same, with tensors that share no memory with those of `value`: who gets it may change them in place."""
+    """The same, with tensors that share no memory with those of `value`: who gets it may change
+    them in place.
+    """
     return map_tensors(Tensor.clone, value)
 
 
 @final
 class Prefetcher:
-    """Copies batches to a CUDA device by `move` without waiting; `pin` copies from page-locked memory, since copies from other memory block."""
+    """Copies batches to a CUDA device by `move` without waiting.
+
+    `pin` copies from page-locked memory, since copies from other memory block.
+    """
 
     def __init__(self, device: torch.device, move: Callable[[Batch], Batch], *, pin: bool) -> None:
         self._device, self._move, self._pin = device, move, pin
         self._stream = torch.cuda.Stream(device)
 
     def send(self, batch: Batch) -> Callable[[], Batch]:
-        """Start the copy; return a function that returns the batch on the device. Later work on the device waits for the copy, the host does not."""
+        """Start the copy.
+
+        Return a function that returns the batch on the device. Later work on the device waits for
+        the copy, the host does not.
+        """
         with torch.cuda.stream(self._stream):
             moved = self._move(map_tensors(Tensor.pin_memory, batch) if self._pin else batch)
             arrived = torch.cuda.Event()
@@ -78,7 +93,10 @@ def _keep_for_stream(tensor: Tensor, stream: Any) -> Tensor:
 
 
 def prefetch_one(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items, each made before the previous one is used. An exception is raised when its item's turn comes."""
+    """Yield the items, each made before the previous one is used.
+
+    An exception is raised when its item's turn comes.
+    """
     iterator = iter(items)
     held = _next_or_error(iterator)
     while not isinstance(held, BaseException):

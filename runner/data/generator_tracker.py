@@ -1,7 +1,10 @@
-"""Finds out which generators samples draw from. Seeding all generators takes longer than making a small sample, so only these are seeded.
+"""Finds out which generators samples draw from.
 
-Any other stands at a known place while a batch is made. If it has left that place afterwards, it was drawn from; and whoever reads its seed or its state
-without drawing is noticed by a stand-in for what gives it. Either way the batch is made again, with the generator seeded.
+Seeding all generators takes longer than making a small sample, so only these are seeded.
+
+Any other stands at a known place while a batch is made. If it has left that place afterwards, it
+was drawn from; and whoever reads its seed or its state without drawing is noticed by a stand-in for
+what gives it. Either way the batch is made again, with the generator seeded.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ _FIRST, _SECOND = 1, 2
 
 
 class GeneratorTracker:
-    """Makes batches and finds out which generators they draw from; `make` may be called again for the same batch."""
+    """Makes batches and finds out which generators they draw from.
+
+    `make` may be called again for the same batch.
+    """
 
     def __init__(self) -> None:
         self._seeded: tuple[str, ...] | None = None
@@ -34,7 +40,8 @@ class GeneratorTracker:
     def __call__(self, make: Make, first: Make) -> Any:
         """The result of `make` as if every generator had been seeded.
 
-        `first` makes a part of it, to be looked at before anything is made: does it depend on a generator that it leaves as it was?
+        `first` makes a part of it, to be looked at before anything is made: does it depend on a
+        generator that it leaves as it was?
         """
         if self._seeded is None:
             self._seeded = _find_drawn(first)
@@ -51,12 +58,17 @@ class GeneratorTracker:
 
 
 def next_draws() -> list[Any]:
-    """The next value of each generator: two that are equal in all of them have been drawn from equally."""
+    """The next value of each generator: two that are equal in all of them have been drawn from
+    equally.
+    """
     return [probe() for probe in _PROBES.values()]
 
 
 def _find_drawn(make: Make) -> tuple[str, ...]:
-    """The generators that a result depends on: those drawn from or read; all of them if it depends on another's state in a way that is not noticed."""
+    """The generators that a result depends on: those drawn from or read.
+
+    All of them if it depends on another's state in a way that is not noticed.
+    """
     one, drawn = make_and_probe(make, (), list(SEEDERS))
     if len(drawn) < len(SEEDERS):
         for name in _PROBES:
@@ -71,7 +83,9 @@ def draws(make: Callable[[], Any]) -> bool:
     return bool(make_and_probe(lambda seeded: make(), (), list(SEEDERS))[1])
 
 
-def make_and_probe(make: Make, seeded: Collection[str], others: Collection[str]) -> tuple[Any, list[str]]:
+def make_and_probe(
+    make: Make, seeded: Collection[str], others: Collection[str]
+) -> tuple[Any, list[str]]:
     """The result of `make`, and which of the `others` it drew from, or read."""
     for name in others:
         if name in _PROBES:
@@ -82,8 +96,15 @@ def make_and_probe(make: Make, seeded: Collection[str], others: Collection[str])
             made = make(seeded)
     except TypeError:  # perhaps an operator of torch was given the stand-in
         made, read = make(seeded), {"torch"}
-    drawn = [name for name in others if name in read or (name in _PROBES and _PROBES[name]() != _first_draw(name))]
-    return made, [*drawn, *(["cuda"] if "cuda" in others and "cuda" not in drawn and _offsets() != offsets else ())]
+    drawn = [
+        name
+        for name in others
+        if name in read or (name in _PROBES and _PROBES[name]() != _first_draw(name))
+    ]
+    return made, [
+        *drawn,
+        *(["cuda"] if "cuda" in others and "cuda" not in drawn and _offsets() != offsets else ()),
+    ]
 
 
 _READ = set[str]()
@@ -92,7 +113,9 @@ _READ = set[str]()
 
 @contextmanager
 def _notice_reads(generators: Collection[str]) -> Generator[set[str]]:
-    """Yields the names of those of the generators whose seed or state is read meanwhile, as by `torch.initial_seed`."""
+    """Yields the names of those of the generators whose seed or state is read meanwhile, as by
+    `torch.initial_seed`.
+    """
     _READ.clear()
     kept = list[tuple[Any, str, Any, Any]]()
     for place, name, generator, stand_in in _readers():
@@ -109,7 +132,10 @@ def _notice_reads(generators: Collection[str]) -> Generator[set[str]]:
 
 
 class _Noted:
-    """A function, or torch's default generator, that notes when it gives a seed or a state. torch's operators refuse it as an argument."""
+    """A function, or torch's default generator, that notes when it gives a seed or a state.
+
+    Torch's operators refuse it as an argument.
+    """
 
     def __init__(self, generator: str, real: Any) -> None:
         vars(self).update(_generator=generator, _real=real)
@@ -129,7 +155,9 @@ class _Noted:
 
 
 class _NotedBits(_Noted):
-    """The bits of NumPy's global generator, which asks them for its state whatever name it is called by."""
+    """The bits of NumPy's global generator, which asks them for its state whatever name it is
+    called by.
+    """
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] (np.random.seed asks for it)
@@ -140,7 +168,9 @@ class _NotedBits(_Noted):
 
 
 class _NotedRandom(random.Random):
-    """The class of Python's global generator meanwhile: who gives its state, whatever name it is called by, looks up VERSION."""
+    """The class of Python's global generator meanwhile: who gives its state, whatever name it is
+    called by, looks up VERSION.
+    """
 
     @property
     def VERSION(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -157,11 +187,17 @@ _READERS: list[tuple[Any, str, str, Callable[[str, Any], Any]]] = [
     (torch, "default_generator", "torch", _Noted),
     (torch.random, "default_generator", "torch", _Noted),
 ]
-_CUDA_READERS = [(place, name, "cuda", _Noted) for place in (torch.cuda, torch.cuda.random) for name in ("initial_seed", "get_rng_state")]
+_CUDA_READERS = [
+    (place, name, "cuda", _Noted)
+    for place in (torch.cuda, torch.cuda.random)
+    for name in ("initial_seed", "get_rng_state")
+]
 
 
 def _readers() -> list[tuple[Any, str, str, Callable[[str, Any], Any]]]:
-    """What gives a generator's seed or state: where it is, its name there, the generator, and what makes a stand-in for it."""
+    """What gives a generator's seed or state: where it is, its name there, the generator, and what
+    makes a stand-in for it.
+    """
     return [*_READERS, *_CUDA_READERS] if torch.cuda.is_initialized() else _READERS
 
 
@@ -182,5 +218,11 @@ def _first_draw(name: str) -> Any:
 
 
 def _offsets() -> tuple[int, ...]:
-    """The offset of each CUDA device's generator, known without a wait for the device and without seeding."""
-    return tuple(one.get_offset() for one in torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
+    """The offset of each CUDA device's generator, known without a wait for the device and without
+    seeding.
+    """
+    return (
+        tuple(one.get_offset() for one in torch.cuda.default_generators)
+        if torch.cuda.is_initialized()
+        else ()
+    )

@@ -1,4 +1,6 @@
-"""The order of an epoch's samples as a function of (seed, epoch), so that resuming does not replay earlier samples."""
+"""The order of an epoch's samples as a function of (seed, epoch), so that resuming does not replay
+earlier samples.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from torch import Tensor
 
 from samewise.runner.data import streams
 from samewise.runner.data.generator_tracker import make_and_probe
-from samewise.runner.errors import ConfigError, Problem, raised_at, require_positive, summarise_error
+from samewise.runner.errors import (
+    ConfigError,
+    Problem,
+    raised_at,
+    require_positive,
+    summarise_error,
+)
 
 
 class Order(abc.ABC):
@@ -27,10 +35,11 @@ class Order(abc.ABC):
 
 
 class Checked(Order):
-    """A user's order, whose indices are looked at: int64[len(order)] within the data set, the same whenever an epoch's are asked for.
+    """A user's order, whose indices are looked at: int64[len(order)] within the data set, the same
+    whenever an epoch's are asked for.
 
-    Raises:
-        ConfigError: the first epoch's indices depend on something else than the epoch, or an epoch's are wrong.
+    Raises: ConfigError: the first epoch's indices depend on something else than the epoch, or an
+        epoch's are wrong.
     """
 
     def __init__(self, order: Order, *, samples: int) -> None:
@@ -40,12 +49,21 @@ class Checked(Order):
             streams.enter(0, "order")
             if torch.equal(one, self.indices(0)):
                 return
-            repeats = torch.equal(one, make_and_probe(lambda _: self.indices(0), (), list(streams.SEEDERS))[0])
+            repeats = torch.equal(
+                one, make_and_probe(lambda _: self.indices(0), (), list(streams.SEEDERS))[0]
+            )
         names = {"random": "Python's", "numpy": "NumPy's", "torch": "torch's", "cuda": "CUDA's"}
-        why = f"draws from {' and '.join(names[name] for name in drawn)} global generator" if repeats and drawn else "depends on how often it is called"
+        why = (
+            f"draws from {' and '.join(names[name] for name in drawn)} global generator"
+            if repeats and drawn
+            else "depends on how often it is called"
+        )
         hint = 'draw with samewise.runner.data.streams.generator(seed, "NAME", epoch)'
         raise self._error(
-            0, f"{why}: twice for the same epoch, it returns other indices", expected="indices that depend only on the seed and the epoch", hint=hint
+            0,
+            f"{why}: twice for the same epoch, it returns other indices",
+            expected="indices that depend only on the seed and the epoch",
+            hint=hint,
         )
 
     def __len__(self) -> int:
@@ -55,22 +73,42 @@ class Checked(Order):
         try:
             found: Any = self._order.indices(epoch)
         except Exception as error:
-            raise self._error(epoch, f"fails: {type(error).__name__}: {summarise_error(error)}", hint=raised_at(error)) from error
+            raise self._error(
+                epoch,
+                f"fails: {type(error).__name__}: {summarise_error(error)}",
+                hint=raised_at(error),
+            ) from error
         if fault := self._fault(found):
-            raise self._error(epoch, f"returns {fault}", expected=f"a tensor int64[{self._length}] of indices from 0 to {self._samples - 1}")
+            raise self._error(
+                epoch,
+                f"returns {fault}",
+                expected=f"a tensor int64[{self._length}] of indices from 0 to {self._samples - 1}",
+            )
         return found
 
     def _fault(self, found: Any) -> str:
         """What is wrong with indices; empty if nothing is."""
         if not isinstance(found, Tensor):
             return f"a {type(found).__name__}"
-        if found.shape != (self._length,) or found.dtype.is_floating_point or found.dtype is torch.bool or not found.is_cpu:
+        if (
+            found.shape != (self._length,)
+            or found.dtype.is_floating_point
+            or found.dtype is torch.bool
+            or not found.is_cpu
+        ):
             return f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)} on {found.device}"
         odd = found[(found < 0) | (found >= self._samples)]
         return f"the index {odd[0]}" if len(odd) else ""
 
     def _error(self, epoch: int, words: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        return ConfigError(Problem("loader.order", f"{type(self._order).__name__}.indices({epoch}) {words}", expected=expected, hint=hint))
+        return ConfigError(
+            Problem(
+                "loader.order",
+                f"{type(self._order).__name__}.indices({epoch}) {words}",
+                expected=expected,
+                hint=hint,
+            )
+        )
 
 
 class InOrder(Order):
@@ -94,7 +132,8 @@ class Shuffled(InOrder):
 
 
 class First(InOrder):
-    """Only the data set's first samples, in every epoch: a working model can fit them perfectly (debug=overfit).
+    """Only the data set's first samples, in every epoch: a working model can fit them perfectly
+    (debug=overfit).
 
     Args:
         samples: How many.
@@ -107,10 +146,12 @@ class First(InOrder):
 
 
 class RepeatedAugmentation(Order):
-    """Each sample several times per batch, in different random versions (Hoffer et al. 2020, arXiv 1901.09335).
+    """Each sample several times per batch, in different random versions (Hoffer et al. 2020, arXiv
+    1901.09335).
 
-    As the reference's sampler (pytorch/vision, references/classification, `RASampler`), an epoch is as long as the data set, cut to whole
-    blocks of 256, so it sees a quarter of the samples when `repeats` is 4; and in whole batches the copies of a sample go to different replicas.
+    As the reference's sampler (pytorch/vision, references/classification, `RASampler`), an epoch is
+    as long as the data set, cut to whole blocks of 256, so it sees a quarter of the samples when
+    `repeats` is 4; and in whole batches the copies of a sample go to different replicas.
 
     Args:
         repeats: How often each sample comes.
@@ -118,7 +159,9 @@ class RepeatedAugmentation(Order):
         replicas: Replicas among which a step's samples are split.
     """
 
-    def __init__(self, dataset: Sized, *, seed: int, repeats: int, batch_size: int, replicas: int) -> None:
+    def __init__(
+        self, dataset: Sized, *, seed: int, repeats: int, batch_size: int, replicas: int
+    ) -> None:
         require_positive({"loader.order.repeats": repeats})
         self._shuffled = Shuffled(dataset, seed=seed)
         self.repeats = repeats
@@ -132,6 +175,12 @@ class RepeatedAugmentation(Order):
     def indices(self, epoch: int) -> Tensor:
         repeated = self._shuffled.indices(epoch).repeat_interleave(self.repeats)[: self._length]
         whole = len(repeated) // self._batch_size * self._batch_size
-        # Neighbours go to different replicas: within a batch, replica r takes the samples r, r + replicas, r + 2 replicas, ...
-        spread = repeated[:whole].view(-1, self._batch_size // self._replicas, self._replicas).transpose(1, 2).reshape(-1)
+        # Neighbours go to different replicas: within a batch, replica r takes the samples r, r +
+        # replicas, r + 2 replicas, ...
+        spread = (
+            repeated[:whole]
+            .view(-1, self._batch_size // self._replicas, self._replicas)
+            .transpose(1, 2)
+            .reshape(-1)
+        )
         return torch.cat([spread, repeated[whole:]])

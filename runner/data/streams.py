@@ -1,4 +1,5 @@
-"""Randomness as a function: a stream has a name for its purpose and is keyed by numbers, so no random state is ever saved.
+"""Randomness as a function: a stream has a name for its purpose and is keyed by numbers, so no
+random state is ever saved.
 
 Seeds come from hashing, never from adding: `seed + rank` makes neighbours share streams.
 """
@@ -30,7 +31,8 @@ def generator(seed: int, name: str, *numbers: int) -> torch.Generator:
 
 
 def _seed_numpy(number: int) -> None:
-    np.random.seed(number & 0xFFFFFFFF)  # the legacy generator takes 32 bits; two words cost 7 microseconds more
+    # The legacy generator takes 32 bits; two words cost 7 microseconds more
+    np.random.seed(number & 0xFFFFFFFF)
 
 
 def _seed_cuda(number: int) -> None:
@@ -38,11 +40,19 @@ def _seed_cuda(number: int) -> None:
         torch.cuda.manual_seed_all(number)
 
 
-SEEDERS = {"random": random.seed, "numpy": _seed_numpy, "torch": torch.default_generator.manual_seed, "cuda": _seed_cuda}
-"""The global generators, and what seeds each: Python's, NumPy's, torch's of the CPU and of all CUDA devices."""
+SEEDERS = {
+    "random": random.seed,
+    "numpy": _seed_numpy,
+    "torch": torch.default_generator.manual_seed,
+    "cuda": _seed_cuda,
+}
+"""The global generators, and what seeds each: Python's, NumPy's, torch's of the CPU and of all CUDA
+devices."""
 
 
-def enter(seed: int, name: str, *numbers: int, generators: Collection[str] = tuple(SEEDERS)) -> None:
+def enter(
+    seed: int, name: str, *numbers: int, generators: Collection[str] = tuple(SEEDERS)
+) -> None:
     """Seed the generators for the stream, without restoring them."""
     number = key(seed, name, *numbers)
     for generator in generators:

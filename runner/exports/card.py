@@ -1,4 +1,6 @@
-"""README.md of an export, from export.json: what the model is, its inputs and outputs, and how to run it."""
+"""README.md of an export, from export.json: what the model is, its inputs and outputs, and how to
+run it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,22 @@ from typing import Any, Final
 from samewise.runner.secrets import printable
 
 _RUN: Final = {
-    "pt2": ("Python, torch {torch}", "import torch{also}\n\ntorch.export.load('{file}').module()({inputs})"),
+    "pt2": (
+        "Python, torch {torch}",
+        "import torch{also}\n\ntorch.export.load('{file}').module()({inputs})",
+    ),
     "aoti": (
         "Python or C++, with torch {torch} and the kind of CPU that it was compiled for",
         "import torch, torchvision\n\ntorch._inductor.aoti_load_package('{file}')({inputs})",
     ),
-    "onnx": ("Python; likewise Node, Java, C#, C++ and browsers", "import onnxruntime\n\nonnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})"),
+    "onnx": (
+        "Python; likewise Node, Java, C#, C++ and browsers",
+        "import onnxruntime\n\nonnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})",
+    ),
     "executorch": (
         "Python; likewise C++, Kotlin and Swift",
-        "from executorch.runtime import Runtime\n\nRuntime.get().load_program('{file}').load_method('forward').execute([{inputs}])",
+        "from executorch.runtime import "
+        "Runtime\n\nRuntime.get().load_program('{file}').load_method('forward').execute([{inputs}])",
     ),
 }
 _UNCHECKED: Final = ("aoti", "executorch")
@@ -40,60 +49,131 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     )
     if average := said.get("average"):
         name = _cell(average)
-        yield from (f"The weights are the average `{name}` of those in training, not the trained weights themselves. Its metrics begin with `{name}/`.", "")
+        yield from (
+            f"The weights are the average `{name}` of those in training, not the trained "
+            f"weights themselves. Its metrics begin with `{name}/`.",
+            "",
+        )
     yield from (
         "| | |",
         "|---|---|",
     )
-    environment, measured = said.get("environment") or {}, {name: value for name, value in said["metrics"].items() if name != "step"}
+    environment, measured = (
+        said.get("environment") or {},
+        {name: value for name, value in said["metrics"].items() if name != "step"},
+    )
     facts = {
-        "model": said["model"].get("_target_", "") + (f", its `{said['module']}`" if said["module"] else ""),
-        "data": "; ".join(f"{split}: {data.get('name')}, {data.get('size', 0):,} samples" for split, data in (said.get("data") or {}).items()),
-        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in measured.items()) or "none, since these weights were not evaluated at this step",
-        "trained with": ", ".join(f"{name} {version}" for name, version in (environment.get("versions") or {}).items()),
+        "model": said["model"].get("_target_", "")
+        + (f", its `{said['module']}`" if said["module"] else ""),
+        "data": "; ".join(
+            f"{split}: {data.get('name')}, {data.get('size', 0):,} samples"
+            for split, data in (said.get("data") or {}).items()
+        ),
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        or "none, since these weights were not evaluated at this step",
+        "trained with": ", ".join(
+            f"{name} {version}" for name, version in (environment.get("versions") or {}).items()
+        ),
         "on": str((environment.get("cpu") or {}).get("model") or ""),
-        "weights": f"`weights.safetensors`, SHA-256 `{said['files'].get('weights.safetensors', '')}`",
+        "weights": "`weights.safetensors`, SHA-256 "
+        f"`{said['files'].get('weights.safetensors', '')}`",
     }
     yield from (f"| {name} | {_cell(value)} |" for name, value in facts.items() if value)
     if changed := said.get("changed"):
-        since = "the metrics were measured, so they may not be this model's" if measured else "the training"
+        since = (
+            "the metrics were measured, so they may not be this model's"
+            if measured
+            else "the training"
+        )
         yield from ("", f"Changed since {since}: {'; '.join(map(_cell, changed))}.")
-    yield from ("", "## Inputs and outputs", "", "| | dtype | shape of the example |", "|---|---|---|")
+    yield from (
+        "",
+        "## Inputs and outputs",
+        "",
+        "| | dtype | shape of the example |",
+        "|---|---|---|",
+    )
     for kind in ("inputs", "outputs"):
-        yield from (f"| {kind[:-1]} `{_cell(name)}` | {form['dtype']} | {form['shape']} |" for name, form in said[kind].items())
+        yield from (
+            f"| {kind[:-1]} `{_cell(name)}` | {form['dtype']} | {form['shape']} |"
+            for name, form in said[kind].items()
+        )
     if said["formats"]:
         yield from _size_lines(said["formats"])
     yield ""
     batch, sample = said["transforms"].get("batch") or [], said["transforms"].get("sample") or []
     if said["whole"]:
-        yield "The files take a batch as the data set gives it: they contain the transforms before the model (`transforms.batch` in `export.json`)."
+        yield (
+            "The files take a batch as the data set gives it: they contain the transforms "
+            "before the model (`transforms.batch` in `export.json`)."
+        )
     elif batch:
-        yield from ("Apply these transforms to a batch first; they are not in the files:", "", "```json", json.dumps(batch, indent=2), "```")
+        yield from (
+            "Apply these transforms to a batch first; they are not in the files:",
+            "",
+            "```json",
+            json.dumps(batch, indent=2),
+            "```",
+        )
     if sample:
-        yield from ("Before that, apply these transforms to each sample; they are not in the files:", "", "```json", json.dumps(sample, indent=2), "```")
+        yield from (
+            "Before that, apply these transforms to each sample; they are not in the files:",
+            "",
+            "```json",
+            json.dumps(sample, indent=2),
+            "```",
+        )
     if preparation := said.get("preparation"):
         yield from (
             "",
-            "The data set makes a sample of a file as follows, which comes first and is not in the files either (`preparation` in `export.json`):",
+            "The data set makes a sample of a file as follows, which comes first and is "
+            "not in the files either (`preparation` in `export.json`):",
             "",
         )
-        yield from (f"- {_cell(name).replace('_', ' ')}: {_cell(value)}" for name, value in preparation.items())
+        yield from (
+            f"- {_cell(name).replace('_', ' ')}: {_cell(value)}"
+            for name, value in preparation.items()
+        )
     if said.get("gives"):
-        yield from ("", f"Output: {said['gives']}. The settings are under `recipe` in `export.json`.")
+        yield from (
+            "",
+            f"Output: {said['gives']}. The settings are under `recipe` in `export.json`.",
+        )
     if classes := said.get("classes"):
         names = ", ".join(f"`{_cell(name)}`" for name in classes[:_SHOWN])
-        yield from ("", f"Classes, by number from 0: {names}" + (f" and {len(classes) - _SHOWN:,} more, in `export.json`" if len(classes) > _SHOWN else ""))
+        yield from (
+            "",
+            f"Classes, by number from 0: {names}"
+            + (
+                f" and {len(classes) - _SHOWN:,} more, in `export.json`"
+                if len(classes) > _SHOWN
+                else ""
+            ),
+        )
     yield from ("", "## How to run it", "")
-    inputs, feeds = ", ".join(_plain(name) for name in said["inputs"]), ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in said["inputs"])
+    inputs, feeds = (
+        ", ".join(_plain(name) for name in said["inputs"]),
+        ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in said["inputs"]),
+    )
     version = (environment.get("versions") or {}).get("torch", "")
     for name, form in said["formats"].items():
-        also = ", torchvision  # some of the operators are that library's" if any(kind.startswith("torchvision.") for kind in form["operators"]) else ""
-        where, code = (words.format(file=form["file"], inputs=inputs, feeds=feeds, torch=version, also=also) for words in _RUN[name])
+        also = (
+            ", torchvision  # some of the operators are that library's"
+            if any(kind.startswith("torchvision.") for kind in form["operators"])
+            else ""
+        )
+        where, code = (
+            words.format(file=form["file"], inputs=inputs, feeds=feeds, torch=version, also=also)
+            for words in _RUN[name]
+        )
         yield from (f"### `{form['file']}`", "", f"{where}:", "", "```python", code, "```", "")
         yield from (f"On the test vectors, compared with the model itself: {form['compared']}.", "")
         if form["operators"]:
             yield from (f"Operators: {', '.join(form['operators'])}", "")
-    yield "`vectors.safetensors` contains an input and the model's output for it; `samewise verify FOLDER` runs it in every runtime that is installed."
+    yield (
+        "`vectors.safetensors` contains an input and the model's output for it; `samewise "
+        "verify FOLDER` runs it in every runtime that is installed."
+    )
 
 
 def _cell(text: str) -> str:
@@ -101,13 +181,24 @@ def _cell(text: str) -> str:
 
 
 def _size_lines(formats: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    rule = "a number is fixed; a name such as n1 can vary, as far as the model allows; the same name is the same size"
+    rule = (
+        "a number is fixed; a name such as n1 can vary, as far as the model allows; the same "
+        "name is the same size"
+    )
     yield from ("", f"Sizes of the inputs that each file takes: {rule}.", "")
     for form in formats.values():
-        yield f"- `{form['file']}`: " + ", ".join(f"`{_cell(name)}` [{', '.join(map(str, sizes))}]" for name, sizes in form["sizes"].items())
+        yield f"- `{form['file']}`: " + ", ".join(
+            f"`{_cell(name)}` [{', '.join(map(str, sizes))}]"
+            for name, sizes in form["sizes"].items()
+        )
     for name in _UNCHECKED:
-        if name in formats and any(isinstance(size, str) for sizes in formats[name]["sizes"].values() for size in sizes):
-            words = "does not check sizes that can vary: at one that the model does not allow, its results may be wrong without an error"
+        if name in formats and any(
+            isinstance(size, str) for sizes in formats[name]["sizes"].values() for size in sizes
+        ):
+            words = (
+                "does not check sizes that can vary: at one that the model does not allow, its "
+                "results may be wrong without an error"
+            )
             yield from ("", f"`{formats[name]['file']}` {words}.")
 
 

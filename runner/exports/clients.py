@@ -1,6 +1,7 @@
 """Runs an export's test vectors in other languages: the programs of docs/examples.
 
-Each prints a line per output: its name and `the same bits`, or the difference; it exits with 0, or with 1 if that exceeds the tolerance.
+Each prints a line per output: its name and `the same bits`, or the difference; it exits with 0, or
+with 1 if that exceeds the tolerance.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ EXAMPLES: Final = Path(__file__).resolve().parents[2] / "docs" / "examples"
 """There in a checkout; an installed package has none."""
 PATIENCE_S: Final = 600
 _BUILD: Final = (
-    "cmake -S docs/examples/cpp -B docs/examples/cpp/build -DTORCH=\"$(python -c 'import torch; print(torch.__path__[0])')\""
+    "cmake -S docs/examples/cpp -B docs/examples/cpp/build -DTORCH=\"$(python -c 'import "
+    "torch; print(torch.__path__[0])')\""
     " && cmake --build docs/examples/cpp/build"
 )
-_LINE: Final = re.compile(r"^(\S+) +(?:the same bits|differs by (\S+) of its largest number \(([\d,]+) ulps\))$", re.M)
+_LINE: Final = re.compile(
+    r"^(\S+) +(?:the same bits|differs by (\S+) of its largest number \(([\d,]+) ulps\))$", re.M
+)
 
 
 class Client(ABC):
@@ -57,8 +61,15 @@ class Node(Client):
 
     def command(self, folder: Path) -> list[str] | str:
         if not (folder / "node_modules" / "onnxruntime-node").is_dir():
-            return "needs onnxruntime-node: npm install --prefix docs/examples/node --ignore-scripts --no-package-lock"
-        return ["node", str(folder / "verify.mjs")] if shutil.which("node") else "needs node: on Debian and Ubuntu, apt install nodejs"
+            return (
+                "needs onnxruntime-node: npm install --prefix docs/examples/node "
+                "--ignore-scripts --no-package-lock"
+            )
+        return (
+            ["node", str(folder / "verify.mjs")]
+            if shutil.which("node")
+            else "needs node: on Debian and Ubuntu, apt install nodejs"
+        )
 
 
 class Java(Client):
@@ -68,7 +79,10 @@ class Java(Client):
 
     def command(self, folder: Path) -> list[str] | str:
         if not any(folder.glob("onnxruntime*.jar")):
-            return "needs onnxruntime's jar in docs/examples/java: com.microsoft.onnxruntime:onnxruntime on Maven Central"
+            return (
+                "needs onnxruntime's jar in docs/examples/java: "
+                "com.microsoft.onnxruntime:onnxruntime on Maven Central"
+            )
         return (
             ["java", "-cp", str(folder / "*"), str(folder / "Verify.java")]
             if shutil.which("java")
@@ -79,7 +93,9 @@ class Java(Client):
 CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node(), Java())
 
 
-def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> list[Difference] | str:
+def run(
+    client: Client, folder: Path, export: Path, outputs: Sequence[str]
+) -> list[Difference] | str:
     """Run an export's vectors in a client; if it fails, a ValueError with its message."""
     command = client.command(folder / client.folder)
     if isinstance(command, str):
@@ -87,7 +103,13 @@ def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> l
     try:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*command, str(export.resolve())], capture_output=True, text=True, errors="replace", env=environment, timeout=PATIENCE_S, check=False
+            [*command, str(export.resolve())],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=PATIENCE_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"{client.language} did not end within {PATIENCE_S} s") from None
@@ -96,7 +118,17 @@ def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> l
     said = _LINE.findall(done.stdout)
     if done.returncode not in (0, 1) or not said:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise ValueError(f"{client.language} cannot run it: {lines[0] if lines else f'exit code {done.returncode}'}")
+        raise ValueError(
+            f"{client.language} cannot run it: "
+            f"{lines[0] if lines else f'exit code {done.returncode}'}"
+        )
     if [name for name, _, _ in said] != list(outputs):
-        raise ValueError(f"{client.language} reports {', '.join(name for name, _, _ in said)}, not {', '.join(outputs)}")
-    return [Difference(name, float(relative), int(ulps.replace(",", ""))) for name, relative, ulps in said if relative]
+        raise ValueError(
+            f"{client.language} reports {', '.join(name for name, _, _ in said)}, not "
+            f"{', '.join(outputs)}"
+        )
+    return [
+        Difference(name, float(relative), int(ulps.replace(",", "")))
+        for name, relative, ulps in said
+        if relative
+    ]

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_WHOLE = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_WHOLE = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,17 @@ class Difference:
     ulps: int
 
     def __str__(self) -> str:
-        return f"{self.output} differs by {self.relative:.2g} of its largest number ({self.ulps:,} ulps)"
+        return (
+            f"{self.output} differs by {self.relative:.2g} of its largest number "
+            f"({self.ulps:,} ulps)"
+        )
 
 
 def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Difference | None:
-    """The largest difference from the expected results, None if the bits are the same; ValueError unless the tensors agree in name, shape and dtype."""
+    """The largest difference from the expected results, None if the bits are the same.
+
+    ValueError unless the tensors agree in name, shape and dtype.
+    """
     if list(expected) != list(found):
         raise ValueError(f"gives {', '.join(found) or 'nothing'}, not {', '.join(expected)}")
     apart = list[Difference]()
@@ -61,9 +72,16 @@ def _relative(one: Tensor, other: Tensor) -> float:
 
 
 def _ulps(one: Tensor, other: Tensor) -> int:
-    """Map floating-point numbers to integers in the same order: their bits, mirrored for negative numbers."""
+    """Map floating-point numbers to integers in the same order: their bits, mirrored for negative
+    numbers.
+    """
     if one.dtype not in _WHOLE:
         return 0
     a, b = (_bits(side).to(torch.int64) for side in (one, other))
     least = torch.iinfo(_WHOLE[one.dtype]).min
-    return int((torch.where(a < 0, least - a, a).double() - torch.where(b < 0, least - b, b).double()).abs().max().item())
+    return int(
+        (torch.where(a < 0, least - a, a).double() - torch.where(b < 0, least - b, b).double())
+        .abs()
+        .max()
+        .item()
+    )

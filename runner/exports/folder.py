@@ -1,4 +1,7 @@
-"""An export's folder: export.json, which describes it; the weights; the model in each format; and test vectors with the model's outputs."""
+"""An export's folder: export.json, which describes it.
+
+The weights; the model in each format; and test vectors with the model's outputs.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,25 @@ from samewise.runner.secrets import redact_values
 VECTORS: Final = "vectors.safetensors"
 CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
-SHAPE: Final = {"average?": (str, None), "files": {str: SHA256}, "inputs": dict, "outputs": dict, "tolerance": float, "weights": {str: SHA256}}
+SHAPE: Final = {
+    "average?": (str, None),
+    "files": {str: SHA256},
+    "inputs": dict,
+    "outputs": dict,
+    "tolerance": float,
+    "weights": {str: SHA256},
+}
 
 
-def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any]) -> list[Runtime]:
-    """Write an export, and compare each format with the model before writing export.json, which completes it.
+def write(
+    folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any]
+) -> list[Runtime]:
+    """Write an export, and compare each format with the model before writing export.json, which
+    completes it.
 
-    Returns how each format compares, in order. ConfigError if the folder has something in it, a package is missing, an exporter refuses the model, or its
-    results are further off than `tolerance`.
+    Returns how each format compares, in order. ConfigError if the folder has something in it, a
+    package is missing, an exporter refuses the model, or its results are further off than
+    `tolerance`.
 
     Args:
         folder: An empty one, or one to be made.
@@ -45,8 +59,20 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
         about: Facts about the run, written to export.json unchanged.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        hint = f"it is {UNFINISHED}: delete it, or choose another folder" if is_unfinished(folder) else ""
-        raise ConfigError(Problem("--out", "already exists and is not overwritten", str(folder), "a folder that does not exist, or an empty one", hint))
+        hint = (
+            f"it is {UNFINISHED}: delete it, or choose another folder"
+            if is_unfinished(folder)
+            else ""
+        )
+        raise ConfigError(
+            Problem(
+                "--out",
+                "already exists and is not overwritten",
+                str(folder),
+                "a folder that does not exist, or an empty one",
+                hint,
+            )
+        )
     for name in to:
         formats.require(formats.FORMATS[name])
     is_made = not folder.exists()
@@ -58,25 +84,47 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
         raise
 
 
-def _write(folder: Path, call: Call, to: Sequence[str], tolerance: float, about: Mapping[str, Any]) -> list[Runtime]:
+def _write(
+    folder: Path, call: Call, to: Sequence[str], tolerance: float, about: Mapping[str, Any]
+) -> list[Runtime]:
     """`write` into an empty folder."""
-    weights = {name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()}
+    weights = {
+        name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()
+    }
     write_tensors(folder / WEIGHTS, weights)
     vectors = {
-        f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs), ("check", call.checks)) for name, tensor in of.items()
+        f"{kind}/{name}": tensor
+        for kind, of in (("input", call.inputs), ("output", call.outputs), ("check", call.checks))
+        for name, tensor in of.items()
     }
-    in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a JSON parser
+    # In order, for programs without a JSON parser
+    in_short = {
+        "inputs": call.inputs,
+        "outputs": call.outputs,
+        "classes": about.get("classes") or (),
+    }
     found, numbers = list[Runtime](), dict[str, Tensor]()
     for name in to:
         form = formats.FORMATS[name]
-        numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
-        held = try_runtime(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
+        numbers |= {
+            f"{name}/{one.name}": one.numbers
+            for one in formats.write(form, call, folder / form.file)
+        }
+        held = try_runtime(
+            form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance
+        )
         if held.sound is False:
             words = f"was not exported: {held.words}"
             hint = "--tolerance accepts a larger error" if held.apart else ""
-            raise ConfigError(Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint))
+            raise ConfigError(
+                Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint)
+            )
         found.append(held)
-    write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
+    write_tensors(
+        folder / VECTORS,
+        vectors,
+        {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)},
+    )
     write_tensors(folder / OPERATORS, numbers)
     files = {name: folder / formats.FORMATS[name].file for name in to}
     kinds = {name: formats.FORMATS[name].kinds(file) for name, file in files.items()}
@@ -89,10 +137,19 @@ def _write(folder: Path, call: Call, to: Sequence[str], tolerance: float, about:
         "outputs": {name: _form(tensor) for name, tensor in call.outputs.items()},
         "tolerance": tolerance,
         "formats": {
-            one.format: {"file": files[one.format].name, "compared": one.words, "sizes": sizes[one.format], "operators": kinds[one.format]} for one in found
+            one.format: {
+                "file": files[one.format].name,
+                "compared": one.words,
+                "sizes": sizes[one.format],
+                "operators": kinds[one.format],
+            }
+            for one in found
         },
         "weights": {name: _sha256(tensor) for name, tensor in weights.items()},
-        "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())},
+        "files": {
+            file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in sorted(folder.iterdir())
+        },
     }
     (folder / CARD).write_text(card(described), encoding="utf-8")
     write_json(folder / DESCRIPTION, described)
@@ -101,15 +158,21 @@ def _write(folder: Path, call: Call, to: Sequence[str], tolerance: float, about:
 
 
 def discard(folder: Path, *, is_made: bool = True) -> None:
-    """Delete an export that was refused or interrupted, all of whose files are its own, and the folder if it was made for it: it can then be tried again."""
+    """Delete an export that was refused or interrupted, all of whose files are its own, and the
+    folder if it was made for it: it can then be tried again.
+    """
     for part in folder.iterdir():
         part.unlink()
     if is_made:
         folder.rmdir()
 
 
-def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:
-    """Run an export's test vectors in every installed runtime; ConfigError if it is not this user's or trusted, or a file is missing, damaged or unreadable.
+def run_test_vectors(
+    folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES
+) -> list[Runtime]:
+    """Run an export's test vectors in every installed runtime.
+
+    ConfigError if it is not this user's or trusted, or a file is missing, damaged or unreadable.
 
     Args:
         folder: With an export.json.
@@ -119,14 +182,45 @@ def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EX
     said = read_json(folder / DESCRIPTION, SHAPE)
     trust.require(folder / DESCRIPTION, trust=trusted, uses="runs the models in the folder")
     vectors, weights = (_read(folder / name) for name in (VECTORS, WEIGHTS))
-    inputs, outputs = ({name: vectors[f"{kind}/{name}"] for name in said[f"{kind}s"] if f"{kind}/{name}" in vectors} for kind in ("input", "output"))
-    changed = [name for name in said["weights"] if name not in weights or _sha256(weights[name]) != said["weights"][name]]
-    words = f"altered since the export: {first_few(changed, 5)}" if changed else f"{len(weights)} tensors, as exported"
+    inputs, outputs = (
+        {
+            name: vectors[f"{kind}/{name}"]
+            for name in said[f"{kind}s"]
+            if f"{kind}/{name}" in vectors
+        }
+        for kind in ("input", "output")
+    )
+    changed = [
+        name
+        for name in said["weights"]
+        if name not in weights or _sha256(weights[name]) != said["weights"][name]
+    ]
+    words = (
+        f"altered since the export: {first_few(changed, 5)}"
+        if changed
+        else f"{len(weights)} tensors, as exported"
+    )
     found = [Runtime("safetensors", words, same=not changed, sound=not changed)]
     if _describe_change(folder / VECTORS, said["files"]):
-        return [*found, Runtime("vectors", f"{VECTORS} was altered since the export: there is nothing to compare the models with")]
-    kept = {} if not (folder / OPERATORS).exists() or _describe_change(folder / OPERATORS, said["files"]) else _read(folder / OPERATORS)
-    truth = Truth(inputs, outputs, {name: tensor for name, tensor in weights.items() if name not in changed}, kept)
+        return [
+            *found,
+            Runtime(
+                "vectors",
+                f"{VECTORS} was altered since the export: there is nothing to compare the "
+                "models with",
+            ),
+        ]
+    kept = (
+        {}
+        if not (folder / OPERATORS).exists() or _describe_change(folder / OPERATORS, said["files"])
+        else _read(folder / OPERATORS)
+    )
+    truth = Truth(
+        inputs,
+        outputs,
+        {name: tensor for name, tensor in weights.items() if name not in changed},
+        kept,
+    )
     for form in formats.FORMATS.values():
         path = folder / form.file
         if form.file not in said["files"]:
@@ -134,7 +228,11 @@ def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EX
         if not (altered := _describe_change(path, said["files"])):
             held = try_runtime(form, path, truth, said["tolerance"])
             found.append(held)
-            found += [try_client(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
+            found += [
+                try_client(one, examples, folder, outputs, said["tolerance"])
+                for one in clients.CLIENTS
+                if one.format == form.name
+            ]
         elif not trusted:  # the file is not the one that export.json describes
             found.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
         else:
@@ -144,13 +242,22 @@ def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EX
 
 
 def _describe_change(path: Path, files: Mapping[str, str]) -> str:
-    """Describe how a file differs from what was written; empty if it does not, or is missing. A file larger than the memory is not read."""
+    """Describe how a file differs from what was written.
+
+    Empty if it does not, or is missing. A file larger than the memory is not read.
+    """
     handle = open_to_read(path)
     if handle is None:
         return ""
     with handle:
         if (size := os.fstat(handle.fileno()).st_size) > (free := free_memory()):
-            raise ConfigError(Problem(str(path), f"was not read: it takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory is free"))
+            raise ConfigError(
+                Problem(
+                    str(path),
+                    f"was not read: it takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
+                    "of memory is free",
+                )
+            )
         is_other = hashlib.file_digest(handle, "sha256").hexdigest() != files.get(path.name)
     return f"{path.name} was altered since the export" if is_other else ""
 
@@ -167,4 +274,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return read_tensors(path)
     except (ValueError, OSError) as error:
-        raise ConfigError(Problem(str(path), f"cannot be read: {first_line(error)}", expected="a .safetensors file, as `samewise export` wrote it")) from None
+        raise ConfigError(
+            Problem(
+                str(path),
+                f"cannot be read: {first_line(error)}",
+                expected="a .safetensors file, as `samewise export` wrote it",
+            )
+        ) from None

@@ -33,20 +33,35 @@ class Format(ABC):
     """What brings them."""
 
     def lacks(self, to_be: str) -> str:
-        """What is missing to write or run the file (`written` or `run`), and how to get it; empty if nothing is."""
-        missing = [name for name in (self.needs if to_be == "written" else self.runs_with) if find_spec(name) is None]
+        """What is missing to write or run the file (`written` or `run`), and how to get it.
+
+        Empty if nothing is.
+        """
+        missing = [
+            name
+            for name in (self.needs if to_be == "written" else self.runs_with)
+            if find_spec(name) is None
+        ]
         return f"needs {' and '.join(missing)}: {self.install}" if missing else ""
 
     @abstractmethod
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
-        """Write the model; return the program whose operators the file has, if `operators` can find them by name."""
+        """Write the model.
+
+        Return the program whose operators the file has, if `operators` can find them by name.
+        """
 
     @abstractmethod
     def load(self, path: Path) -> Run:
         """Load the file in its runtime: a function from inputs to outputs, in the model's order."""
 
-    def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
-        """The runtime's results of single operators by these names, in their order. Default: not available."""
+    def operators(
+        self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
+    ) -> list[Operator]:
+        """The runtime's results of single operators by these names, in their order.
+
+        Default: not available.
+        """
         return []
 
     @abstractmethod
@@ -54,7 +69,10 @@ class Format(ABC):
         """The kinds of operators that the file needs, by the format's names, sorted."""
 
     def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
-        """The sizes of inputs that the file takes, by the call's names, as from `sizes_of`. Default: those of the program that it is made from."""
+        """The sizes of inputs that the file takes, by the call's names, as from `sizes_of`.
+
+        Default: those of the program that it is made from.
+        """
         return sizes_of(program_of(call), call)
 
     @abstractmethod
@@ -64,28 +82,63 @@ class Format(ABC):
     def altered_weights(self, path: Path, weights: Mapping[str, Tensor]) -> list[str]:
         """The names of weights in the file that differ from the model's given weights."""
         held = self.weights(path)
-        return [name for name, tensor in held.items() if name in weights and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))]
+        return [
+            name
+            for name, tensor in held.items()
+            if name in weights
+            and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))
+        ]
 
 
 def program_of(call: Call) -> torch.export.ExportedProgram:
-    """Export the model to a torch.export program; sizes that may vary (batch, length) stay dynamic, as found by torch.export."""
-    free = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1} for tensor in call.inputs.values())
+    """Export the model to a torch.export program.
+
+    Sizes that may vary (batch, length) stay dynamic, as found by torch.export.
+    """
+    free = tuple(
+        {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
+        for tensor in call.inputs.values()
+    )
     with torch.no_grad():
-        return torch.export.export(call.function, tuple(call.inputs.values()), dynamic_shapes=(free,), strict=False)
+        return torch.export.export(
+            call.function, tuple(call.inputs.values()), dynamic_shapes=(free,), strict=False
+        )
 
 
 def sizes_of(program: torch.export.ExportedProgram, call: Call) -> dict[str, list[int | str]]:
-    """The sizes of a program's inputs: a number is fixed; a name can vary, as far as the model allows, and the same name is the same size."""
-    inputs = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
-    return name_sizes({name: [str(size) for size in inputs[place]] for name, place in zip(call.inputs, program.graph_signature.user_inputs, strict=True)})
+    """The sizes of a program's inputs: a number is fixed.
+
+    A name can vary, as far as the model allows, and the same name is the same size.
+    """
+    inputs = {
+        node.name: node.meta["val"].shape
+        for node in program.graph.nodes
+        if node.op == "placeholder"
+    }
+    return name_sizes(
+        {
+            name: [str(size) for size in inputs[place]]
+            for name, place in zip(call.inputs, program.graph_signature.user_inputs, strict=True)
+        }
+    )
 
 
 def name_sizes(shapes: Mapping[str, Sequence[str]]) -> dict[str, list[int | str]]:
-    """Sizes as an exporter writes them, with plain names (n1, n2) for its symbols (s77), in their order; a size that it fixes has a number as its name."""
+    """Sizes as an exporter writes them, with plain names (n1, n2) for its symbols (s77), in their
+    order; a size that it fixes has a number as its name.
+    """
     names = dict[str, str]()
 
     def plain(size: str) -> int | str:
-        return int(size) if size.isdigit() else re.sub(r"\b[su]\d+\b", lambda symbol: names.setdefault(symbol[0], f"n{len(names) + 1}"), size)
+        return (
+            int(size)
+            if size.isdigit()
+            else re.sub(
+                r"\b[su]\d+\b",
+                lambda symbol: names.setdefault(symbol[0], f"n{len(names) + 1}"),
+                size,
+            )
+        )
 
     return {name: [plain(size) for size in shape] for name, shape in shapes.items()}
 
@@ -99,4 +152,8 @@ def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
 
 def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a `Function`, by their names in the model."""
-    return {name.removeprefix("model."): tensor.detach() for name, tensor in state.items() if name.startswith("model.")}
+    return {
+        name.removeprefix("model."): tensor.detach()
+        for name, tensor in state.items()
+        if name.startswith("model.")
+    }

@@ -21,17 +21,26 @@ from samewise.runner.exports.format import Format, Run, graph_of, program_of, si
 from samewise.runner.exports.onnx_formats import Onnx
 from samewise.runner.exports.operators import Operator, run_operators
 from samewise.runner.records.files import write_atomically
-from samewise.runner.torch_private import OpOverload, aoti_compile_and_package, aoti_load_package, inductor_config, pytree
+from samewise.runner.torch_private import (
+    OpOverload,
+    aoti_compile_and_package,
+    aoti_load_package,
+    inductor_config,
+    pytree,
+)
 from samewise.runner.training.compiled import keep_headers_apart
 
 
 class Pt2(Format):
-    """torch.export's program: a graph of ATen operators, for Python and as what AOTInductor and ExecuTorch begin with."""
+    """torch.export's program: a graph of ATen operators, for Python and as what AOTInductor and
+    ExecuTorch begin with.
+    """
 
     name, file, runtime = "pt2", "model.pt2", "torch.export"
 
     def write(self, call: Call, path: Path) -> fx.GraphModule:
-        torch.export.save(program := program_of(call), written := io.BytesIO())  # torch's own file aborts Python if the disk is full
+        # Torch's own file aborts Python if the disk is full
+        torch.export.save(program := program_of(call), written := io.BytesIO())
         write_atomically(path, written.getvalue())
         return graph_of(program)
 
@@ -39,11 +48,20 @@ class Pt2(Format):
         program = _load_program(path).module()
         return torch.no_grad()(lambda inputs: list(program(*inputs.values())))
 
-    def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
+    def operators(
+        self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
+    ) -> list[Operator]:
         return run_operators(graph_of(_load_program(path)), list(inputs.values()))
 
     def kinds(self, path: Path) -> list[str]:
-        return sorted({str(node.target) for node in _load_program(path).graph.nodes if isinstance(node.target, OpOverload)})  # others are sums of sizes
+        # Others are sums of sizes
+        return sorted(
+            {
+                str(node.target)
+                for node in _load_program(path).graph.nodes
+                if isinstance(node.target, OpOverload)
+            }
+        )
 
     def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
         return sizes_of(_load_program(path), call)
@@ -53,14 +71,20 @@ class Pt2(Format):
 
 
 class Aoti(Format):
-    """AOTInductor's package: the program compiled for this kind of CPU, for C++ and Python, without the model's source."""
+    """AOTInductor's package: the program compiled for this kind of CPU, for C++ and Python, without
+    the model's source.
+    """
 
     name, file, runtime = "aoti", "model.aoti.pt2", "AOTInductor"
 
     def lacks(self, to_be: str) -> str:
         compilers = [one for one in inductor_config.cpp.cxx if one] if to_be == "written" else []
         found = not compilers or any(map(shutil.which, compilers))
-        return super().lacks(to_be) if found else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
+        return (
+            super().lacks(to_be)
+            if found
+            else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
+        )
 
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
         keep_headers_apart()
@@ -80,7 +104,9 @@ class Aoti(Format):
 
 
 class ExecuTorch(Format):
-    """ExecuTorch's program with its portable kernels, for phones and small devices, whose build must include the operators in it."""
+    """ExecuTorch's program with its portable kernels, for phones and small devices, whose build
+    must include the operators in it.
+    """
 
     name, file, runtime = "executorch", "model.pte", "ExecuTorch"
     needs, runs_with, install = ("executorch",), ("executorch",), "pip install executorch"
@@ -90,7 +116,12 @@ class ExecuTorch(Format):
 
         held = [(one, one.data) for one in (*call.function.parameters(), *call.function.buffers())]
         try:
-            for one, data in held:  # its kernels refuse convolutions of tensors with different dimension orders, as channels_last weights cause
+            # Its kernels refuse convolutions of tensors with different dimension orders, as
+            # channels_last weights cause
+            for (
+                one,
+                data,
+            ) in held:
                 one.data = data.clone(memory_format=torch.contiguous_format)
             path.write_bytes(to_edge(program_of(call)).to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         finally:
@@ -102,13 +133,18 @@ class ExecuTorch(Format):
 
         program = Runtime.get().load_program(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         method = program.load_method("forward")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return lambda inputs: [one.clone() for one in method.execute([tensor.contiguous() for tensor in inputs.values()])]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return lambda inputs: [
+            one.clone()
+            for one in method.execute([tensor.contiguous() for tensor in inputs.values()])
+        ]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
     def kinds(self, path: Path) -> list[str]:
         from executorch.exir._serialize._program import deserialize_pte_binary  # pyright: ignore[reportMissingImports]
 
         plans = deserialize_pte_binary(path.read_bytes()).program.execution_plan  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return sorted({f"{one.name}.{one.overload}".rstrip(".") for plan in plans for one in plan.operators})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return sorted(
+            {f"{one.name}.{one.overload}".rstrip(".") for plan in plans for one in plan.operators}
+        )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         raise NotImplementedError("they have no names in it")
@@ -126,7 +162,11 @@ def require(form: Format) -> None:
 
 
 def write(form: Format, call: Call, path: Path) -> list[Operator]:
-    """Write the model in a format; return each operator's result. ConfigError if a package is missing, or the exporter, in its own words, refuses the model."""
+    """Write the model in a format.
+
+    Return each operator's result. ConfigError if a package is missing, or the exporter, in its own
+    words, refuses the model.
+    """
     require(form)
     try:
         with _quiet():
@@ -135,17 +175,35 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
     except (OSError, TrainingError):  # the disk, not the model
         raise
     except Exception as error:
-        hint = "try --bare: it leaves out the batch transforms before the model, which may be what cannot be exported" if call.whole else ""
-        raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {_reason(error)}", form.name, hint=hint)) from error
+        hint = (
+            "try --bare: it leaves out the batch transforms before the model, which may be "
+            "what cannot be exported"
+            if call.whole
+            else ""
+        )
+        raise ConfigError(
+            Problem(
+                "--to",
+                f"{form.runtime}'s exporter cannot take this model: {_reason(error)}",
+                form.name,
+                hint=hint,
+            )
+        ) from error
 
 
 def _reason(error: Exception) -> str:
-    """An exporter's error in one line without colours, and what caused it: torch.onnx's own first line only says which of its steps failed."""
+    """An exporter's error in one line without colours, and what caused it: torch.onnx's own first
+    line only says which of its steps failed.
+    """
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     words = re.sub(r"\x1b\[[0-9;]*m", "", first_line(error))
-    return words if cause is error else f"{words.removesuffix(' Next steps:')} {type(cause).__name__}: {first_line(cause)}"
+    return (
+        words
+        if cause is error
+        else f"{words.removesuffix(' Next steps:')} {type(cause).__name__}: {first_line(cause)}"
+    )
 
 
 def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -154,14 +212,22 @@ def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         return form.load(path)(inputs)
 
 
-def operators(form: Format, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
-    """The results of single operators in a file's runtime; ValueError, in the runtime's words, if it fails."""
+def operators(
+    form: Format, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
+) -> list[Operator]:
+    """The results of single operators in a file's runtime.
+
+    ValueError, in the runtime's words, if it fails.
+    """
     with _explain_errors(form):
         return form.operators(path, inputs, names)
 
 
 def sizes(form: Format, path: Path, call: Call) -> dict[str, list[int | str]]:
-    """The sizes of inputs that a file takes: a number is fixed; a name can vary, as far as the model allows, and the same name is the same size."""
+    """The sizes of inputs that a file takes: a number is fixed.
+
+    A name can vary, as far as the model allows, and the same name is the same size.
+    """
     with _quiet():
         return form.sizes(path, call)
 
@@ -185,7 +251,8 @@ def _load_program(path: Path) -> torch.export.ExportedProgram:
 def _quiet() -> Generator[None]:
     """Silence exporters, which warn about their internals."""
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # torch.export logs the whole graph of a model that it cannot export
+    # Torch.export logs the whole graph of a model that it cannot export
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

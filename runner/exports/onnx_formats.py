@@ -18,22 +18,42 @@ from samewise.runner.exports.format import Format, Run, graph_of, name_sizes, pr
 from samewise.runner.exports.operators import Operator, own_name, sample_of
 
 _ALIKE = 0.01
-"""The share of the largest number by which a file's results may differ for other sizes of inputs: rounding alone."""
+"""The share of the largest number by which a file's results may differ for other sizes of inputs:
+rounding alone."""
 
 
 class Onnx(Format):
-    """ONNX, by torch's exporter on top of torch.export: for onnxruntime in Python, C++, Java, C#, Node and browsers."""
+    """ONNX, by torch's exporter on top of torch.export: for onnxruntime in Python, C++, Java, C#,
+    Node and browsers.
+    """
 
     name, file, runtime = "onnx", "model.onnx", "onnxruntime"
     needs, runs_with = ("onnx", "onnxscript"), ("onnxruntime",)
 
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
-        # Not optimised here, which would fold batch norm into changed weights: runtimes do that when they load the file.
-        names = [name.replace(".", "_") for name in call.inputs], [name.replace(".", "_") for name in call.outputs]
-        made = torch.onnx.export(program_of(call), dynamo=True, optimize=False, input_names=names[0], output_names=names[1], verbose=False)
+        # Not optimised here, which would fold batch norm into changed weights: runtimes do that
+        # when they load the file.
+        names = (
+            [name.replace(".", "_") for name in call.inputs],
+            [name.replace(".", "_") for name in call.outputs],
+        )
+        made = torch.onnx.export(
+            program_of(call),
+            dynamo=True,
+            optimize=False,
+            input_names=names[0],
+            output_names=names[1],
+            verbose=False,
+        )
         assert made is not None
-        for node in made.model.graph:  # the exporter gives a conv3d without bias zeros of the weight's shape, which no runtime takes
-            if node.op_type == "Conv" and len(node.inputs) == 3 and getattr(node.inputs[2] and node.inputs[2].producer(), "op_type", "") == "Expand":
+        # The exporter gives a conv3d without bias zeros of the weight's shape, which no runtime
+        # takes
+        for node in made.model.graph:
+            if (
+                node.op_type == "Conv"
+                and len(node.inputs) == 3
+                and getattr(node.inputs[2] and node.inputs[2].producer(), "op_type", "") == "Expand"
+            ):
                 node.replace_input_with(2, None)
         shapes = {one.name: one.shape for one in made.model.graph.inputs if one.shape is not None}
         places = dict[str, list[tuple[str, int]]]()
@@ -43,7 +63,8 @@ class Onnx(Format):
                     places.setdefault(str(size.value), []).append((name, axis))
         for size, held in places.items():
             made.save(str(path), external_data=False)
-            # A size that the program fixes has a digit as its name, and others may be wrong in the file alone: runtimes then compute without a word.
+            # A size that the program fixes has a digit as its name, and others may be wrong in the
+            # file alone: runtimes then compute without a word.
             if size.isdigit() or not self._takes_another_size(path, call, held):
                 for name, axis in held:
                     shapes[name.replace(".", "_")][axis] = call.inputs[name].shape[axis]
@@ -54,21 +75,30 @@ class Onnx(Format):
         call = self._session(str(path))
         return lambda inputs: list(call(inputs).values())
 
-    def _takes_another_size(self, path: Path, call: Call, places: Sequence[tuple[str, int]]) -> bool:
-        """Whether the file and the model give the same if these axes are twice as long; true if the model takes no such inputs, or nothing runs the file."""
+    def _takes_another_size(
+        self, path: Path, call: Call, places: Sequence[tuple[str, int]]
+    ) -> bool:
+        """Whether the file and the model give the same if these axes are twice as long.
+
+        True if the model takes no such inputs, or nothing runs the file.
+        """
         inputs = dict(call.inputs)
         for name, axis in places:
             inputs[name] = torch.cat([inputs[name], inputs[name]], axis)
         with torch.no_grad(), suppress(Exception):
             expected = dict(zip(call.outputs, call.function(*inputs.values()), strict=True))
             try:
-                apart = self.lacks("run") or difference(expected, dict(zip(expected, self.load(path)(inputs), strict=True)))
+                apart = self.lacks("run") or difference(
+                    expected, dict(zip(expected, self.load(path)(inputs), strict=True))
+                )
                 return not isinstance(apart, Difference) or apart.relative < _ALIKE
             except Exception:
                 return False
         return True
 
-    def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
+    def operators(
+        self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
+    ) -> list[Operator]:
         import onnx  # pyright: ignore[reportMissingImports]
 
         model = onnx.load(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -77,28 +107,60 @@ class Onnx(Format):
         for node in model.graph.node:
             said = {one.key.rpartition(".")[2]: one.value for one in node.metadata_props}
             scopes = ["", *ast.literal_eval(said.get("name_scopes", "[]"))]
-            for output in node.output:  # an operator whose output is the model's has that output's name
-                name = said.get("fx_node", "").partition(" ")[0].removeprefix("%") if output in own else output
+            for (
+                output
+            ) in node.output:  # an operator whose output is the model's has that output's name
+                name = (
+                    said.get("fx_node", "").partition(" ")[0].removeprefix("%")
+                    if output in own
+                    else output
+                )
                 if name in names:
-                    asked[output] = Operator(name, node.op_type, own_name(str(scopes[max(len(scopes) - 2, 0)])), torch.empty(0))
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in own)
+                    asked[output] = Operator(
+                        name,
+                        node.op_type,
+                        own_name(str(scopes[max(len(scopes) - 2, 0)])),
+                        torch.empty(0),
+                    )
+        model.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in asked if name not in own
+        )
         found = self._session(model.SerializeToString())(inputs)
         return [replace(one, numbers=sample_of(found[name])) for name, one in asked.items()]
 
     def kinds(self, path: Path) -> list[str]:
         import onnx  # pyright: ignore[reportMissingImports]
 
-        return sorted({str(node.op_type) for node in onnx.load(str(path), load_external_data=False).graph.node})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+        return sorted(
+            {
+                str(node.op_type)
+                for node in onnx.load(str(path), load_external_data=False).graph.node
+            }
+        )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
     def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
         import onnx  # pyright: ignore[reportMissingImports]
 
         graph = onnx.load(str(path), load_external_data=False).graph  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        held = {one.name: [str(size.dim_param or size.dim_value or "?") for size in one.type.tensor_type.shape.dim] for one in graph.input}
-        return name_sizes({name: held[name.replace(".", "_")] for name in call.inputs if name.replace(".", "_") in held})
+        held = {
+            one.name: [
+                str(size.dim_param or size.dim_value or "?")
+                for size in one.type.tensor_type.shape.dim
+            ]
+            for one in graph.input
+        }
+        return name_sizes(
+            {
+                name: held[name.replace(".", "_")]
+                for name in call.inputs
+                if name.replace(".", "_") in held
+            }
+        )
 
     def _session(self, model: str | bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-        """A session for a file, or a model in memory: a function from inputs to all outputs by name."""
+        """A session for a file, or a model in memory: a function from inputs to all outputs by
+        name.
+        """
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -109,8 +171,15 @@ class Onnx(Format):
         named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
         def call(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            given = {name.replace(".", "_"): tensor.numpy() for name, tensor in inputs.items() if name.replace(".", "_") in taken}
-            return {name: torch.from_numpy(np.asarray(one)) for name, one in zip(named, session.run(None, given), strict=True)}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+            given = {
+                name.replace(".", "_"): tensor.numpy()
+                for name, tensor in inputs.items()
+                if name.replace(".", "_") in taken
+            }
+            return {
+                name: torch.from_numpy(np.asarray(one))
+                for name, one in zip(named, session.run(None, given), strict=True)
+            }  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
         return call
 
@@ -119,4 +188,6 @@ class Onnx(Format):
         from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
         held = onnx.load(str(path)).graph.initializer  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return unwrap({one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+        return unwrap(
+            {one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held}
+        )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]

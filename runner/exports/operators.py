@@ -1,6 +1,8 @@
-"""Compares a runtime with the exported program operator by operator, and finds the first that differs.
+"""Compares a runtime with the exported program operator by operator, and finds the first that
+differs.
 
-Numbers of every operator of the program, evenly spaced, are kept with the export: torch's own kernels gave them, on the test vectors.
+Numbers of every operator of the program, evenly spaced, are kept with the export: torch's own
+kernels gave them, on the test vectors.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Operator:
     Args:
         name: As the exported program calls its result.
         kind: What it does, as the file calls it: `aten.conv2d.default`, `Conv`.
-        module: The name of the module that it belongs to; empty for the model itself, or if unknown.
+        module: The name of the module that it belongs to; empty for the model itself, or if
+            unknown.
         numbers: Of its result: `sample_of`.
     """
 
@@ -39,13 +42,20 @@ class Operator:
 
 
 def sample_of(result: Tensor) -> Tensor:
-    """Some numbers of a tensor, evenly spaced: [at most `KEPT`]. Complex numbers are pairs of reals, as in ONNX."""
+    """Some numbers of a tensor, evenly spaced: [at most `KEPT`].
+
+    Complex numbers are pairs of reals, as in ONNX.
+    """
     flat = (torch.view_as_real(result) if result.is_complex() else result).detach().reshape(-1)
-    return flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), KEPT), dtype=torch.float64).long()].clone()
+    return flat[
+        torch.linspace(0, flat.numel() - 1, min(flat.numel(), KEPT), dtype=torch.float64).long()
+    ].clone()
 
 
 class _Listener(fx.Interpreter):
-    """Runs a program operator by operator, and records each output before a later operator may change it in place."""
+    """Runs a program operator by operator, and records each output before a later operator may
+    change it in place.
+    """
 
     def __init__(self, program: fx.GraphModule) -> None:
         super().__init__(program)
@@ -55,7 +65,14 @@ class _Listener(fx.Interpreter):
         result = super().run_node(n)
         if n.op == "call_function" and isinstance(result, Tensor) and result.numel():
             modules = [str(path) for path, _ in (n.meta.get("nn_module_stack") or {}).values()]
-            self.heard.append(Operator(n.name, str(n.target), own_name(modules[-1] if modules else ""), sample_of(result)))
+            self.heard.append(
+                Operator(
+                    n.name,
+                    str(n.target),
+                    own_name(modules[-1] if modules else ""),
+                    sample_of(result),
+                )
+            )
         return result
 
 
@@ -72,11 +89,14 @@ def own_name(module: str) -> str:
     return module.removeprefix("model").removeprefix(".")
 
 
-def first_difference(expected: Mapping[str, Tensor], found: Iterable[Operator], *, tolerance: float) -> Operator | None:
+def first_difference(
+    expected: Mapping[str, Tensor], found: Iterable[Operator], *, tolerance: float
+) -> Operator | None:
     """The first operator whose output differs by more than the tolerance.
 
     Args:
-        expected: Numbers by the name of the operator; others are passed over, and those that a format has in another form.
+        expected: Numbers by the name of the operator; others are passed over, and those that a
+            format has in another form.
         found: In the order in which they are run.
         tolerance: The largest relative error that is accepted; 0: the same bits.
     """

@@ -24,9 +24,11 @@ class Runtime:
         words: For the user.
         language: What the runtime was called from.
         same: Whether they are the same bits.
-        sound: Whether they are within what was stated; None: it was not run, as something is not installed.
+        sound: Whether they are within what was stated; None: it was not run, as something is not
+            installed.
         apart: The largest difference; None if there is none, or nothing to compare.
-        first: The first operator whose difference exceeds the tolerance or, in a sound file, the first with other bits; by its name in the exported program.
+        first: The first operator whose difference exceeds the tolerance or, in a sound file, the
+            first with other bits; by its name in the exported program.
         seconds: To load the file and call it once, in Python.
     """
 
@@ -42,7 +44,9 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a runtime is compared with: inputs in the call's order, the model's outputs, its weights, and samples of each operator's output."""
+    """What a runtime is compared with: inputs in the call's order, the model's outputs, its
+    weights, and samples of each operator's output.
+    """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
@@ -65,7 +69,9 @@ def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float
     others, why, unread = _weights(form, path, truth.weights)
     try:
         if len(results) != len(truth.outputs):
-            raise ValueError(f"gives {len(results)} tensors, but the model gives {len(truth.outputs)}")
+            raise ValueError(
+                f"gives {len(results)} tensors, but the model gives {len(truth.outputs)}"
+            )
         apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
     except ValueError as error:  # different boxes have different shapes
         first, where = _first(form, path, truth, tolerance)
@@ -74,11 +80,23 @@ def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float
         return Runtime(form.name, f"the same bits{unread}", same=True, sound=True, seconds=seconds)
     sound = not others and apart is not None and apart.relative <= tolerance
     first, where = _first(form, path, truth, 0.0 if sound else tolerance)
-    words = str(apart or "the same bits on these inputs") + (where if first or not others else "") + (unread if sound else why)
-    return Runtime(form.name, words, same=apart is None, sound=sound, apart=apart, first=first, seconds=seconds)
+    words = (
+        str(apart or "the same bits on these inputs")
+        + (where if first or not others else "")
+        + (unread if sound else why)
+    )
+    return Runtime(
+        form.name, words, same=apart is None, sound=sound, apart=apart, first=first, seconds=seconds
+    )
 
 
-def try_client(client: clients.Client, examples: Path, export: Path, outputs: Mapping[str, Tensor], tolerance: float) -> Runtime:
+def try_client(
+    client: clients.Client,
+    examples: Path,
+    export: Path,
+    outputs: Mapping[str, Tensor],
+    tolerance: float,
+) -> Runtime:
     """Run an export in another language."""
     try:
         found = clients.run(client, examples, export, list(outputs))
@@ -89,12 +107,20 @@ def try_client(client: clients.Client, examples: Path, export: Path, outputs: Ma
     if not found:
         return Runtime(client.format, "the same bits", client.language, same=True, sound=True)
     apart = max(found, key=lambda one: one.relative)
-    return Runtime(client.format, str(apart), client.language, sound=apart.relative <= tolerance, apart=apart)
+    return Runtime(
+        client.format, str(apart), client.language, sound=apart.relative <= tolerance, apart=apart
+    )
 
 
-def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> tuple[str | None, str]:
+def _first(
+    form: formats.Format, path: Path, truth: Truth, tolerance: float
+) -> tuple[str | None, str]:
     """The first operator that differs: its name, and a description."""
-    expected = {name.partition("/")[2]: numbers for name, numbers in truth.operators.items() if name.startswith(f"{form.name}/")}
+    expected = {
+        name.partition("/")[2]: numbers
+        for name, numbers in truth.operators.items()
+        if name.startswith(f"{form.name}/")
+    }
     if not expected:
         return None, ""
     try:
@@ -103,14 +129,22 @@ def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> 
         return None, f"; its operators cannot be inspected: {error}"
     if first := first_difference(expected, found, tolerance=tolerance):
         return first.name, f", first at {first}"
-    return None, "; each operator by itself gives the expected result, so the difference comes from operators that the runtime fuses" if found else ""
+    return (
+        None,
+        "; each operator by itself gives the expected result, so the difference comes from "
+        "operators that the runtime fuses"
+        if found
+        else "",
+    )
 
 
-def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> tuple[list[str], str, str]:
+def _weights(
+    form: formats.Format, path: Path, weights: Mapping[str, Tensor]
+) -> tuple[list[str], str, str]:
     """Which weights in the file differ from the model's, and two descriptions of it.
 
-    Returns their names, though nothing may come of it for these inputs; why results are wrong; and why nobody could look, where the format holds weights by
-    name.
+    Returns their names, though nothing may come of it for these inputs; why results are wrong; and
+    why nobody could look, where the format holds weights by name.
     """
     try:
         others = form.altered_weights(path, weights)
@@ -119,5 +153,9 @@ def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) ->
     except Exception as error:
         words = f"; its weights cannot be read: {first_line(error)}"
         return [], words, words
-    words = f"these weights differ from the model's: {first_few(others, 5)}" if others else "its weights are the model's, so an operator computes differently"
+    words = (
+        f"these weights differ from the model's: {first_few(others, 5)}"
+        if others
+        else "its weights are the model's, so an operator computes differently"
+    )
     return others, f"; {words}", ""

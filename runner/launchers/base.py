@@ -1,7 +1,10 @@
-"""Launchers start the runs of a sweep. A launcher is a choice of the group `launcher`; a site's own belongs in a separate package.
+"""Launchers start the runs of a sweep.
 
-A run is started by `python -m samewise.runner.launchers.job SWEEP NUMBER`, wherever that is: it reads the point's config from the sweep's folder, trains, and
-leaves word of its beginning and its end there. A launcher only brings that command to a machine, and says what it knows of it.
+A launcher is a choice of the group `launcher`; a site's own belongs in a separate package.
+
+A run is started by `python -m samewise.runner.launchers.job SWEEP NUMBER`, wherever that is: it
+reads the point's config from the sweep's folder, trains, and leaves word of its beginning and its
+end there. A launcher only brings that command to a machine, and says what it knows of it.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ class Job:
         number: The point's.
         name: What a person calls it: `lr=0.1 seed=2`.
         sweep: The sweep's folder.
-        threads: Cores that it keeps busy: the threads of all of its processes, and its loader's workers.
+        threads: Cores that it keeps busy: the threads of all of its processes, and its loader's
+            workers.
         processes: How many ranks it starts.
         wants_gpu: Whether it computes on CUDA devices if there are any: one per process.
-        spread: On several machines: "each", `processes` on each of them; "whole", `processes` in all; None, it cannot be.
-        environment: The variables that must be set before torch is imported, and those by which it reports to the sweeper.
+        spread: On several machines: "each", `processes` on each of them; "whole", `processes` in
+            all; None, it cannot be.
+        environment: The variables that must be set before torch is imported, and those by which it
+            reports to the sweeper.
     """
 
     number: int
@@ -102,7 +108,9 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        """The state of jobs that this sweep has submitted, from this process or, with a detached launcher, an earlier one."""
+        """The state of jobs that this sweep has submitted, from this process or, with a detached
+        launcher, an earlier one.
+        """
 
     @abc.abstractmethod
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:

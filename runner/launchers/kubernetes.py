@@ -1,4 +1,5 @@
-"""Runs in pods of Kubernetes: one Indexed Job for all, written as a manifest and applied if kubectl is available; this process need not keep running.
+"""Runs in pods of Kubernetes: one Indexed Job for all, written as a manifest and applied if kubectl
+is available; this process need not keep running.
 
 SWEEP/kubernetes/
   0001.yaml      a Job's manifest
@@ -6,7 +7,8 @@ SWEEP/kubernetes/
   cancelled/     an empty file for each index that was told to stop: 0001-3
 SWEEP/code/      copies of the code, one for each state in which it was submitted
 
-`kubernetes_manifest.py` writes the manifest, `kubernetes_job.py` runs in the pods, `kubernetes_status.py` reads the cluster's state.
+`kubernetes_manifest.py` writes the manifest, `kubernetes_job.py` runs in the pods,
+`kubernetes_status.py` reads the cluster's state.
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ _LONGEST = 10_000
 
 @final
 class Kubernetes(Launcher):
-    """Writes manifests of Indexed Jobs. A pod that is asked to end saves its run, and another pod resumes it.
+    """Writes manifests of Indexed Jobs.
+
+    A pod that is asked to end saves its run, and another pod resumes it.
 
     Args:
         image: Of the container: Python with samewise's dependencies.
-        volumes: For each folder that this machine and the pods share, where the pods have it from: `CLAIM`, `CLAIM/FOLDER` of a PersistentVolumeClaim,
-            or `/FOLDER` of the node. One of them holds the sweep's folder.
+        volumes: For each folder that this machine and the pods share, where the pods have it from:
+            `CLAIM`, `CLAIM/FOLDER` of a PersistentVolumeClaim, or `/FOLDER` of the node. One of
+            them holds the sweep's folder.
         python: The interpreter in the image.
         namespace: Where the Jobs are made; null: kubectl's own.
         nodes: A run is one pod: 1.
@@ -54,10 +59,12 @@ class Kubernetes(Launcher):
         memory: Of each pod; null: no limit.
         jobs: How many at a time; null: any number.
         env: Further variables of the pods.
-        user: Whom the pods run as, `UID:GID`; null: as you, so that the files are yours; "image": as the image says.
+        user: Whom the pods run as, `UID:GID`; null: as you, so that the files are yours; "image":
+            as the image says.
         pod: Further fields of the pods' spec: `nodeSelector`, `tolerations`, `imagePullSecrets`.
         notice_s: Seconds that a pod has to save when it is told to end.
-        retries: How often a run is started again that was killed without a chance to save, by lack of memory for example.
+        retries: How often a run is started again that was killed without a chance to save, by lack
+            of memory for example.
         apply: Whether to apply the manifest by kubectl; null: if kubectl is installed.
         poll_s: Seconds between two looks.
     """
@@ -85,27 +92,67 @@ class Kubernetes(Launcher):
         apply: bool | None = None,
         poll_s: float = 5.0,
     ) -> None:
-        least = {"cpus": (cpus, 1), "gpus": (gpus, 0), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "retries": (retries, 0), "poll_s": (poll_s, 0.1)}
+        least = {
+            "cpus": (cpus, 1),
+            "gpus": (gpus, 0),
+            "jobs": (jobs, 1),
+            "notice_s": (notice_s, 1),
+            "retries": (retries, 0),
+            "poll_s": (poll_s, 0.1),
+        }
         found = too_small(least)
         if nodes != 1:
-            hint = "strategy=elastic strategy.nproc=N: as many processes as the pod has GPUs; several machines for one run: launcher=slurm"
-            found.append(Problem("nodes", "a run is one pod, which runs on one machine", nodes, "1", hint))
+            hint = (
+                "strategy=elastic strategy.nproc=N: as many processes as the pod has GPUs; "
+                "several machines for one run: launcher=slurm"
+            )
+            found.append(
+                Problem("nodes", "a run is one pod, which runs on one machine", nodes, "1", hint)
+            )
         if namespace is not None and not manifest.is_name(namespace):
             expected = "lower-case letters, digits and -, as in RFC 1123"
-            found.append(Problem("namespace", "is not a valid name for a namespace", namespace, expected, f"perhaps {manifest.label(namespace)}"))
+            found.append(
+                Problem(
+                    "namespace",
+                    "is not a valid name for a namespace",
+                    namespace,
+                    expected,
+                    f"perhaps {manifest.label(namespace)}",
+                )
+            )
         if memory is not None and not manifest.is_quantity(str(memory)):
-            found.append(Problem("memory", "is not a valid amount of memory", memory, "in Kubernetes notation, such as 16Gi"))
+            found.append(
+                Problem(
+                    "memory",
+                    "is not a valid amount of memory",
+                    memory,
+                    "in Kubernetes notation, such as 16Gi",
+                )
+            )
         found += [
-            Problem(f"pod.{name}", "is set by the launcher itself", hint="see the launcher's other keys") for name in manifest.OURS if name in (pod or {})
+            Problem(
+                f"pod.{name}", "is set by the launcher itself", hint="see the launcher's other keys"
+            )
+            for name in manifest.OURS
+            if name in (pod or {})
         ]
         if found:
             raise ConfigError(*found)
-        self._cpus, self._gpus, self.most, self._apply, self.poll_s = cpus, gpus, jobs, apply, poll_s
+        self._cpus, self._gpus, self.most, self._apply, self.poll_s = (
+            cpus,
+            gpus,
+            jobs,
+            apply,
+            poll_s,
+        )
         self._template = manifest.Template(
             image=image or "",
             python=python,
             namespace=namespace,
-            volumes=[manifest.Volume.of(os.path.normpath(path), source) for path, source in (volumes or {}).items()],
+            volumes=[
+                manifest.Volume.of(os.path.normpath(path), source)
+                for path, source in (volumes or {}).items()
+            ],
             memory=str(memory) if memory is not None else None,
             gpu_resource=gpu_resource,
             env={name: str(value) for name, value in (env or {}).items()},
@@ -121,14 +168,43 @@ class Kubernetes(Launcher):
         found = list[Problem]()
         if not self._template.image:
             expected = "an image with Python and samewise's dependencies"
-            found.append(Problem("launcher.image", "is missing: pods need an image", expected=expected, hint="launcher.image=registry.example/torch:1"))
+            found.append(
+                Problem(
+                    "launcher.image",
+                    "is missing: pods need an image",
+                    expected=expected,
+                    hint="launcher.image=registry.example/torch:1",
+                )
+            )
         if not any(one.holds(home) for one in held):
-            message = "is missing: pods read the sweep and write its runs on a volume" if not held else "do not contain the sweep's folder"
+            message = (
+                "is missing: pods read the sweep and write its runs on a volume"
+                if not held
+                else "do not contain the sweep's folder"
+            )
             value = {one.path: one.claim or one.folder for one in held} if held else ...
-            hint = f"'+launcher.volumes={{{Path.cwd()}: CLAIM}}', with the name of a PersistentVolumeClaim, or /A/FOLDER that exists on every node"
-            found.append(Problem("launcher.volumes", message, value, f"a volume for {home.parent}, or a folder above it", hint))
+            hint = (
+                f"'+launcher.volumes={{{Path.cwd()}: CLAIM}}', with the name of a "
+                "PersistentVolumeClaim, or /A/FOLDER that exists on every node"
+            )
+            found.append(
+                Problem(
+                    "launcher.volumes",
+                    message,
+                    value,
+                    f"a volume for {home.parent}, or a folder above it",
+                    hint,
+                )
+            )
         if self._apply and shutil.which("kubectl") is None:
-            found.append(Problem("launcher.apply", "kubectl is not installed here", True, hint="launcher.apply=false writes the manifest only"))
+            found.append(
+                Problem(
+                    "launcher.apply",
+                    "kubectl is not installed here",
+                    True,
+                    hint="launcher.apply=false writes the manifest only",
+                )
+            )
         if found:
             raise ConfigError(*found)
         self._sweep, self._home = sweep, home
@@ -147,13 +223,22 @@ class Kubernetes(Launcher):
         for place in where.values():
             name = place.given["job"]
             if name not in known:
-                known[name] = self._cluster.look(name, len(place.given["points"])) if self._cluster else None
-        return {number: self._look_at(number, place, known[place.given["job"]]) for number, place in where.items()}
+                known[name] = (
+                    self._cluster.look(name, len(place.given["points"])) if self._cluster else None
+                )
+        return {
+            number: self._look_at(number, place, known[place.given["job"]])
+            for number, place in where.items()
+        }
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
         where = newest(self._home, numbers)
         standing = self.look(where)
-        live = [place for number, place in where.items() if standing[number].standing is not Standing.gone]
+        live = [
+            place
+            for number, place in where.items()
+            if standing[number].standing is not Standing.gone
+        ]
         for place in live:
             place.mark().touch()  # used by pods, including those not started yet
         for file in sorted({place.file for place in live}):
@@ -166,20 +251,36 @@ class Kubernetes(Launcher):
                 self._cluster.delete(name)
             else:
                 print(
-                    f"pods of the Job {name} that start later will end at once; to delete the Job: kubectl delete -f {file.with_suffix('.yaml')}",
+                    f"pods of the Job {name} that start later will end at once; to delete "
+                    f"the Job: kubectl delete -f {file.with_suffix('.yaml')}",
                     file=sys.stderr,
                 )
 
     def _is_wanted(self, file: Path) -> bool:
         """Whether any run of a Job is neither finished nor cancelled."""
-        own = {number: place for number, place in newest(self._home, read_json(file, shapes.SUBMISSION)["points"]).items() if place.file == file}
-        return any(seen.standing is not Standing.gone and not own[number].mark().exists() for number, seen in self.look(own).items())
+        own = {
+            number: place
+            for number, place in newest(
+                self._home, read_json(file, shapes.SUBMISSION)["points"]
+            ).items()
+            if place.file == file
+        }
+        return any(
+            seen.standing is not Standing.gone and not own[number].mark().exists()
+            for number, seen in self.look(own).items()
+        )
 
     def _look_at(self, number: int, place: Submitted, of_job: Mapping[int, Seen] | None) -> Seen:
-        """A point's state: from the cluster if it knows the Job, otherwise from the run's own record."""
+        """A point's state: from the cluster if it knows the Job, otherwise from the run's own
+        record.
+        """
         if of_job:
             seen = of_job[place.index]
-            return Seen(seen.standing, "cancelled") if seen.standing is Standing.gone and place.mark().exists() else seen
+            return (
+                Seen(seen.standing, "cancelled")
+                if seen.standing is Standing.gone and place.mark().exists()
+                else seen
+            )
         word = self._sweep.word(number)
         has_begun = word.get("began", 0) >= place.given["submitted"]
         is_over = has_begun and "ended" in word
@@ -191,7 +292,9 @@ class Kubernetes(Launcher):
             return Seen(Standing.gone, f"Kubernetes has no record of its Job {place.given['job']}")
         if is_over:
             return Seen(Standing.waiting, "saved; it will be started again")
-        hint = "" if place.given["applied"] else f"kubectl apply -f {place.file.with_suffix('.yaml')}"
+        hint = (
+            "" if place.given["applied"] else f"kubectl apply -f {place.file.with_suffix('.yaml')}"
+        )
         return Seen(Standing.running) if has_begun else Seen(Standing.waiting, hint)
 
     def _needs(self, job: Job) -> tuple[int, int]:
@@ -210,7 +313,16 @@ class Kubernetes(Launcher):
             "applied": False,
         }
         cpus, gpus = needs
-        whole = self._template.job(file, name=name, sweep=self._sweep.id, count=len(jobs), cpus=cpus, gpus=gpus, variables=variables(code), cwd=Path.cwd())
+        whole = self._template.job(
+            file,
+            name=name,
+            sweep=self._sweep.id,
+            count=len(jobs),
+            cpus=cpus,
+            gpus=gpus,
+            variables=variables(code),
+            cwd=Path.cwd(),
+        )
         paper = file.with_suffix(".yaml")
         paper.write_text(yaml.safe_dump(whole, sort_keys=False, width=160), encoding="utf-8")
         write_json(file, given)
@@ -232,5 +344,9 @@ def _user(given: str | None) -> tuple[int, int] | None:
         return None
     uid, _, gid = str(given).partition(":")
     if not (uid.isdigit() and gid.isdigit()):
-        raise ConfigError(Problem("user", "is not a valid user", given, "UID:GID, such as 1000:1000; null; or image"))
+        raise ConfigError(
+            Problem(
+                "user", "is not a valid user", given, "UID:GID, such as 1000:1000; null; or image"
+            )
+        )
     return int(uid), int(gid)

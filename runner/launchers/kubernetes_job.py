@@ -1,9 +1,11 @@
-"""Runs in a pod: starts the run of its index, makes it save when the pod is asked to stop, and reports by exit code what happens next.
+"""Runs in a pod: starts the run of its index, makes it save when the pod is asked to stop, and
+reports by exit code what happens next.
 
     python -m samewise.runner.launchers.kubernetes_job SWEEP/kubernetes/0001.json
 
-Exit codes: 0, there is nothing left to do for this index; 3, saved; it will be started again; 1 and 2, failed, and would again; any other, killed.
-It is the pod's first process, for which Linux drops signals without a handler: so the run is a separate process, to which this one passes SIGTERM.
+Exit codes: 0, there is nothing left to do for this index; 3, saved; it will be started again; 1 and
+2, failed, and would again; any other, killed. It is the pod's first process, for which Linux drops
+signals without a handler: so the run is a separate process, to which this one passes SIGTERM.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Pod:
         if code == -signal.SIGTERM and self._is_told and not has_said:
             code = INTERRUPTED  # before it could handle the signal
         elif code and not has_said:
-            self._sweep.note(self._number, ended=time.time(), exit_code=code, said=describe_exit_code(code))
+            self._sweep.note(
+                self._number, ended=time.time(), exit_code=code, said=describe_exit_code(code)
+            )
         print(self._sweep.word(self._number).get("said") or f"ended with exit code {code}")
         if code == INTERRUPTED and self._is_over():
             return 0
@@ -55,7 +59,15 @@ class Pod:
         print(f"point {self._number}: its output goes to {log}")
         with open(log, "ab") as output:
             self._run = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "samewise.runner.launchers.job", str(self._sweep.path), str(self._number)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-u",
+                    "-m",
+                    "samewise.runner.launchers.job",
+                    str(self._sweep.path),
+                    str(self._number),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -89,7 +101,11 @@ class Pod:
 def main(file: Path) -> int:
     """Run as the pod of one index."""
     if not file.is_file():
-        print(f"error:\n  {file} does not exist: the sweep's volume must be mounted at the same path as on the machine that submitted it", file=sys.stderr)
+        print(
+            f"error:\n  {file} does not exist: the sweep's volume must be mounted at the "
+            "same path as on the machine that submitted it",
+            file=sys.stderr,
+        )
         return 2
     return Pod(Submitted.read(file, int(os.environ["JOB_COMPLETION_INDEX"]))).run()
 

@@ -1,6 +1,7 @@
 """Writes the manifest of an Indexed Job (Kubernetes' batch/v1): one index per run.
 
-https://kubernetes.io/docs/concepts/workloads/controllers/job/, which describes the fields; they are there from Kubernetes 1.29 on.
+https://kubernetes.io/docs/concepts/workloads/controllers/job/, which describes the fields; they are
+there from Kubernetes 1.29 on.
 """
 
 from __future__ import annotations
@@ -38,18 +39,43 @@ class Volume:
 
     @classmethod
     def of(cls, path: str, source: object) -> Volume:
-        """Parse a config's `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`; anything else is a ConfigError."""
+        """Parse a config's `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`.
+
+        Anything else is a ConfigError.
+        """
         where = f"volumes.{path}"
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
-            raise ConfigError(Problem(where, "is also the path in the pod, so it must be absolute", path, "a path that starts with /, without .."))
+            raise ConfigError(
+                Problem(
+                    where,
+                    "is also the path in the pod, so it must be absolute",
+                    path,
+                    "a path that starts with /, without ..",
+                )
+            )
         if not isinstance(source, str) or not source or ".." in PurePosixPath(source).parts:
-            raise ConfigError(Problem(where, "does not name a volume", source, "CLAIM, CLAIM/FOLDER or /FOLDER/OF/THE/NODE"))
+            raise ConfigError(
+                Problem(
+                    where,
+                    "does not name a volume",
+                    source,
+                    "CLAIM, CLAIM/FOLDER or /FOLDER/OF/THE/NODE",
+                )
+            )
         if source.startswith("/"):
             return cls(path, "", source)
         claim, _, folder = source.partition("/")
         if not is_name(claim, dots=True):
             hint = f"kubectl get persistentvolumeclaims; perhaps {label(claim)}"
-            raise ConfigError(Problem(where, "is not a valid name for a claim", claim, "lower-case letters, digits, - and ., as in RFC 1123", hint))
+            raise ConfigError(
+                Problem(
+                    where,
+                    "is not a valid name for a claim",
+                    claim,
+                    "lower-case letters, digits, - and ., as in RFC 1123",
+                    hint,
+                )
+            )
         return cls(path, claim, folder.strip("/"))
 
     def holds(self, path: Path) -> bool:
@@ -58,7 +84,10 @@ class Volume:
 
 @dataclass(frozen=True)
 class Template:
-    """What all Jobs of a launcher share. The arguments are the launcher's; `user` is UID and GID, or None for the image's."""
+    """What all Jobs of a launcher share.
+
+    The arguments are the launcher's; `user` is UID and GID, or None for the image's.
+    """
 
     image: str
     python: str
@@ -73,8 +102,22 @@ class Template:
     jobs: int | None
     pod: Mapping[str, Any]
 
-    def job(self, file: Path, *, name: str, sweep: str, count: int, cpus: int, gpus: int, variables: Mapping[str, str], cwd: Path) -> dict[str, Any]:
-        """A Job of `count` runs with these CPUs and GPUs each; its pods read the submission in `file`."""
+    def job(
+        self,
+        file: Path,
+        *,
+        name: str,
+        sweep: str,
+        count: int,
+        cpus: int,
+        gpus: int,
+        variables: Mapping[str, str],
+        cwd: Path,
+    ) -> dict[str, Any]:
+        """A Job of `count` runs with these CPUs and GPUs each.
+
+        Its pods read the submission in `file`.
+        """
         about = {
             "labels": {"app.kubernetes.io/name": "samewise", "samewise/sweep": label(sweep)},
             "annotations": {"samewise/sweep": sweep, "samewise/submission": str(file)},
@@ -86,12 +129,22 @@ class Template:
             "backoffLimitPerIndex": self.retries,
             "podReplacementPolicy": "Failed",  # never two pods for one run at a time
             "podFailurePolicy": {"rules": failure_rules()},
-            "template": {"metadata": deepcopy(about), "spec": self._pod(file, cpus, gpus, variables, cwd)},
+            "template": {
+                "metadata": deepcopy(about),
+                "spec": self._pod(file, cpus, gpus, variables, cwd),
+            },
         }
         space = {"namespace": self.namespace} if self.namespace else {}
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, **space, **about}, "spec": spec}
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, **space, **about},
+            "spec": spec,
+        }
 
-    def _pod(self, file: Path, cpus: int, gpus: int, variables: Mapping[str, str], cwd: Path) -> dict[str, Any]:
+    def _pod(
+        self, file: Path, cpus: int, gpus: int, variables: Mapping[str, str], cwd: Path
+    ) -> dict[str, Any]:
         memory = {"memory": self.memory} if self.memory else {}
         named = list(enumerate(self.volumes))
         container = {
@@ -100,10 +153,19 @@ class Template:
             "command": [self.python, "-P", "-u", "-m", "samewise.runner.launchers.kubernetes_job"],
             "args": [str(file)],
             "workingDir": str(cwd),
-            "env": [{"name": key, "value": value} for key, value in {**self._home(), **variables, **self.env}.items()],
-            "resources": {"requests": {"cpu": str(cpus), **memory}, "limits": {**memory, **({self.gpu_resource: str(gpus)} if gpus else {})}},
+            "env": [
+                {"name": key, "value": value}
+                for key, value in {**self._home(), **variables, **self.env}.items()
+            ],
+            "resources": {
+                "requests": {"cpu": str(cpus), **memory},
+                "limits": {**memory, **({self.gpu_resource: str(gpus)} if gpus else {})},
+            },
             "volumeMounts": [
-                *({"name": f"volume-{number}", "mountPath": one.path, **_inside(one)} for number, one in named),
+                *(
+                    {"name": f"volume-{number}", "mountPath": one.path, **_inside(one)}
+                    for number, one in named
+                ),
                 {"name": "shm", "mountPath": "/dev/shm"},
             ],
         }
@@ -112,31 +174,52 @@ class Template:
             "terminationGracePeriodSeconds": self.notice_s,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            **({"securityContext": {"runAsUser": self.user[0], "runAsGroup": self.user[1]}} if self.user else {}),
+            **(
+                {"securityContext": {"runAsUser": self.user[0], "runAsGroup": self.user[1]}}
+                if self.user
+                else {}
+            ),
             **self.pod,
             "containers": [container],
             "volumes": [
                 *({"name": f"volume-{number}", **_source(one)} for number, one in named),
-                {"name": "shm", "emptyDir": {"medium": "Memory"}},  # loader workers pass batches there; a container's default is 64 MB
+                {
+                    "name": "shm",
+                    "emptyDir": {"medium": "Memory"},
+                },  # loader workers pass batches there; a container's default is 64 MB
             ],
         }
 
     def _home(self) -> dict[str, str]:
         """A home folder for a user that the image does not know."""
-        return {"HOME": "/tmp", "USER": f"user-{self.user[0]}"} if self.user and self.user[0] else {}
+        return (
+            {"HOME": "/tmp", "USER": f"user-{self.user[0]}"} if self.user and self.user[0] else {}
+        )
 
 
 def failure_rules() -> list[dict[str, Any]]:
-    """The rules for a pod's end, of which the first match applies. An end that matches none (killed for memory) uses one of the index's retries."""
+    """The rules for a pod's end, of which the first match applies.
+
+    An end that matches none (killed for memory) uses one of the index's retries.
+    """
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [INTERRUPTED]}},
-        {"action": "FailIndex", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(_FAILED)}},
+        {
+            "action": "Ignore",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [INTERRUPTED]},
+        },
+        {
+            "action": "FailIndex",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(_FAILED)},
+        },
     ]
 
 
 def label(text: str, *, most: int = _LONGEST) -> str:
-    """The end of a text as an RFC 1123 label (lower-case letters, digits, `-`). The end is kept since it identifies a sweep."""
+    """The end of a text as an RFC 1123 label (lower-case letters, digits, `-`).
+
+    The end is kept since it identifies a sweep.
+    """
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[-most:].strip("-") or "samewise"
 
 
@@ -149,7 +232,9 @@ def job_name(sweep: str, end: str, count: int) -> str:
 def is_name(text: str, *, dots: bool = False) -> bool:
     """Whether it is a valid name of a Kubernetes object: an RFC 1123 label, or several with dots."""
     parts = text.split(".") if dots else [text]
-    return len(text) <= (253 if dots else _LONGEST) and all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in parts)
+    return len(text) <= (253 if dots else _LONGEST) and all(
+        re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in parts
+    )
 
 
 def is_quantity(text: str) -> bool:

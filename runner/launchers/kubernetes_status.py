@@ -26,20 +26,40 @@ class Cluster:
         """Create the Job; a ConfigError if the cluster refuses."""
         done = self._call("apply", f"--filename={manifest}")
         if done.returncode:
-            hint = "`kubectl config current-context` names the cluster; launcher.apply=false writes the manifest only"
-            raise ConfigError(Problem("launcher", f"kubectl cannot apply the Job: {last_line(done.stderr) or 'no message'}", hint=hint))
+            hint = (
+                "`kubectl config current-context` names the cluster; launcher.apply=false "
+                "writes the manifest only"
+            )
+            raise ConfigError(
+                Problem(
+                    "launcher",
+                    f"kubectl cannot apply the Job: {last_line(done.stderr) or 'no message'}",
+                    hint=hint,
+                )
+            )
 
     def look(self, name: str, count: int) -> dict[int, Seen] | None:
-        """The state of each index of a Job; empty if there is no such Job, None if the cluster does not answer."""
+        """The state of each index of a Job.
+
+        Empty if there is no such Job, None if the cluster does not answer.
+        """
         job = self._call("get", "job", name, "--output=json")
         if job.returncode:
             return {} if "NotFound" in job.stderr else None
-        pods = self._call("get", "pods", f"--selector=batch.kubernetes.io/job-name={name}", "--output=json")
-        return read_job(json.loads(job.stdout), json.loads(pods.stdout)["items"] if not pods.returncode else [], count)
+        pods = self._call(
+            "get", "pods", f"--selector=batch.kubernetes.io/job-name={name}", "--output=json"
+        )
+        return read_job(
+            json.loads(job.stdout),
+            json.loads(pods.stdout)["items"] if not pods.returncode else [],
+            count,
+        )
 
     def delete(self, name: str) -> None:
         """Ask its pods to end, then delete the Job."""
-        self._call("delete", "job", name, "--ignore-not-found", "--cascade=foreground", "--wait=false")
+        self._call(
+            "delete", "job", name, "--ignore-not-found", "--cascade=foreground", "--wait=false"
+        )
 
     def kill(self, name: str, indices: Iterable[int]) -> None:
         """End some of its pods at once."""
@@ -48,14 +68,29 @@ class Cluster:
 
     def _call(self, *command: str) -> subprocess.CompletedProcess[str]:
         namespace = [f"--namespace={self.namespace}"] if self.namespace else []
-        return call("kubectl", *namespace, f"--request-timeout={PATIENCE_S}s", *command, patience_s=2 * PATIENCE_S)
+        return call(
+            "kubectl",
+            *namespace,
+            f"--request-timeout={PATIENCE_S}s",
+            *command,
+            patience_s=2 * PATIENCE_S,
+        )
 
 
-def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int) -> dict[int, Seen]:
+def read_job(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int
+) -> dict[int, Seen]:
     """The state of each index of a Job, from its status and its pods."""
     status = job.get("status", {})
-    done, failed = set(_indices(status.get("completedIndexes"))), set(_indices(status.get("failedIndexes")))
-    ended = [one for one in status.get("conditions") or () if one["type"] in ("Complete", "Failed") and one["status"] == "True"]
+    done, failed = (
+        set(_indices(status.get("completedIndexes"))),
+        set(_indices(status.get("failedIndexes"))),
+    )
+    ended = [
+        one
+        for one in status.get("conditions") or ()
+        if one["type"] in ("Complete", "Failed") and one["status"] == "True"
+    ]
     newest = dict[int, Mapping[str, Any]]()
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
         newest[int(pod["metadata"].get("annotations", {}).get(_INDEX, -1))] = pod
@@ -71,7 +106,10 @@ def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: i
         elif pod.get("status", {}).get("phase") == "Running":
             found[index] = Seen(Standing.running)
         else:
-            found[index] = Seen(Standing.waiting, _wait(pod) if pod else "suspended" if job["spec"].get("suspend") else "")
+            found[index] = Seen(
+                Standing.waiting,
+                _wait(pod) if pod else "suspended" if job["spec"].get("suspend") else "",
+            )
     return found
 
 
@@ -83,7 +121,11 @@ def _indices(text: str | None) -> Iterable[int]:
 
 
 def _states(pod: Mapping[str, Any], which: str) -> list[Mapping[str, Any]]:
-    return [one["state"][which] for one in pod.get("status", {}).get("containerStatuses") or () if which in one.get("state", {})]
+    return [
+        one["state"][which]
+        for one in pod.get("status", {}).get("containerStatuses") or ()
+        if which in one.get("state", {})
+    ]
 
 
 def _end(pod: Mapping[str, Any]) -> str:

@@ -35,9 +35,11 @@ class Local(Launcher):
     """Starts processes. However the sweep's process ends, they save and end with it.
 
     Args:
-        jobs: How many at a time; null: as many as there are cores and, if there are any, GPUs for. Each gets the GPUs with the fewest running jobs.
+        jobs: How many at a time; null: as many as there are cores and, if there are any, GPUs for.
+            Each gets the GPUs with the fewest running jobs.
         pin: Keep each job to its own cores.
-        preload: Start jobs as copies of a process that has imported torch already, and their senders of one that has imported mlflow; false: all from scratch.
+        preload: Start jobs as copies of a process that has imported torch already, and their
+            senders of one that has imported mlflow; false: all from scratch.
     """
 
     def __init__(self, *, jobs: int | None = None, pin: bool = True, preload: bool = True) -> None:
@@ -90,7 +92,9 @@ class Local(Launcher):
             if number in ended:
                 self._shares.pop(number, None)
                 self._alone.pop(number, None)
-                found[number] = Seen(Standing.gone, describe_exit_code(ended[number]) if ended[number] < 0 else "")
+                found[number] = Seen(
+                    Standing.gone, describe_exit_code(ended[number]) if ended[number] < 0 else ""
+                )
             else:
                 found[number] = Seen(Standing.running if number in self._shares else Standing.gone)
         return found
@@ -119,7 +123,13 @@ class Local(Launcher):
 
     def _parent(self, job: Job) -> JobParent:
         """The process that forks jobs with these variables."""
-        key = tuple(sorted((name, value) for name, value in job.environment.items() if not name.startswith("SAMEWISE_")))
+        key = tuple(
+            sorted(
+                (name, value)
+                for name, value in job.environment.items()
+                if not name.startswith("SAMEWISE_")
+            )
+        )
         if key not in self._parents or not self._parents[key].is_alive():
             self._parents[key] = JobParent(dict(key), log=job.sweep / "logs" / "parent.log")
         return self._parents[key]
@@ -128,7 +138,11 @@ class Local(Launcher):
         taken = {core for share in self._shares.values() for core in share.cores}
         free = [core for core in self._cores if core not in taken]
         cores = tuple(free[: job.threads]) if len(free) >= job.threads else ()
-        gpus = tuple(sorted(self._gpus, key=self._busy_gpus().__getitem__)[: job.processes]) if job.wants_gpu else ()
+        gpus = (
+            tuple(sorted(self._gpus, key=self._busy_gpus().__getitem__)[: job.processes])
+            if job.wants_gpu
+            else ()
+        )
         self._shares[job.number] = _Share(cores, gpus)
         return self._shares[job.number]
 
@@ -138,22 +152,34 @@ class Local(Launcher):
 
 
 def visible_gpus() -> list[str]:
-    """The CUDA devices available to this process, by number or UUID, without importing torch; none if there is no driver."""
+    """The CUDA devices available to this process, by number or UUID, without importing torch.
+
+    None if there is no driver.
+    """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for name in given.split(",") if name.strip() not in ("", "-1")]
     try:
-        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        told = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(number) for number in range(sum(line.startswith("GPU ") for line in told.splitlines()))]
+    return [
+        str(number) for number in range(sum(line.startswith("GPU ") for line in told.splitlines()))
+    ]
 
 
 def _environment(job: Job, share: _Share) -> dict[str, str]:
-    return {**job.environment, **({"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else {})}
+    return {
+        **job.environment,
+        **({"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else {}),
+    }
 
 
-def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> subprocess.Popen[bytes]:
+def _spawn(
+    job: Job, environment: Mapping[str, str], cores: Sequence[int] | None
+) -> subprocess.Popen[bytes]:
     command = [*(["taskset", "-c", ",".join(map(str, cores))] if cores else []), *job.command]
     with open(SweepFolder(job.sweep).log(job.number), "ab") as log:
         return subprocess.Popen(

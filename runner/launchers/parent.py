@@ -1,12 +1,17 @@
-"""A process that has imported what every job needs and forks one process per job, which saves the seconds of importing.
+"""A process that has imported what every job needs and forks one process per job, which saves the
+seconds of importing.
 
     python -m samewise.runner.launchers.parent
 
-Safe because it does nothing else: it has one thread, has computed nothing, has not touched CUDA, and its variables are those that the jobs' configs ask for. On
-its standard input: a line of JSON for each job; on its standard output: one for each that has ended. It ends when its standard input does.
+Safe because it does nothing else: it has one thread, has computed nothing, has not touched CUDA,
+and its variables are those that the jobs' configs ask for. On its standard input: a line of JSON
+for each job; on its standard output: one for each that has ended. It ends when its standard input
+does.
 
-multiprocessing's forkserver would not do: there is one for each process, where jobs with other variables need another, since torch reads them as it is
-imported; its children import the launcher's main module, and are killed, or waited for, as the launcher ends, where a job has to be told to save.
+multiprocessing's forkserver would not do: there is one for each process, where jobs with other
+variables need another, since torch reads them as it is imported; its children import the launcher's
+main module, and are killed, or waited for, as the launcher ends, where a job has to be told to
+save.
 """
 
 from __future__ import annotations
@@ -44,7 +49,10 @@ _PRELOAD = (
 
 
 class JobParent:
-    """The launcher's handle of such a process. `variables` are set before it imports torch; it logs its own errors to `log`."""
+    """The launcher's handle of such a process.
+
+    `variables` are set before it imports torch; it logs its own errors to `log`.
+    """
 
     def __init__(self, variables: Mapping[str, str], *, log: Path) -> None:
         with open(log, "ab") as stderr:
@@ -53,7 +61,12 @@ class JobParent:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **HASH_SEED, **thread_variables(1), **variables},  # each job sets its own number
+                env={
+                    **os.environ,
+                    **HASH_SEED,
+                    **thread_variables(1),
+                    **variables,
+                },  # each job sets its own number
                 start_new_session=True,
             )
         assert self._process.stdout is not None
@@ -67,10 +80,21 @@ class JobParent:
     def start(self, job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> None:
         """Fork a job."""
         self._live.add(job.number)
-        self._say({"start": job.number, "sweep": str(job.sweep), "environment": dict(environment), "cores": cores, "cwd": str(Path.cwd())})
+        self._say(
+            {
+                "start": job.number,
+                "sweep": str(job.sweep),
+                "environment": dict(environment),
+                "cores": cores,
+                "cwd": str(Path.cwd()),
+            }
+        )
 
     def collect_ended(self) -> dict[int, int]:
-        """The exit codes of jobs that have ended since the last call (negative: signals); of all jobs if the process itself has died."""
+        """The exit codes of jobs that have ended since the last call (negative: signals).
+
+        Of all jobs if the process itself has died.
+        """
         assert self._process.stdout is not None
         with contextlib.suppress(BlockingIOError):
             self._heard += os.read(self._process.stdout.fileno(), 1 << 16)
@@ -160,7 +184,9 @@ def _reap(jobs: dict[int, int]) -> None:
         if pid == 0:
             return
         if pid in jobs:
-            os.write(1, json.dumps([jobs.pop(pid), os.waitstatus_to_exitcode(status)]).encode() + b"\n")
+            os.write(
+                1, json.dumps([jobs.pop(pid), os.waitstatus_to_exitcode(status)]).encode() + b"\n"
+            )
 
 
 def _become_job(message: Mapping[str, Any]) -> NoReturn:
@@ -172,7 +198,11 @@ def _become_job(message: Mapping[str, Any]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         end_with_parent(signal.SIGTERM)
-        log = os.open(SweepFolder(Path(message["sweep"])).log(message["start"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        log = os.open(
+            SweepFolder(Path(message["sweep"])).log(message["start"]),
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+            0o644,
+        )
         null = os.open(os.devnull, os.O_RDONLY)
         for end, file in ((0, null), (1, log), (2, log)):
             os.dup2(file, end)

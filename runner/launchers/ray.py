@@ -1,9 +1,13 @@
-"""Runs as jobs of a running Ray cluster, by its Jobs API; this process need not keep running. Does not import Ray.
+"""Runs as jobs of a running Ray cluster, by its Jobs API.
 
-A job's submission id is SWEEP-MADE-NUMBER-TRY, where MADE is when the sweep was made, so that any process finds earlier submissions.
+This process need not keep running. Does not import Ray.
 
-SWEEP/ray/cancelled/   an empty file for each job that was told to stop while it waited: Ray would still start it
-SWEEP/code/            copies of the code, one for each state in which it was submitted
+A job's submission id is SWEEP-MADE-NUMBER-TRY, where MADE is when the sweep was made, so that any
+process finds earlier submissions.
+
+SWEEP/ray/cancelled/   an empty file for each job that was told to stop while it waited: Ray would
+still start it SWEEP/code/            copies of the code, one for each state in which it was
+submitted
 """
 
 from __future__ import annotations
@@ -58,14 +62,33 @@ class Ray(Launcher):
         stop_s: int = 120,
         poll_s: float = 2.0,
     ) -> None:
-        least = {"cpus": (cpus, 0.001), "gpus": (gpus, 0), "jobs": (jobs, 1), "stop_s": (stop_s, 1), "poll_s": (poll_s, 0.1)}
+        least = {
+            "cpus": (cpus, 0.001),
+            "gpus": (gpus, 0),
+            "jobs": (jobs, 1),
+            "stop_s": (stop_s, 1),
+            "poll_s": (poll_s, 0.1),
+        }
         found = too_small(least)
         size = re.fullmatch(r"(\d+)([KMGT]?)", str(mem)) if mem is not None else None
         if mem is not None and size is None:
-            found.append(Problem("mem", "is not a valid amount of memory", mem, "bytes, or a number with K, M, G or T: 16G"))
+            found.append(
+                Problem(
+                    "mem",
+                    "is not a valid amount of memory",
+                    mem,
+                    "bytes, or a number with K, M, G or T: 16G",
+                )
+            )
         if found:
             raise ConfigError(*found)
-        self._address, self._cpus, self._gpus, self._resources, self.most = address, cpus, gpus, dict(resources or {}), jobs
+        self._address, self._cpus, self._gpus, self._resources, self.most = (
+            address,
+            cpus,
+            gpus,
+            dict(resources or {}),
+            jobs,
+        )
         self._mem = int(size[1]) * _UNITS[size[2]] if size else None
         self._python, self._stop_s, self.poll_s = python or sys.executable, stop_s, poll_s
         self._last = dict[int, Seen]()
@@ -79,12 +102,25 @@ class Ray(Launcher):
 
     def submit(self, jobs: Sequence[Job]) -> None:
         if self.most is not None and len(jobs) > self.most:
-            hint = "add --wait: this process then submits one job at a time, and must stay running; or raise launcher.cpus or launcher.resources"
-            raise ConfigError(Problem("launcher.jobs", "Ray cannot limit how many jobs of a sweep run at a time", self.most, "null", hint))
+            hint = (
+                "add --wait: this process then submits one job at a time, and must stay "
+                "running; or raise launcher.cpus or launcher.resources"
+            )
+            raise ConfigError(
+                Problem(
+                    "launcher.jobs",
+                    "Ray cannot limit how many jobs of a sweep run at a time",
+                    self.most,
+                    "null",
+                    hint,
+                )
+            )
         code = snapshot(self._sweep)
         tries = {number: _try(job) for number, job in self._jobs().items()}
         for job in jobs:
-            self._ask("/api/jobs/", self._request(job, tries.get(job.number, 0) + 1, code), post=True)
+            self._ask(
+                "/api/jobs/", self._request(job, tries.get(job.number, 0) + 1, code), post=True
+            )
             self._last[job.number] = Seen(Standing.waiting)
 
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
@@ -106,7 +142,9 @@ class Ray(Launcher):
             job = known.get(number)
             if job is None or self._read(job).standing is Standing.gone:
                 continue
-            if job["status"] == "PENDING":  # Ray would still start it once there is room, and then stop it
+            if (
+                job["status"] == "PENDING"
+            ):  # Ray would still start it once there is room, and then stop it
                 mark = self._mark(job["submission_id"])
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.touch()
@@ -115,11 +153,20 @@ class Ray(Launcher):
     def _request(self, job: Job, attempt: int, code: Path) -> dict[str, Any]:
         name = f"{self._prefix}{job.number:04d}-{attempt}"
         start = shlex.join([self._python, *Job(job.number, job.name, self._home).arguments])
-        log, mark = shlex.quote(str(self._sweep.log(job.number).absolute())), shlex.quote(str(self._mark(name)))
-        environment = {**job.environment, **variables(code), "RAY_JOB_STOP_WAIT_TIME_S": str(self._stop_s)}
+        log, mark = (
+            shlex.quote(str(self._sweep.log(job.number).absolute())),
+            shlex.quote(str(self._mark(name))),
+        )
+        environment = {
+            **job.environment,
+            **variables(code),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(self._stop_s),
+        }
         return {
             "submission_id": name,
-            "entrypoint": f"cd {shlex.quote(str(Path.cwd()))} && test ! -e {mark} && exec {start} >> {log} 2>&1",
+            "entrypoint": f"cd {shlex.quote(str(Path.cwd()))} && test ! -e "
+            f"{mark} && exec {start} >> "
+            f"{log} 2>&1",
             "runtime_env": {"env_vars": environment},
             "metadata": {"sweep": self._sweep.id, "point": job.name},
             "entrypoint_num_cpus": self._cpus if self._cpus is not None else job.threads,
@@ -137,10 +184,20 @@ class Ray(Launcher):
         if not hasattr(self, "_any_gpu"):
             try:
                 nodes = self._ask("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
-                self._any_gpu = any(node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE")
+                self._any_gpu = any(
+                    node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE"
+                )
             except (ConfigError, KeyError, TypeError, AttributeError):  # its address may change
                 hint = "0, or the number each job needs"
-                raise ConfigError(Problem("launcher.gpus", "this Ray does not say whether its cluster has GPUs", "null", "a number", hint)) from None
+                raise ConfigError(
+                    Problem(
+                        "launcher.gpus",
+                        "this Ray does not say whether its cluster has GPUs",
+                        "null",
+                        "a number",
+                        hint,
+                    )
+                ) from None
         return self._any_gpu
 
     def _jobs(self, *, wait: bool = False) -> dict[int, Mapping[str, Any]]:
@@ -163,7 +220,9 @@ class Ray(Launcher):
         status = str(job["status"])
         if status == "RUNNING":
             return Seen(Standing.running)
-        if self._mark(job["submission_id"]).exists():  # whatever Ray reports: it may fail to stop a job that ends at once
+        if self._mark(
+            job["submission_id"]
+        ).exists():  # whatever Ray reports: it may fail to stop a job that ends at once
             return Seen(Standing.gone, "STOPPED while waiting")
         if status == "PENDING":
             return Seen(Standing.waiting)
@@ -172,13 +231,29 @@ class Ray(Launcher):
         if status == "STOPPED":
             return Seen(Standing.gone, status)
         code, error = int(job.get("driver_exit_code") or 0), str(job.get("error_type") or "")
-        lines = [line.strip() for line in str(job.get("message") or "").splitlines() if line.strip()]
+        lines = [
+            line.strip() for line in str(job.get("message") or "").splitlines() if line.strip()
+        ]
         if code:
-            how = f"FAILED with exit code {code}" if code > 0 else f"FAILED, killed by signal {-code}"
-            last = lines[-1] if len(lines) > 1 and not lines[-1].startswith("Running entrypoint") else ""
+            how = (
+                f"FAILED with exit code {code}" if code > 0 else f"FAILED, killed by signal {-code}"
+            )
+            last = (
+                lines[-1]
+                if len(lines) > 1 and not lines[-1].startswith("Running entrypoint")
+                else ""
+            )
             return Seen(Standing.gone, f"{how}{last and f': {last[:_LONGEST]}'}", failed=code > 0)
-        why = lines[-1] if lines and lines[0].startswith("Traceback") else lines[0] if lines else error
-        return Seen(Standing.gone, f"FAILED: {why[:_LONGEST]}", failed=error == "RUNTIME_ENV_SETUP_FAILURE")
+        why = (
+            lines[-1]
+            if lines and lines[0].startswith("Traceback")
+            else lines[0]
+            if lines
+            else error
+        )
+        return Seen(
+            Standing.gone, f"FAILED: {why[:_LONGEST]}", failed=error == "RUNTIME_ENV_SETUP_FAILURE"
+        )
 
     def _is_begun(self, number: int) -> bool:
         """Whether a job has started and not recorded its end."""
@@ -188,20 +263,48 @@ class Ray(Launcher):
     def _mark(self, name: str) -> Path:
         return self._home / "ray" / "cancelled" / name
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False, wait: bool = False) -> Any:
+    def _ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        post: bool = False,
+        wait: bool = False,
+    ) -> Any:
         """Send a request; a ConfigError if it is refused or not answered."""
         try:
             return self._server.ask(path, body, post=post)
         except Refused as refused:
             if wait and refused.code >= 500:
                 raise NoAnswer(str(refused)) from None
-            hint = "RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`" if refused.code in (401, 403) else ""
-            raise ConfigError(Problem("launcher", f"Ray refused the request: {refused}", self._server.address, hint=hint)) from None
+            hint = (
+                "RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`"
+                if refused.code in (401, 403)
+                else ""
+            )
+            raise ConfigError(
+                Problem(
+                    "launcher",
+                    f"Ray refused the request: {refused}",
+                    self._server.address,
+                    hint=hint,
+                )
+            ) from None
         except NoAnswer as away:
             if wait:
                 raise
-            expected = "a running cluster with its dashboard: `pip install 'ray[default]'` and `ray start --head`"
-            raise ConfigError(Problem("launcher.address", f"no Ray cluster answers: {away}", self._server.address, expected)) from None
+            expected = (
+                "a running cluster with its dashboard: `pip install 'ray[default]'` and `ray "
+                "start --head`"
+            )
+            raise ConfigError(
+                Problem(
+                    "launcher.address",
+                    f"no Ray cluster answers: {away}",
+                    self._server.address,
+                    expected,
+                )
+            ) from None
 
 
 def _try(job: Mapping[str, Any]) -> int:

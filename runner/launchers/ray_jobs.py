@@ -43,7 +43,9 @@ class Server:
         self._headers = {"Content-Type": "application/json", **_headers()}
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False) -> Any:
-        """Send one request and return the answer, read as JSON; Refused if its status is an error, NoAnswer if none came, or one that is not Ray's.
+        """Send one request and return the answer, read as JSON.
+
+        Refused if its status is an error, NoAnswer if none came, or one that is not Ray's.
 
         Args:
             path: Below the address.
@@ -51,14 +53,21 @@ class Server:
             post: With POST, otherwise GET.
         """
         data = json.dumps(body or {}).encode() if post else None
-        request = urllib.request.Request(f"{self.address}{path}", data=data, headers=self._headers, method="POST" if post else "GET")
+        request = urllib.request.Request(
+            f"{self.address}{path}",
+            data=data,
+            headers=self._headers,
+            method="POST" if post else "GET",
+        )
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as refused:
             said = refused.read().decode(errors="replace")
             is_page = said.lstrip().startswith("<")
-            raise Refused(refused.code, (not is_page and last_line(said)) or refused.reason) from None
+            raise Refused(
+                refused.code, (not is_page and last_line(said)) or refused.reason
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(str(getattr(error, "reason", "") or error)) from None
         except ValueError:
@@ -66,23 +75,55 @@ class Server:
 
 
 def address_from(given: str | None) -> str:
-    """The given address, or the one in Ray's variables; ConfigError if it is missing or is not an HTTP address."""
+    """The given address, or the one in Ray's variables.
+
+    ConfigError if it is missing or is not an HTTP address.
+    """
     named = next((name for name in ADDRESSES if os.environ.get(name)), None)
-    path, address = ("launcher.address", given) if given else (named or "launcher.address", os.environ[named] if named else None)
+    path, address = (
+        ("launcher.address", given)
+        if given
+        else (named or "launcher.address", os.environ[named] if named else None)
+    )
     if not address:
-        raise ConfigError(Problem(path, "the address of the Ray cluster is missing", expected=_EXPECTED, hint=f"set it, or {ADDRESSES[0]}"))
+        raise ConfigError(
+            Problem(
+                path,
+                "the address of the Ray cluster is missing",
+                expected=_EXPECTED,
+                hint=f"set it, or {ADDRESSES[0]}",
+            )
+        )
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
-        raise ConfigError(Problem(path, "is not an address where Ray accepts jobs", address, _EXPECTED, "launcher.address"))
+        raise ConfigError(
+            Problem(
+                path,
+                "is not an address where Ray accepts jobs",
+                address,
+                _EXPECTED,
+                "launcher.address",
+            )
+        )
     return address
 
 
 def _headers() -> dict[str, str]:
-    """Authentication headers, as Ray's own commands send them: from its variables, or from the file that `ray get-auth-token` writes."""
+    """Authentication headers, as Ray's own commands send them: from its variables, or from the file
+    that `ray get-auth-token` writes.
+    """
     try:
-        headers = {str(name): str(value) for name, value in json.loads(os.environ.get("RAY_JOB_HEADERS") or "{}").items()}
+        headers = {
+            str(name): str(value)
+            for name, value in json.loads(os.environ.get("RAY_JOB_HEADERS") or "{}").items()
+        }
     except (ValueError, AttributeError):
-        raise ConfigError(Problem("RAY_JOB_HEADERS", "is not a JSON object", expected='{"NAME": "VALUE"}')) from None
-    if any(name.lower() == "authorization" for name in headers) or os.environ.get("RAY_AUTH_MODE") == "disabled":
+        raise ConfigError(
+            Problem("RAY_JOB_HEADERS", "is not a JSON object", expected='{"NAME": "VALUE"}')
+        ) from None
+    if (
+        any(name.lower() == "authorization" for name in headers)
+        or os.environ.get("RAY_AUTH_MODE") == "disabled"
+    ):
         return headers
     token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     if not token:

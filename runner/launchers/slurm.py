@@ -1,9 +1,10 @@
-"""Jobs in SLURM's queue: one array for all, submitted at once; this process need not keep running. `slurm_job.py` runs on the machines.
+"""Jobs in SLURM's queue: one array for all, submitted at once.
+
+This process need not keep running. `slurm_job.py` runs on the machines.
 
 SWEEP/slurm/
-  0001.json      a submission: which point each index of its array is, and what the machines need to know
-  0001.sh        its batch script
-  0001-3.log     a link to the log of the point with index 3
+  0001.json      a submission: which point each index of its array is, and what the machines need to
+  know 0001.sh        its batch script 0001-3.log     a link to the log of the point with index 3
   cancelled/     an empty file for each job that was told to stop
 SWEEP/code/      copies of the code, one for each state in which it was submitted
 """
@@ -24,14 +25,44 @@ from typing import final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
-from samewise.runner.launchers.submission import call, chunks, group_jobs, last_line, newest, next_file, too_small
+from samewise.runner.launchers.submission import (
+    call,
+    chunks,
+    group_jobs,
+    last_line,
+    newest,
+    next_file,
+    too_small,
+)
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.sweep_folder import SweepFolder
 
 HOME = "slurm"
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING")
-_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED")
+_WAITING = (
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+    "CONFIGURING",
+    "SUSPENDED",
+    "STOPPED",
+    "RESIZING",
+)
+_ENDED = (
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "REVOKED",
+)
 _BY_ITSELF = ("FAILED", "OUT_OF_MEMORY", "DEADLINE")
 """Ends that come from the job: started again, it would end so again."""
 _AT_ONCE = 500
@@ -61,13 +92,15 @@ class Slurm(Launcher):
         qos: Quality of service.
         nodes: Machines for each job.
         cpus: Of each job on each machine; null: as many as it keeps busy.
-        gpus: For each job on each machine, a number or TYPE:NUMBER; null: one per process, if the partition has any.
+        gpus: For each job on each machine, a number or TYPE:NUMBER; null: one per process, if the
+            partition has any.
         mem: Of each job on each machine; null: the cluster's default.
         jobs: How many at a time; null: any number.
         setup: Shell lines before each job.
         extra: Further arguments of sbatch.
         python: The interpreter on the machines; null: this one.
-        notice_s: Seconds before the time limit at which a run is told to save, and that a cancelled one has before it is ended.
+        notice_s: Seconds before the time limit at which a run is told to save, and that a cancelled
+            one has before it is ended.
         requeues: How often a job may be put back into the queue.
         poll_s: Seconds between two looks.
     """
@@ -93,24 +126,52 @@ class Slurm(Launcher):
         requeues: int = 100,
         poll_s: float = 5.0,
     ) -> None:
-        least = {"nodes": (nodes, 1), "cpus": (cpus, 1), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "requeues": (requeues, 0), "poll_s": (poll_s, 0.1)}
+        least = {
+            "nodes": (nodes, 1),
+            "cpus": (cpus, 1),
+            "jobs": (jobs, 1),
+            "notice_s": (notice_s, 1),
+            "requeues": (requeues, 0),
+            "poll_s": (poll_s, 0.1),
+        }
         found = too_small(least)
         if time is not None and (limit := _seconds(str(time))) is not None and limit <= notice_s:
             words = f"leaves no time to train: a run is asked to save {notice_s} s before the limit"
-            found.append(Problem("time", words, time, f"more than {notice_s} s", "launcher.notice_s"))
+            found.append(
+                Problem("time", words, time, f"more than {notice_s} s", "launcher.notice_s")
+            )
         if found:
             raise ConfigError(*found)
-        self._partition, self._nodes, self._cpus, self._gpus, self.most = partition, nodes, cpus, gpus, jobs
-        self._setup, self._python, self._notice_s, self._requeues, self.poll_s = tuple(setup), python or sys.executable, notice_s, requeues, poll_s
+        self._partition, self._nodes, self._cpus, self._gpus, self.most = (
+            partition,
+            nodes,
+            cpus,
+            gpus,
+            jobs,
+        )
+        self._setup, self._python, self._notice_s, self._requeues, self.poll_s = (
+            tuple(setup),
+            python or sys.executable,
+            notice_s,
+            requeues,
+            poll_s,
+        )
         given = {"partition": partition, "time": time, "account": account, "qos": qos, "mem": mem}
-        self._arguments = [*(f"--{name}={value}" for name, value in given.items() if value is not None), *extra]
+        self._arguments = [
+            *(f"--{name}={value}" for name, value in given.items() if value is not None),
+            *extra,
+        ]
         self._last = dict[str, Seen]()
 
     def open(self, sweep: SweepFolder) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
         if missing:
             words = f"{' and '.join(missing)} cannot be found on this machine"
-            raise ConfigError(Problem("launcher", words, "slurm", "a machine of a SLURM cluster", "launcher=local"))
+            raise ConfigError(
+                Problem(
+                    "launcher", words, "slurm", "a machine of a SLURM cluster", "launcher=local"
+                )
+            )
         self._sweep = sweep
         self._home = sweep.path.absolute() / HOME
 
@@ -126,9 +187,15 @@ class Slurm(Launcher):
             return {}
         known = self._queue({name.partition("_")[0] for name in where.values()})
         if known is None:  # the controller is restarting
-            return {number: self._last.get(name, Seen(Standing.waiting)) for number, name in where.items()}
+            return {
+                number: self._last.get(name, Seen(Standing.waiting))
+                for number, name in where.items()
+            }
         self._last |= known
-        return {number: known.get(name) or self._look_at_forgotten(name) for number, name in where.items()}
+        return {
+            number: known.get(name) or self._look_at_forgotten(name)
+            for number, name in where.items()
+        }
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
         where = self._where(numbers)
@@ -139,26 +206,52 @@ class Slurm(Launcher):
                 (self._home / "cancelled" / name).touch()  # used by a running job
         ended = live if kill else [name for name in live if standing[name] is Standing.waiting]
         for some in chunks(ended, _AT_ONCE):
-            _call("scancel", *some)  # not with --state=PENDING: in SLURM 22.05 that ends all waiting jobs of the array
+            # Not with --state=PENDING: in SLURM 22.05 that ends all waiting jobs of the array
+            _call("scancel", *some)
 
     def _look_at_forgotten(self, name: str) -> Seen:
-        """The state of a job that SLURM no longer knows: it ended minutes ago, or was cancelled while waiting, of which SLURM keeps no record."""
+        """The state of a job that SLURM no longer knows: it ended minutes ago, or was cancelled
+        while waiting, of which SLURM keeps no record.
+        """
         array, _, index = name.partition("_")
         links = [
-            file.with_name(f"{file.stem}-{index}.log") for file in self._home.glob("*.json") if (read_json(file, shapes.SUBMISSION) or {}).get("job") == array
+            file.with_name(f"{file.stem}-{index}.log")
+            for file in self._home.glob("*.json")
+            if (read_json(file, shapes.SUBMISSION) or {}).get("job") == array
         ]
-        began = any(link.exists() and link.stat().st_mtime >= link.lstat().st_mtime for link in links)
-        return Seen(Standing.gone, f"SLURM has no record of its job {name}" if began else "CANCELLED while waiting")
+        began = any(
+            link.exists() and link.stat().st_mtime >= link.lstat().st_mtime for link in links
+        )
+        return Seen(
+            Standing.gone,
+            f"SLURM has no record of its job {name}" if began else "CANCELLED while waiting",
+        )
 
     def _needs(self, job: Job) -> _Needs:
         """What a job needs of each machine."""
         if self._nodes > 1 and job.spread is None:
             hint = "strategy=elastic replicas=N, launcher.nodes=1"
-            raise ConfigError(Problem("launcher.nodes", "the strategy has one process, which cannot run on several machines", self._nodes, "1", hint))
+            raise ConfigError(
+                Problem(
+                    "launcher.nodes",
+                    "the strategy has one process, which cannot run on several machines",
+                    self._nodes,
+                    "1",
+                    hint,
+                )
+            )
         if self._nodes > 1 and job.spread == "whole" and job.processes % self._nodes:
-            message = f"{job.processes} processes cannot be divided equally among {self._nodes} machines"
-            raise ConfigError(Problem("launcher.nodes", message, self._nodes, f"a divisor of {job.processes}"))
-        here = job.processes // self._nodes if self._nodes > 1 and job.spread == "whole" else job.processes
+            message = (
+                f"{job.processes} processes cannot be divided equally among {self._nodes} machines"
+            )
+            raise ConfigError(
+                Problem("launcher.nodes", message, self._nodes, f"a divisor of {job.processes}")
+            )
+        here = (
+            job.processes // self._nodes
+            if self._nodes > 1 and job.spread == "whole"
+            else job.processes
+        )
         tasks = here if self._nodes > 1 else 1  # on one machine the job starts its ranks itself
         cpus = self._cpus or job.threads * here // job.processes
         return _Needs(self._nodes, tasks, max(1, cpus // tasks), self._gpus_of(job, here))
@@ -170,12 +263,19 @@ class Slurm(Launcher):
 
     def _has_gpus(self) -> bool:
         if not hasattr(self, "_gres"):
-            self._gres = _call("sinfo", "--noheader", "--format=%G", *([f"--partition={self._partition}"] if self._partition else [])).stdout
+            self._gres = _call(
+                "sinfo",
+                "--noheader",
+                "--format=%G",
+                *([f"--partition={self._partition}"] if self._partition else []),
+            ).stdout
         return "gpu" in self._gres
 
     def _longest(self) -> int:
         """The maximum number of jobs in an array."""
-        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _call("scontrol", "show", "config").stdout, re.M)
+        found = re.search(
+            r"^MaxArraySize\s*=\s*(\d+)", _call("scontrol", "show", "config").stdout, re.M
+        )
         return int(found[1]) - 1 if found else 1000
 
     def _submit(self, jobs: Sequence[Job], needs: _Needs, code: Path) -> None:
@@ -221,36 +321,69 @@ class Slurm(Launcher):
             words = f"SLURM refused the jobs: {_refusal(done)}"
             if "partition" in words.lower():
                 named = "is not set" if self._partition is None else f"is {self._partition}"
-                raise ConfigError(Problem("launcher.partition", f"{words}; launcher.partition {named}", hint="`sinfo` lists the cluster's partitions"))
+                raise ConfigError(
+                    Problem(
+                        "launcher.partition",
+                        f"{words}; launcher.partition {named}",
+                        hint="`sinfo` lists the cluster's partitions",
+                    )
+                )
             raise ConfigError(Problem("launcher", words, shlex.join(command[1:-1])))
         write_json(file, {**given, "job": done.stdout.strip().partition(";")[0]})
 
     def _script(self, file: Path, code: Path) -> str:
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables(code).items()]
-        start = shlex.join([self._python, "-P", "-m", "samewise.runner.launchers.slurm_job", str(file)])
+        start = shlex.join(
+            [self._python, "-P", "-m", "samewise.runner.launchers.slurm_job", str(file)]
+        )
         return "\n".join(["#!/bin/bash", "set -e", *exports, *self._setup, f"exec {start}"]) + "\n"
 
     def _where(self, numbers: Iterable[int]) -> dict[int, str]:
         """The latest job of each submitted point, as `ARRAY_INDEX`."""
-        return {number: f"{job.given['job']}_{job.index}" for number, job in newest(self._home, numbers, key="job").items()}
+        return {
+            number: f"{job.given['job']}_{job.index}"
+            for number, job in newest(self._home, numbers, key="job").items()
+        }
 
     def _queue(self, arrays: Iterable[str]) -> dict[str, Seen] | None:
-        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`; None if it answered before and does not now."""
+        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`.
+
+        None if it answered before and does not now.
+        """
         columns = "ArrayJobID:24,ArrayTaskID:16,State:24,exit_code:16,Reason:200"
         found = dict[str, Seen]()
         for some in chunks(sorted(arrays), _AT_ONCE):
-            done = _call("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(some)}", f"--Format={columns}")
+            done = _call(
+                "squeue",
+                "--noheader",
+                "--array",
+                "--states=all",
+                f"--jobs={','.join(some)}",
+                f"--Format={columns}",
+            )
             if done.returncode and "Invalid job id" not in done.stderr:
                 if self._last:
                     return None
-                raise ConfigError(Problem("launcher", f"SLURM does not answer: {_refusal(done)}", "slurm"))
-            found |= dict(map(_read, filter(str.strip, done.stdout.splitlines()))) if not done.returncode else {}
+                raise ConfigError(
+                    Problem("launcher", f"SLURM does not answer: {_refusal(done)}", "slurm")
+                )
+            found |= (
+                dict(map(_read, filter(str.strip, done.stdout.splitlines())))
+                if not done.returncode
+                else {}
+            )
         return found
 
 
 def _read(line: str) -> tuple[str, Seen]:
     """Interpret squeue's description of a job."""
-    array, index, state, status, reason = line[:24].strip(), line[24:40].strip(), line[40:64].strip(), line[64:80].strip(), line[80:].strip()
+    array, index, state, status, reason = (
+        line[:24].strip(),
+        line[24:40].strip(),
+        line[40:64].strip(),
+        line[64:80].strip(),
+        line[80:].strip(),
+    )
     name = f"{array}_{index}"
     if state in _WAITING:
         return name, Seen(Standing.waiting, "" if reason == "None" else reason)
@@ -265,8 +398,14 @@ def _read(line: str) -> tuple[str, Seen]:
 
 
 def _call(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a SLURM command, without the variables of a surrounding job, which it would take for options."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")}
+    """Run a SLURM command, without the variables of a surrounding job, which it would take for
+    options.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")
+    }
     return call(*command, environment=kept)
 
 
@@ -275,7 +414,10 @@ def _refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _seconds(limit: str) -> int | None:
-    """Parse a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None if it is unlimited or invalid."""
+    """Parse a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    None if it is unlimited or invalid.
+    """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if not found:
         return None

@@ -1,10 +1,13 @@
-"""Runs on the cluster's machine: starts the run's processes, and requeues the job if the run has saved and is not finished.
+"""Runs on the cluster's machine: starts the run's processes, and requeues the job if the run has
+saved and is not finished.
 
-    python -m samewise.runner.launchers.slurm_job SWEEP/slurm/0001.json     the batch script
-    python -m samewise.runner.launchers.slurm_job rank SWEEP NUMBER         one of several ranks, started by srun on the job's machines
+    python -m samewise.runner.launchers.slurm_job SWEEP/slurm/0001.json     the batch script python
+    -m samewise.runner.launchers.slurm_job rank SWEEP NUMBER         one of several ranks, started
+    by srun on the job's machines
 
-The run is a step (srun) whatever its size: SLURM notifies steps before a preemption and before their time runs out. So this process passes
-nothing on. Where SLURM ends the job itself (scancel, scontrol requeue, a preemption whose grace is over), it signals the step as well.
+The run is a step (srun) whatever its size: SLURM notifies steps before a preemption and before
+their time runs out. So this process passes nothing on. Where SLURM ends the job itself (scancel,
+scontrol requeue, a preemption whose grace is over), it signals the step as well.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Batch:
 
     def __init__(self, job: Submitted) -> None:
         self._job, self._given, self._sweep = job, job.given, job.sweep
-        self._id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{job.index}"  # not SLURM_JOB_ID: for an array's last job it is the id of the whole array
+        # Not SLURM_JOB_ID: for an array's last job it is the id of the whole array
+        self._id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{job.index}"
         self._mark = job.mark(self._id)
 
     def run(self) -> int:
@@ -61,9 +65,18 @@ class Batch:
         given = self._given
         ranks = given["nodes"] * given["tasks"]
         step = ["srun", "--mpi=none", "--input=none", "--kill-on-bad-exit=0", "--wait=120"]
-        step += [f"--nodes={given['nodes']}", f"--ntasks={ranks}", f"--ntasks-per-node={given['tasks']}", f"--cpus-per-task={given['cpus']}"]
+        step += [
+            f"--nodes={given['nodes']}",
+            f"--ntasks={ranks}",
+            f"--ntasks-per-node={given['tasks']}",
+            f"--cpus-per-task={given['cpus']}",
+        ]
         point = [str(self._sweep.path), str(self._job.number)]
-        module = ["samewise.runner.launchers.slurm_job", "rank", *point] if ranks > 1 else ["samewise.runner.launchers.job", *point]
+        module = (
+            ["samewise.runner.launchers.slurm_job", "rank", *point]
+            if ranks > 1
+            else ["samewise.runner.launchers.job", *point]
+        )
         meeting = {"MASTER_PORT": str(_free_port()), SECRET: new_secret()} if ranks > 1 else {}
         command = [*step, given["python"], "-P", "-u", "-m", *module]
         process = subprocess.Popen(command, env={**os.environ, **self._job.variables, **meeting})
@@ -77,10 +90,13 @@ class Batch:
                     return 128 + signal.SIGKILL  # it does not stop; the end of the job will end it
                 if not told and self._mark.exists():
                     told = time.monotonic()
-                    process.send_signal(signal.SIGUSR1)  # srun passes it on to all ranks; at SIGTERM it would kill them
+                    # Srun passes it on to all ranks; at SIGTERM it would kill them
+                    process.send_signal(signal.SIGUSR1)
 
     def _state(self) -> str:
-        found = re.search(r"\bJobState=(\w+)", _output_of("scontrol", "show", "job", "--oneliner", self._id))
+        found = re.search(
+            r"\bJobState=(\w+)", _output_of("scontrol", "show", "job", "--oneliner", self._id)
+        )
         return found[1] if found else ""
 
     def _leave(self, *command: str, code: int) -> int:
@@ -93,7 +109,12 @@ class Batch:
 
 def be_rank(sweep: Path, number: int) -> int:
     """Train as one of several ranks, with SLURM's variables in place of torchrun's."""
-    names = {"RANK": "PROCID", "WORLD_SIZE": "NTASKS", "LOCAL_RANK": "LOCALID", "MASTER_ADDR": "LAUNCH_NODE_IPADDR"}
+    names = {
+        "RANK": "PROCID",
+        "WORLD_SIZE": "NTASKS",
+        "LOCAL_RANK": "LOCALID",
+        "MASTER_ADDR": "LAUNCH_NODE_IPADDR",
+    }
     os.environ.update({name: os.environ[f"SLURM_{its}"] for name, its in names.items()})
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
     return job.main(sweep, number)

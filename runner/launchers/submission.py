@@ -1,8 +1,9 @@
-"""Shared by launchers that submit to a cluster: the files that record submissions, and calls of a cluster's commands.
+"""Shared by launchers that submit to a cluster: the files that record submissions, and calls of a
+cluster's commands.
 
 SWEEP/HOME/
-  0001.json      a submission: which point each of its indices is, and what the machines need to know
-  cancelled/     an empty file for each job that was told to stop
+  0001.json      a submission: which point each of its indices is, and what the machines need to
+  know cancelled/     an empty file for each job that was told to stop
 """
 
 from __future__ import annotations
@@ -59,21 +60,31 @@ class Submitted:
 
 
 def newest(home: Path, numbers: Iterable[int], *, key: str = "points") -> dict[int, Submitted]:
-    """The latest job of each submitted point; a submission without `key` was not accepted by the cluster yet, and does not count."""
+    """The latest job of each submitted point.
+
+    A submission without `key` was not accepted by the cluster yet, and does not count.
+    """
     found = dict[int, Submitted]()
     for file in sorted(home.glob("*.json")):
         given: Mapping[str, Any] = read_json(file, shapes.SUBMISSION) or {}
-        found |= {point: Submitted(file, index, given) for index, point in enumerate(given["points"] if key in given else ())}
+        found |= {
+            point: Submitted(file, index, given)
+            for index, point in enumerate(given["points"] if key in given else ())
+        }
     return {number: found[number] for number in numbers if number in found}
 
 
 def next_file(home: Path) -> Path:
     """The file for the next submission."""
-    number = 1 + max((int(file.stem) for file in home.glob("*.json") if file.stem.isdecimal()), default=0)
+    number = 1 + max(
+        (int(file.stem) for file in home.glob("*.json") if file.stem.isdecimal()), default=0
+    )
     return home / f"{number:04d}.json"
 
 
-def group_jobs(jobs: Sequence[Job], needs: Callable[[Job], K], longest: int) -> Iterator[tuple[K, Sequence[Job]]]:
+def group_jobs(
+    jobs: Sequence[Job], needs: Callable[[Job], K], longest: int
+) -> Iterator[tuple[K, Sequence[Job]]]:
     """Group jobs with the same needs, at most `longest` per group."""
     alike = dict[K, list[Job]]()
     for job in jobs:
@@ -88,15 +99,30 @@ def chunks(values: Sequence[T], longest: int) -> Iterator[Sequence[T]]:
 
 def too_small(least: Mapping[str, tuple[float | None, float]]) -> list[Problem]:
     """A problem for each setting, given as (value, lowest) by name, that is too small."""
-    return [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
+    return [
+        Problem(name, "is too small", value, f"at least {low}")
+        for name, (value, low) in least.items()
+        if value is not None and value < low
+    ]
 
 
-def call(*command: str, environment: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def call(
+    *command: str, environment: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
+) -> subprocess.CompletedProcess[str]:
     """Run a cluster's command; a timeout counts as a failure."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=patience_s, check=False)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=patience_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} did not answer within {patience_s:g} s")
+        return subprocess.CompletedProcess(
+            command, 1, "", f"{command[0]} did not answer within {patience_s:g} s"
+        )
 
 
 def last_line(text: str) -> str:
@@ -106,4 +132,8 @@ def last_line(text: str) -> str:
 
 def describe_exit_code(code: int) -> str:
     """How a run's process ended if it left no record; a negative number is a signal."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} without giving a reason"
+    return (
+        f"killed by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with exit code {code} without giving a reason"
+    )

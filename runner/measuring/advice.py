@@ -18,7 +18,8 @@ from samewise.runner.training.run import Run
 def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What to change, the part with the largest share of a step first.
 
-    For each cause: its `part`, its `share` of the step, `why` in a sentence, and `change`, by override whether it gives the same bits.
+    For each cause: its `part`, its `share` of the step, `why` in a sentence, and `change`, by
+    override whether it gives the same bits.
 
     Args:
         run: What was measured.
@@ -33,95 +34,184 @@ def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
             causes.append(_cause(run, part, parts[part] / whole, why, changes))
     model = (parts["forward"] + parts["backward"]) / whole
     if model >= 0.5:
-        causes.append(_cause(run, "forward and backward", model, "the model's own work", [*_model_settings(run, cores)]))
+        causes.append(
+            _cause(
+                run,
+                "forward and backward",
+                model,
+                "the model's own work",
+                [*_model_settings(run, cores)],
+            )
+        )
     return sorted(causes, key=lambda one: -one["share"])
 
 
 def _cause(run: Run, part: str, share: float, why: str, changes: list[str]) -> dict[str, Any]:
-    return {"part": part, "share": share, "why": why, "change": {one: all(_keeps_bits(run, key) for key in one.split()) for one in changes}}
+    return {
+        "part": part,
+        "share": share,
+        "why": why,
+        "change": {one: all(_keeps_bits(run, key) for key in one.split()) for one in changes},
+    }
 
 
 def _keeps_bits(run: Run, override: str) -> bool:
     key = override.partition("=")[0]
-    return is_outside(key) or (key.startswith("strategy.") and run.config.strategy.get("rank_invariant") is True)
+    return is_outside(key) or (
+        key.startswith("strategy.") and run.config.strategy.get("rank_invariant") is True
+    )
 
 
 def _data(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     settings, workers = run.config.loader, int(run.config.loader.num_workers)
     ranges: dict[str, float] = found["batch_ms"] if workers else found["ranges_ms"]
-    making = {name: ms for name, ms in ranges.items() if name.partition("/")[0] in ("data", "transforms") and name != "transforms/batch transforms"}
+    making = {
+        name: ms
+        for name, ms in ranges.items()
+        if name.partition("/")[0] in ("data", "transforms")
+        and name != "transforms/batch transforms"
+    }
     cost = sum(making.values())
     rest = max(found["measured_ms"] - (found["parts_ms"]["data"] if workers else cost), 1e-6)
     slowest, wanted = max(making, key=lambda name: making[name]), max(1, ceil(cost / rest))
     who = type(without_transforms(run.splits["train"].dataset)).__name__
-    what = f"the data set {who}" if slowest.startswith("data") else f"the transform {slowest.partition('/')[2]}"
-    why = f"a step's batch takes {cost:.3g} ms to make, most of it in {what}, and the rest of the step {rest:.3g} ms"
+    what = (
+        f"the data set {who}"
+        if slowest.startswith("data")
+        else f"the transform {slowest.partition('/')[2]}"
+    )
+    why = (
+        f"a step's batch takes {cost:.3g} ms to make, most of it in {what}, and the rest of "
+        f"the step {rest:.3g} ms"
+    )
     if cores == 1 and not workers:
-        return f"{why}; on one core workers would take that from training, so make the samples cheaper", [*_cache_settings(run), *decode_on_device(run)]
+        return (
+            f"{why}; on one core workers would take that from training, so make the "
+            "samples cheaper",
+            [*_cache_settings(run), *decode_on_device(run)],
+        )
     if wanted > workers and workers < cores:
-        return why, [f"loader.num_workers={min(max(wanted, workers + 1), cores)}", *_cache_settings(run)]
+        return why, [
+            f"loader.num_workers={min(max(wanted, workers + 1), cores)}",
+            *_cache_settings(run),
+        ]
     if workers and settings.prefetch_factor < 4:
-        return f"{why}; {workers} workers are enough on average", [f"loader.prefetch_factor={2 * settings.prefetch_factor}", *_cache_settings(run)]
-    return f"{why}; more than {workers} workers would need more than the {cores} available cores", [*_cache_settings(run), *decode_on_device(run)]
+        return f"{why}; {workers} workers are enough on average", [
+            f"loader.prefetch_factor={2 * settings.prefetch_factor}",
+            *_cache_settings(run),
+        ]
+    return f"{why}; more than {workers} workers would need more than the {cores} available cores", [
+        *_cache_settings(run),
+        *decode_on_device(run),
+    ]
 
 
 def _cache_settings(run: Run) -> list[str]:
-    return ["dataset.cache=memory"] if OmegaConf.select(run.config, "dataset.cache") == "none" else []
+    return (
+        ["dataset.cache=memory"] if OmegaConf.select(run.config, "dataset.cache") == "none" else []
+    )
 
 
 def decode_on_device(run: Run) -> list[str]:
-    """The overrides that have a CUDA device decode JPEG files, where workers do now and there are transforms for it; else none."""
+    """The overrides that have a CUDA device decode JPEG files, where workers do now and there are
+    transforms for it; else none.
+    """
     transforms, is_cuda = run.composed.choices.get("transforms"), run.strategy.device.type == "cuda"
-    possible = is_cuda and transforms in ("imagenet", "imagenet_v2") and OmegaConf.select(run.config, "dataset.decode") == "worker"
+    possible = (
+        is_cuda
+        and transforms in ("imagenet", "imagenet_v2")
+        and OmegaConf.select(run.config, "dataset.decode") == "worker"
+    )
     return [f"dataset.decode=device transforms={transforms}_on_device"] if possible else []
 
 
 def _transfer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     settings = run.config.loader
     if run.strategy.device.type == "cpu":
-        return "each batch is copied into another memory layout", ["memory_format=contiguous"] if str(run.config.memory_format) == "channels_last" else []
+        return "each batch is copied into another memory layout", [
+            "memory_format=contiguous"
+        ] if str(run.config.memory_format) == "channels_last" else []
     if settings.pin_memory:
         return "the batch is large for the transfer to the device", []
-    return "the batch is not in page-locked memory, so the device waits for its copy", ["loader.pin_memory=true"]
+    return "the batch is not in page-locked memory, so the device waits for its copy", [
+        "loader.pin_memory=true"
+    ]
 
 
 def _transforms(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    own = {name.partition("/")[2]: ms for name, ms in found["ranges_ms"].items() if name.startswith("transforms/")}
+    own = {
+        name.partition("/")[2]: ms
+        for name, ms in found["ranges_ms"].items()
+        if name.startswith("transforms/")
+    }
     slowest = max(own, key=lambda name: own[name])
     if slowest == "batch transforms":
-        return f"the batch transforms (transforms.train.batch) take {own[slowest]:.3g} ms a step", []
+        return (
+            f"the batch transforms (transforms.train.batch) take {own[slowest]:.3g} ms a step",
+            [],
+        )
     why = f"the transform {slowest} takes {own[slowest]:.3g} ms a step, in the process that trains"
-    rest = found["measured_ms"] - found["parts_ms"]["data"] - sum(own.values()) + own.get("batch transforms", 0.0)
+    rest = (
+        found["measured_ms"]
+        - found["parts_ms"]["data"]
+        - sum(own.values())
+        + own.get("batch transforms", 0.0)
+    )
     wanted = ceil(sum(own.values()) / max(rest, 1e-6))
-    return (f"{why}; on one core workers would not help", []) if cores == 1 else (why, [f"loader.num_workers={max(1, min(wanted, cores))}"])
+    return (
+        (f"{why}; on one core workers would not help", [])
+        if cores == 1
+        else (why, [f"loader.num_workers={max(1, min(wanted, cores))}"])
+    )
 
 
 def _exchange(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     strategy = run.config.strategy
     changes = ["strategy.overlap=true"] if strategy.get("overlap") is False else []
-    changes += [f"strategy.bucket_mb={strategy.bucket_mb * 2:g}"] if strategy.get("bucket_mb") else []
-    return "gradients are added up over replicas and processes", [*changes, f"accumulate={2 * run.config.accumulate} batch_size={2 * run.batch_size}"]
+    changes += (
+        [f"strategy.bucket_mb={strategy.bucket_mb * 2:g}"] if strategy.get("bucket_mb") else []
+    )
+    return "gradients are added up over replicas and processes", [
+        *changes,
+        f"accumulate={2 * run.config.accumulate} batch_size={2 * run.batch_size}",
+    ]
 
 
 def _optimizer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    changes = ["optimizer.fused=true"] if run.config.optimizer.get("fused") is False else []  # null: fused where that is possible
-    return f"the update of {sum(one.numel() for one in run.parameters):,} parameters", [*changes, f"batch_size={2 * run.batch_size}"]
+    # Null: fused where that is possible
+    changes = ["optimizer.fused=true"] if run.config.optimizer.get("fused") is False else []
+    return f"the update of {sum(one.numel() for one in run.parameters):,} parameters", [
+        *changes,
+        f"batch_size={2 * run.batch_size}",
+    ]
 
 
 def _trace(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     every = run.config.trace.every_steps
-    return f"every {'' if every == 1 else f'{every} '}step{'s' * (every != 1)} all gradients and weights are hashed", [f"trace.every_steps={10 * every}"]
+    return (
+        f"every {'' if every == 1 else f'{every} '}step{'s' * (every != 1)} all gradients "
+        "and weights are hashed",
+        [f"trace.every_steps={10 * every}"],
+    )
 
 
 def _callbacks(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    own = {name.partition("/")[2]: ms for name, ms in found["ranges_ms"].items() if name.startswith("callbacks/")}
+    own = {
+        name.partition("/")[2]: ms
+        for name, ms in found["ranges_ms"].items()
+        if name.startswith("callbacks/")
+    }
     slowest = max(own, key=lambda name: own[name], default="")
     every = OmegaConf.select(run.config, f"callbacks.{slowest}.every_steps")
-    return f"the callback {slowest} takes {own.get(slowest, 0.0):.3g} ms a step", [f"callbacks.{slowest}.every_steps={10 * every}"] if every else []
+    return f"the callback {slowest} takes {own.get(slowest, 0.0):.3g} ms a step", [
+        f"callbacks.{slowest}.every_steps={10 * every}"
+    ] if every else []
 
 
 def _tracking(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    return "metrics are written at every step", [f"tracking.log_every_steps={10 * run.config.tracking.log_every_steps}"]
+    return "metrics are written at every step", [
+        f"tracking.log_every_steps={10 * run.config.tracking.log_every_steps}"
+    ]
 
 
 def _model_settings(run: Run, cores: int) -> Iterator[str]:
@@ -129,16 +219,24 @@ def _model_settings(run: Run, cores: int) -> Iterator[str]:
     cfg, cuda = run.config, run.strategy.device.type == "cuda"
     if cuda and cfg.precision.get("dtype") == "float32":
         yield "precision=bf16"
-    refused = cfg.activation_checkpointing or cfg.reproducibility.level == "portable" or not run.strategy.compiles
+    refused = (
+        cfg.activation_checkpointing
+        or cfg.reproducibility.level == "portable"
+        or not run.strategy.compiles
+    )
     if str(cfg.compile.mode) == "off" and not refused:
         yield "compile=default"
-    if str(cfg.memory_format) == "contiguous" and any(isinstance(one, nn.Conv2d) for one in run.model.modules()):
+    if str(cfg.memory_format) == "contiguous" and any(
+        isinstance(one, nn.Conv2d) for one in run.model.modules()
+    ):
         yield "memory_format=channels_last"
     if not cuda and cfg.reproducibility.threads != cores:
         yield f"reproducibility.threads={cores}"
 
 
-_RULES: Mapping[str, tuple[float, Callable[[Run, Mapping[str, Any], int], tuple[str, list[str]]]]] = {
+_RULES: Mapping[
+    str, tuple[float, Callable[[Run, Mapping[str, Any], int], tuple[str, list[str]]]]
+] = {
     "data": (0.1, _data),
     "transfer": (0.1, _transfer),
     "transforms": (0.15, _transforms),
@@ -148,4 +246,5 @@ _RULES: Mapping[str, tuple[float, Callable[[Run, Mapping[str, Any], int], tuple[
     "callbacks": (0.1, _callbacks),
     "tracking": (0.1, _tracking),
 }
-"""From which share of a step on a part is told of, and what is said of it; the model's own work from half of a step on."""
+"""From which share of a step on a part is told of, and what is said of it; the model's own work
+from half of a step on."""

@@ -19,7 +19,8 @@ from samewise.runner.training.memory import format_bytes
 from samewise.runner.training.run import Run
 
 _SHARE = 0.8
-"""The share of free memory that a step may take on the CPU, where exceeding it ends the process without a message."""
+"""The share of free memory that a step may take on the CPU, where exceeding it ends the process
+without a message."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,15 @@ class Size:
         return self.ms / self.batch_size
 
 
-def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Callable[[Size], None]) -> list[Size]:
-    """Try doubled batch sizes until one does not fit or is no faster; with `largest`, until one does not fit, then between the last two.
+def find(
+    run: Run, *, steps: int, largest: bool, memory: int | None, tell: Callable[[Size], None]
+) -> list[Size]:
+    """Try doubled batch sizes until one does not fit or is no faster.
 
-    The learning rate is 0: weights stay as they are, whatever the size. Returns all that were tried, by size.
+    With `largest`, until one does not fit, then between the last two.
+
+    The learning rate is 0: weights stay as they are, whatever the size. Returns all that were
+    tried, by size.
 
     Args:
         run: Of one process.
@@ -64,19 +70,33 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
     """
     trial, unit = RepeatedRun(run), run.micro_batches
     most = run.plan.samples
-    bound = memory if memory is not None or run.strategy.device.type == "cuda" else memory_in_use() + round(_SHARE * free_memory())
+    bound = (
+        memory
+        if memory is not None or run.strategy.device.type == "cuda"
+        else memory_in_use() + round(_SHARE * free_memory())
+    )
     tried = dict[int, Size]()
 
     def attempt(size: int) -> Size:
         one = _skip_too_large(size, tried, bound) or _try_size(run, trial, size, steps)
         if bound is not None and one.bytes > bound:
-            one = Size(size, None, one.bytes, f"took {format_bytes(one.bytes)}, more than the bound of {format_bytes(bound)}")
+            one = Size(
+                size,
+                None,
+                one.bytes,
+                f"took {format_bytes(one.bytes)}, more than the bound of {format_bytes(bound)}",
+            )
         tried[size] = one
         tell(one)
         return one
 
     size = min(unit * max(1, 8 // unit), most // unit * unit)
-    while size and attempt(size).fits and 2 * size <= most and (largest or not _stalls(list(tried.values()))):
+    while (
+        size
+        and attempt(size).fits
+        and 2 * size <= most
+        and (largest or not _stalls(list(tried.values())))
+    ):
         size *= 2
     fit = max((one.batch_size for one in tried.values() if one.fits), default=0)
     failed = min((one.batch_size for one in tried.values() if not one.fits), default=0)
@@ -92,15 +112,32 @@ def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
     """Choose from the sizes tried; a TrainingError if none fits."""
     fits = [one for one in tried if one.fits]
     if not fits:
-        raise TrainingError(Problem("tune batch_size", f"no batch fits: {tried[0].why if tried else 'there are too few samples'}", hint="a smaller model"))
+        raise TrainingError(
+            Problem(
+                "tune batch_size",
+                f"no batch fits: {tried[0].why if tried else 'there are too few samples'}",
+                hint="a smaller model",
+            )
+        )
     fastest = min(fits, key=lambda one: one.per_sample)
     chosen = next(one for one in fits if one.per_sample <= (1 + NEAR) * fastest.per_sample)
     refused = next((one for one in tried if not one.fits), None)
     epoch = max(1, samples // chosen.batch_size)
-    reason = f"{chosen.per_sample:.3g} ms a sample, the least there is within {NEAR:.0%}, and larger batches make fewer steps of the same samples"
+    reason = (
+        f"{chosen.per_sample:.3g} ms a sample, the least there is within {NEAR:.0%}, and "
+        "larger batches make fewer steps of the same samples"
+    )
     reason += f": here {epoch:,} step{'s' * (epoch > 1)} an epoch of {samples:,}"
-    reason += "; twice as many are more than the training split has" if not refused and 2 * fits[-1].batch_size > samples else ""
-    reason += f"; the largest that fits is {fits[-1].batch_size}: {refused.batch_size} {refused.why}" if refused else ""
+    reason += (
+        "; twice as many are more than the training split has"
+        if not refused and 2 * fits[-1].batch_size > samples
+        else ""
+    )
+    reason += (
+        f"; the largest that fits is {fits[-1].batch_size}: {refused.batch_size} {refused.why}"
+        if refused
+        else ""
+    )
     return {
         "batch_size": chosen.batch_size,
         "reason": reason,
@@ -124,7 +161,15 @@ def _try_size(run: Run, trial: RepeatedRun, size: int, steps: int) -> Size:
         torch.cuda.reset_peak_memory_stats()
     try:
         still = SetRate(run.schedule, run, lambda step: 0.0)
-        took = [seconds for _, seconds in trial.steps(1 + steps, plan=replace(run.plan, batch_size=size, drop_last=True), batch_size=size, schedule=still)]
+        took = [
+            seconds
+            for _, seconds in trial.steps(
+                1 + steps,
+                plan=replace(run.plan, batch_size=size, drop_last=True),
+                batch_size=size,
+                schedule=still,
+            )
+        ]
     except (RuntimeError, MemoryError) as error:
         asked = requested_memory(error)
         if not asked:
@@ -135,7 +180,11 @@ def _try_size(run: Run, trial: RepeatedRun, size: int, steps: int) -> Size:
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
-    return Size(size, 1000 * median(took[1:]), torch.cuda.max_memory_allocated() if cuda else memory_in_use())
+    return Size(
+        size,
+        1000 * median(took[1:]),
+        torch.cuda.max_memory_allocated() if cuda else memory_in_use(),
+    )
 
 
 def _skip_too_large(size: int, tried: dict[int, Size], bound: int | None) -> Size | None:
@@ -144,10 +193,17 @@ def _skip_too_large(size: int, tried: dict[int, Size], bound: int | None) -> Siz
     if bound is None or len(fits) < 2 or size < fits[-1].batch_size:
         return None
     last, before = fits[-1], fits[-2]
-    expected = last.bytes + (last.bytes - before.bytes) * (size - last.batch_size) // (last.batch_size - before.batch_size)
+    expected = last.bytes + (last.bytes - before.bytes) * (size - last.batch_size) // (
+        last.batch_size - before.batch_size
+    )
     if expected <= bound:
         return None
-    return Size(size, None, expected, f"would take {format_bytes(expected)}, more than the bound of {format_bytes(bound)}")
+    return Size(
+        size,
+        None,
+        expected,
+        f"would take {format_bytes(expected)}, more than the bound of {format_bytes(bound)}",
+    )
 
 
 def memory_in_use() -> int:

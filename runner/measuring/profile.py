@@ -20,7 +20,13 @@ from samewise.runner.data import streams
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
 from samewise.runner.measuring.advice import advise
-from samewise.runner.measuring.ranges import Clock, sum_by_part, time_batches, time_samples, with_clock
+from samewise.runner.measuring.ranges import (
+    Clock,
+    sum_by_part,
+    time_batches,
+    time_samples,
+    with_clock,
+)
 from samewise.runner.measuring.report import print_report
 from samewise.runner.processes.this_process import end_rank
 from samewise.runner.records.files import write_json
@@ -40,7 +46,9 @@ _WARM = 2
 
 @dataclass(frozen=True)
 class Scope:
-    """What to measure: `steps` for time, then `traced` more under torch's profiler, which slows them down."""
+    """What to measure: `steps` for time, then `traced` more under torch's profiler, which slows
+    them down.
+    """
 
     steps: int
     traced: int
@@ -51,10 +59,14 @@ class Scope:
 def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
     """The run of a config in a temporary folder, with journal and trace open as in training.
 
-    ConfigError if a part cannot be made, the parts do not fit together, or there is too little memory.
+    ConfigError if a part cannot be made, the parts do not fit together, or there is too little
+    memory.
     """
     run: Run | None = None
-    with tempfile.TemporaryDirectory(prefix="samewise-measured-") as temporary, streams.preserve_generators():
+    with (
+        tempfile.TemporaryDirectory(prefix="samewise-measured-") as temporary,
+        streams.preserve_generators(),
+    ):
         folder = RunFolder(Path(temporary) / composed.name / composed.fingerprint[:12])
         try:
             run = build(composed, composed.project, folder, alone=alone)
@@ -74,7 +86,11 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
                 run.strategy.abandon(explained)
             if explained is not error or run is None:
                 raise explained from error
-            raise ConfigError(refused_operator(error) or memory.out_of_memory(run, error) or explain_step_error(error, composed, run)) from error
+            raise ConfigError(
+                refused_operator(error)
+                or memory.out_of_memory(run, error)
+                or explain_step_error(error, composed, run)
+            ) from error
         finally:
             if run is not None:
                 run.recorder.trace.close()
@@ -86,21 +102,33 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
 def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
     """Measure a config's training, in this process and its other ranks, and write the profile.
 
-    Returns what was found, the same on all ranks. ConfigError if the experiment has too few steps, or cannot be trained.
+    Returns what was found, the same on all ranks. ConfigError if the experiment has too few steps,
+    or cannot be trained.
     """
     out = Path(asked.out)
     with rehearse(composed) as run:
         apart = 2 if run.strategy.device.type == "cuda" else 1
         fewest = _WARM + apart + asked.traced
         if run.total_steps < fewest:
-            raise ConfigError(Problem("max_steps", f"a profile takes at least {fewest} steps", run.total_steps, f"at least {fewest}"))
+            raise ConfigError(
+                Problem(
+                    "max_steps",
+                    f"a profile takes at least {fewest} steps",
+                    run.total_steps,
+                    f"at least {fewest}",
+                )
+            )
         steps = min(asked.steps, (run.total_steps - _WARM - asked.traced) // apart)
         clock = Clock(run.strategy.device)
         used = memory.parts_of(run, samples=None if run.strategy.peers.size == 1 else 0)
-        mine = _measure_steps(with_clock(run, clock), clock, steps=steps, traced=asked.traced, out=out)
+        mine = _measure_steps(
+            with_clock(run, clock), clock, steps=steps, traced=asked.traced, out=out
+        )
         if run.strategy.device.type == "cuda":
             mine["memory_peak"] = torch.cuda.max_memory_allocated()
-        mine["memory"] = memory.parts_of(run, samples=0) | {name: used[name] for name in ("activations", "batch") if name in used}
+        mine["memory"] = memory.parts_of(run, samples=0) | {
+            name: used[name] for name in ("activations", "batch") if name in used
+        }
         ranks = run.strategy.peers.gather(mine)
         found: dict[str, Any] = {
             "name": composed.name,
@@ -116,7 +144,9 @@ def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
         }
         found["advice"] = advise(run, ranks[0])
         if run.strategy.peers.is_main:
-            found["files"] = sorted({"profile.json", *(path.name for path in out.iterdir() if path.is_file())})
+            found["files"] = sorted(
+                {"profile.json", *(path.name for path in out.iterdir() if path.is_file())}
+            )
             write_json(out / "profile.json", found)
     return found
 
@@ -143,7 +173,9 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
         clock.waits = False
         clock.restart()
         each, samples = zip(*(step() for _ in range(steps)), strict=True)
-        if run.strategy.device.type == "cuda":  # again, with a wait at each range: the undisturbed time of a step is already known
+        if (
+            run.strategy.device.type == "cuda"
+        ):  # again, with a wait at each range: the undisturbed time of a step is already known
             clock.waits = True
             clock.restart()
             for _ in range(steps):
@@ -164,8 +196,15 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
 
 
 def _batch(run: Run, clock: Clock) -> dict[str, float]:
-    """Milliseconds that a worker takes for a step's batches, by range; measured here by making them once."""
-    keys = list(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
+    """Milliseconds that a worker takes for a step's batches, by range.
+
+    Measured here by making them once.
+    """
+    keys = list(
+        training_keys(
+            run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches
+        )
+    )
     with time_samples(run, clock):
         for key in keys:  # the first time, other things are initialised too
             run.splits["train"].keyed[key]
@@ -178,10 +217,18 @@ def _batch(run: Run, clock: Clock) -> dict[str, float]:
 
 def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
     """Run some steps under torch's profiler, for a Perfetto trace."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if run.strategy.device.type == "cuda" else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if run.strategy.device.type == "cuda" else []),
+    ]
     clock.marks, clock.waits = True, False
     snapshot = _snapshot(run.strategy.device, out / f"rank-{run.strategy.peers.rank}.memory.pickle")
-    with snapshot, profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True) as watched:
+    with (
+        snapshot,
+        profile(
+            activities=activities, record_shapes=True, profile_memory=True, with_stack=True
+        ) as watched,
+    ):
         for _ in range(traced):
             with torch.profiler.record_function(f"step {run.step + 1}"):
                 step()

@@ -1,4 +1,6 @@
-"""Measures the parts of a step: wraps the run's parts with a clock, so that the loop itself has no timing code."""
+"""Measures the parts of a step: wraps the run's parts with a clock, so that the loop itself has no
+timing code.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,33 @@ RANGES = {
     "transforms": "sample transforms made in this process, and batch transforms",
     "forward": "the model and its loss",
     "backward": "gradients",
-    "exchange": "adding up gradients over replicas and processes, excluding overlap with the backward pass",
+    "exchange": "adding up gradients over replicas and processes, "
+    "excluding overlap with the backward "
+    "pass",
     "optimizer": "averaging and clipping gradients, and the update",
     "trace": "digests, and the line of the trace",
     "callbacks": "what callbacks do after a step, without tracking",
     "tracking": "metrics, to the journal",
     "other": "the loop itself, seeds and checks",
 }
-"""The parts of a step, in its order. What a part consists of is named after a slash: `transforms/RandomCrop`."""
+"""The parts of a step, in its order. What a part consists of is named after a slash:
+`transforms/RandomCrop`."""
 
 
 class Clock:
-    """Adds up the time of nested ranges, each without the ranges inside it, so that the times add up to the total.
+    """Adds up the time of nested ranges, each without the ranges inside it, so that the times add
+    up to the total.
 
     Args:
-        device: Where the run computes. On CUDA a range starts and ends with a wait for the device, so that work counts where it was launched.
+        device: Where the run computes. On CUDA a range starts and ends with a wait for the device,
+            so that work counts where it was launched.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self.waits = self._cuda
-        """Whether to wait for the device; without it, on CUDA, a range's time is that of launching its work."""
+        """Whether to wait for the device; without it, on CUDA, a range's time is that of launching
+        its work."""
         self.marks = False
         """Whether torch's profiler is to see the ranges. NVIDIA's (Nsight Systems) always does."""
         self.spent = defaultdict[str, float](float)
@@ -116,10 +124,15 @@ class _TimedPrecision(_Timed):
 
 
 class _TimedStrategy(_Timed):
-    """Counts `carry` to the backward pass, except for calls of the forward pass inside; a pipeline mixes both."""
+    """Counts `carry` to the backward pass, except for calls of the forward pass inside.
+
+    A pipeline mixes both.
+    """
 
     def carry(self, micro_batches: Any, forward: Callable[..., Any]) -> Any:
-        with self._clock.range("backward" if type(self._inner).carry is Strategy.carry else "forward"):
+        with self._clock.range(
+            "backward" if type(self._inner).carry is Strategy.carry else "forward"
+        ):
             return self._inner.carry(micro_batches, self._clock.time_calls("other", forward))
 
 
@@ -143,24 +156,40 @@ class _TimedSamples(_Timed):
 def with_clock(run: Run, clock: Clock) -> Run:
     """The run with its parts timed as the loop calls them; they compute the same."""
     recorder, transforms = run.recorder, run.transforms
-    recorder.trace = _Timed(recorder.trace, clock, record="trace", digests="trace", digest_gradients="trace", digest_weights="trace")  # pyright: ignore[reportAttributeAccessIssue]
+    recorder.trace = _Timed(
+        recorder.trace,
+        clock,
+        record="trace",
+        digests="trace",
+        digest_gradients="trace",
+        digest_weights="trace",
+    )  # pyright: ignore[reportAttributeAccessIssue]
     recorder.tracker = _Timed(recorder.tracker, clock, log="tracking")  # pyright: ignore[reportAttributeAccessIssue]
-    shown = {name: one for name, one in recorder.callbacks.items() if not isinstance(one, ProgressBar)}
-    recorder.callbacks = {name: _Timed(one, clock, on_step=f"callbacks/{name}") for name, one in shown.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    shown = {
+        name: one for name, one in recorder.callbacks.items() if not isinstance(one, ProgressBar)
+    }
+    recorder.callbacks = {  # pyright: ignore[reportAttributeAccessIssue]
+        name: _Timed(one, clock, on_step=f"callbacks/{name}") for name, one in shown.items()
+    }  # pyright: ignore[reportAttributeAccessIssue]
     timed: dict[str, Any] = {
         "recipe": _Timed(run.recipe, clock, loss="forward"),
         "precision": _TimedPrecision(run.precision, clock, update="optimizer"),
         "strategy": _TimedStrategy(run.strategy, clock, reduce="exchange"),
         "phases": [_TimedPhase(**vars(phase), clock=clock) for phase in run.phases],
         "to_device": clock.time_calls("transfer", run.to_device),
-        "transforms": {**transforms, "train": clock.time_calls("transforms/batch transforms", transforms["train"])},
+        "transforms": {
+            **transforms,
+            "train": clock.time_calls("transforms/batch transforms", transforms["train"]),
+        },
     }
     return replace(run, **timed)
 
 
 @contextmanager
 def time_samples(run: Run, clock: Clock) -> Generator[None]:
-    """Within it, training samples made by this process are timed: the data set, and each transform by its class."""
+    """Within it, training samples made by this process are timed: the data set, and each transform
+    by its class.
+    """
     keyed = run.splits["train"].keyed
     before = keyed.dataset
     inner = _TimedSamples(before.inner if isinstance(before, WithTransform) else before, clock)
@@ -185,7 +214,10 @@ def time_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator[
 
 def sum_by_part(spent: dict[str, float]) -> dict[str, float]:
     """Seconds by part of a step, from those of each of `RANGES`."""
-    return {part: sum(seconds for name, seconds in spent.items() if name.partition("/")[0] == part) for part in RANGES}
+    return {
+        part: sum(seconds for name, seconds in spent.items() if name.partition("/")[0] == part)
+        for part in RANGES
+    }
 
 
 def _transform_name(transform: Any) -> str:

@@ -1,4 +1,7 @@
-"""Runs a few steps with parts of a run replaced, and measures how long they take; shared by the finders."""
+"""Runs a few steps with parts of a run replaced, and measures how long they take.
+
+Shared by the finders.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ NEAR = 0.03
 
 
 class SetRate:
-    """A run's schedule with the learning rate replaced; those of the parameter groups keep their proportions, but for those of `fixed` rules, which stay.
+    """A run's schedule with the learning rate replaced.
+
+    Those of the parameter groups keep their proportions, but for those of `fixed` rules, which
+    stay.
 
     Args:
         inner: The run's own, which sets what else it sets as before the first step.
@@ -34,7 +40,9 @@ class SetRate:
         fixed: Rules of `param_groups`.
     """
 
-    def __init__(self, inner: Any, run: Run, factor: Callable[[int], float], *, fixed: Collection[str] = ()) -> None:
+    def __init__(
+        self, inner: Any, run: Run, factor: Callable[[int], float], *, fixed: Collection[str] = ()
+    ) -> None:
         self._inner, self._run, self._factor, self._fixed = inner, run, factor, fixed
 
     def before_step(self, step: int) -> None:
@@ -42,7 +50,9 @@ class SetRate:
         self._inner.before_step(0)
         for phase in self._run.phases:
             for group in phase.optimizer.param_groups:
-                rate = float(group["initial_lr"]) * (1.0 if rule_of(group) in self._fixed else self._factor(step))
+                rate = float(group["initial_lr"]) * (
+                    1.0 if rule_of(group) in self._fixed else self._factor(step)
+                )
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(rate)
                 else:
@@ -60,7 +70,10 @@ class RepeatedRun:
         self._state = copy_to_cpu(state_of(run))
 
     def steps(self, count: int, **others: Any) -> Iterator[tuple[Outcome, float]]:
-        """Take steps with `others` in place of the run's parts; yields each outcome and its duration in seconds, including the wait for the batch."""
+        """Take steps with `others` in place of the run's parts.
+
+        Yields each outcome and its duration in seconds, including the wait for the batch.
+        """
         restore(self._run, copy_to_cpu(self._state))
         run = replace(self._run, total_steps=count, progress=Progress(), **others)
         with streams.preserve_generators():
@@ -69,7 +82,12 @@ class RepeatedRun:
                 for _ in range(count):
                     began = time.perf_counter()
                     outcome = train_step(run, next(batches))
-                    run.recorder.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=sum(outcome.losses.values()))
+                    run.recorder.trace.record(
+                        outcome.step,
+                        batch=outcome.batch,
+                        inputs=outcome.inputs,
+                        loss=sum(outcome.losses.values()),
+                    )
                     if run.strategy.device.type == "cuda":
                         torch.cuda.synchronize()
                     yield outcome, time.perf_counter() - began
@@ -81,4 +99,7 @@ class RepeatedRun:
 
 def as_overrides(found: Mapping[str, Any]) -> list[str]:
     """Format settings as overrides."""
-    return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in found.items()]
+    return [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in found.items()
+    ]

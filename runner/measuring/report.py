@@ -17,7 +17,9 @@ from samewise.runner.training.memory import format_bytes as bytes_in_words
 
 
 def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Print a profile, as JSON if `given["json"]`, and log it if tracking (`given["tracking"]`) is on."""
+    """Print a profile, as JSON if `given["json"]`, and log it if tracking (`given["tracking"]`) is
+    on.
+    """
     out = Path(given["asked"]["out"])
     if given["json"]:
         print(to_json({**found, "folder": str(out)}, indent=2))
@@ -32,23 +34,48 @@ def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
     first = found["ranks"][0]
     several = f", rank 0 of {len(found['ranks'])}" if len(found["ranks"]) > 1 else ""
     yield f"{found['name']} ({found['fingerprint'][:12]}) on {found['device']}{several}"
-    spread = f"median of {found['steps']} steps, {first['fastest_ms']:.4g} to {first['slowest_ms']:.4g}"
-    yield f"  a step of {found['batch_size']} samples takes {found['step_ms']:.4g} ms ({spread}): {found['samples_per_s']:,.4g} samples a second"
-    yield "where its time goes" + (", waiting for the device after each part" if found["device"].startswith("cuda") else "") + " (means)"
+    spread = (
+        f"median of {found['steps']} steps, {first['fastest_ms']:.4g} to {first['slowest_ms']:.4g}"
+    )
+    yield (
+        f"  a step of {found['batch_size']} samples takes {found['step_ms']:.4g} ms "
+        f"({spread}): {found['samples_per_s']:,.4g} samples a second"
+    )
+    yield (
+        "where its time goes"
+        + (", waiting for the device after each part" if found["device"].startswith("cuda") else "")
+        + " (means)"
+    )
     whole = sum(first["parts_ms"].values()) or 1.0
     for part, meaning in RANGES.items():
-        yield f"  {part:<12} {first['parts_ms'][part]:>9.3f} ms {first['parts_ms'][part] / whole:>7.1%}   {meaning}"
+        yield (
+            f"  {part:<12} {first['parts_ms'][part]:>9.3f} ms "
+            f"{first['parts_ms'][part] / whole:>7.1%}   {meaning}"
+        )
     for rank, other in enumerate(found["ranks"][1:], start=1):
         theirs = sum(other["parts_ms"].values()) or 1.0
         most = sorted(other["parts_ms"].items(), key=lambda one: -one[1])[:4]
-        yield f"  rank {rank}: {other['median_ms']:.4g} ms, " + ", ".join(f"{name} {ms / theirs:.0%}" for name, ms in most)
+        yield f"  rank {rank}: {other['median_ms']:.4g} ms, " + ", ".join(
+            f"{name} {ms / theirs:.0%}" for name, ms in most
+        )
     yield "what memory it takes"
-    yield "  " + ", ".join(f"{name} {bytes_in_words(first['memory'][name])}" for name in PARTS if first["memory"].get(name))
-    yield "what to change" if found["advice"] else "nothing stands out: no setting is likely to make it much faster"
+    yield "  " + ", ".join(
+        f"{name} {bytes_in_words(first['memory'][name])}"
+        for name in PARTS
+        if first["memory"].get(name)
+    )
+    yield (
+        "what to change"
+        if found["advice"]
+        else "nothing stands out: no setting is likely to make it much faster"
+    )
     for cause in found["advice"]:
         yield f"  {cause['part']}, {cause['share']:.0%} of a step: {cause['why']}"
         for change, keeps in cause["change"].items():
-            yield f"    {change:<40} {'the same bits' if keeps else 'another experiment, with different bits'}"
+            yield (
+                f"    {change:<40} "
+                f"{'the same bits' if keeps else 'another experiment, with different bits'}"
+            )
     yield f"written to {out}"
     for file in found["files"]:
         yield f"  {file:<28} {_meaning(file)}".rstrip()
@@ -69,7 +96,10 @@ def metrics_of(found: Mapping[str, Any]) -> dict[str, float]:
     first = found["ranks"][0]
     logged = {"profile/step_ms": found["step_ms"], "profile/samples_per_s": found["samples_per_s"]}
     logged |= {f"profile/{part}_ms": ms for part, ms in first["parts_ms"].items()}
-    return logged | {f"profile/memory_mb/{name.replace(' ', '_')}": size / 1e6 for name, size in first["memory"].items()}
+    return logged | {
+        f"profile/memory_mb/{name.replace(' ', '_')}": size / 1e6
+        for name, size in first["memory"].items()
+    }
 
 
 def _log(found: Mapping[str, Any], out: Path, settings: Mapping[str, Any]) -> None:
@@ -80,4 +110,7 @@ def _log(found: Mapping[str, Any], out: Path, settings: Mapping[str, Any]) -> No
     try:
         log_profile(found["name"], found["fingerprint"], files, metrics_of(found), settings)
     except Exception as error:  # any error of the store or the network
-        print(f"the profile could not be logged to MLflow: {describe_failure(str(error))}", file=sys.stderr)
+        print(
+            f"the profile could not be logged to MLflow: {describe_failure(str(error))}",
+            file=sys.stderr,
+        )

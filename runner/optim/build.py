@@ -1,4 +1,6 @@
-"""Builds optimizers from the config's optimizer and parameter groups, and records which implementation does the arithmetic."""
+"""Builds optimizers from the config's optimizer and parameter groups, and records which
+implementation does the arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,44 @@ from samewise.runner.optim.groups import parameter_groups
 from samewise.runner.optim.stepping import begin_late_momentum
 
 FUSED_ON: Final = ("cpu", "cuda")
-"""Devices whose fused kernels are used: on the CPU they round square roots correctly, where the others take them from a library that does
-not on every processor."""
+"""Devices whose fused kernels are used: on the CPU they round square roots correctly, where the
+others take them from a library that does not on every processor.
+"""
 
 Instantiate = Callable[[Any, str], Any]
 """What turns a config node into an object, given the node's place in the config, for messages."""
 
 
 def build_optimizers(
-    optimizer: Mapping[str, Any], rules: Mapping[str, Any] | None, model: nn.Module, phases: Sequence[Phase], *, instantiate: Instantiate
+    optimizer: Mapping[str, Any],
+    rules: Mapping[str, Any] | None,
+    model: nn.Module,
+    phases: Sequence[Phase],
+    *,
+    instantiate: Instantiate,
 ) -> dict[str, Optimizer]:
-    """One optimizer per phase, in order, from the config's `optimizer` (one for all, or one per phase) and its `param_groups`.
+    """One optimizer per phase, in order, from the config's `optimizer` (one for all, or one per
+    phase) and its `param_groups`.
 
-    The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a component, here always with `_partial_`. ConfigError if
-    names, options or values are wrong, or the optimizer cannot train this model.
+    The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a
+    component, here always with `_partial_`. ConfigError if names, options or values are wrong, or
+    the optimizer cannot train this model.
     """
-    if sparse := next((name for name, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse), None):
-        raise ConfigError(Problem("model", f"its layer {sparse} has sparse gradients, which are not supported", hint="create it with sparse=False"))
+    if sparse := next(
+        (
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        ),
+        None,
+    ):
+        raise ConfigError(
+            Problem(
+                "model",
+                f"its layer {sparse} has sparse gradients, which are not supported",
+                hint="create it with sparse=False",
+            )
+        )
     nodes = _nodes(plain(optimizer), phases)
     options: dict[str, Any] = plain(rules) or {}
     made: dict[str, Optimizer] = {}
@@ -46,7 +69,9 @@ def build_optimizers(
 
 
 def describe(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-    """Describe the optimizers for the record: class, implementation (`fused`, `foreach` or `loop`), and each group's size and options."""
+    """Describe the optimizers for the record: class, implementation (`fused`, `foreach` or `loop`),
+    and each group's size and options.
+    """
     return {
         name: {
             "class": type(optimizer).__qualname__,
@@ -58,21 +83,35 @@ def describe(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
 
 
 def implementation(optimizer: Optimizer) -> str:
-    """`fused`, `foreach` or `loop`: the kernels that do the arithmetic. Fused kernels round differently from the other two."""
+    """`fused`, `foreach` or `loop`: the kernels that do the arithmetic.
+
+    Fused kernels round differently from the other two.
+    """
     if optimizer.defaults.get("fused"):
         return "fused"
     return "foreach" if optimizer.defaults.get("foreach") else "loop"
 
 
-def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, tuple[Mapping[str, Any], str]]:
+def _nodes(
+    optimizer: Mapping[str, Any], phases: Sequence[Phase]
+) -> dict[str, tuple[Mapping[str, Any], str]]:
     """Each phase's config node and its path."""
     names = [phase.name for phase in phases]
     if "_target_" in optimizer:
         return dict.fromkeys(names, (optimizer, "optimizer"))
     given = [str(name) for name in optimizer]
-    unknown = [Problem(f"optimizer.{name}", "is not a phase of the recipe", hint=nearest(name, names)) for name in given if name not in names]
+    unknown = [
+        Problem(f"optimizer.{name}", "is not a phase of the recipe", hint=nearest(name, names))
+        for name in given
+        if name not in names
+    ]
     missing = [
-        Problem("optimizer", f"has no optimizer for the recipe's phase '{name}'", given, f"one for each of: {', '.join(names)}")
+        Problem(
+            "optimizer",
+            f"has no optimizer for the recipe's phase '{name}'",
+            given,
+            f"one for each of: {', '.join(names)}",
+        )
         for name in names
         if name not in given
     ]
@@ -83,13 +122,25 @@ def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, t
 
 def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     if not isinstance(partial, functools.partial):
-        raise ConfigError(Problem(path, "must be partial, because it gets its parameters later", partial, "a torch.optim.Optimizer with `_partial_: true`"))
+        raise ConfigError(
+            Problem(
+                path,
+                "must be partial, because it gets its parameters later",
+                partial,
+                "a torch.optim.Optimizer with `_partial_: true`",
+            )
+        )
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
     _refuse_what_cannot_train(make, settings, groups, path)
     parameters = inspect.signature(make).parameters
     accepted = set(parameters) - {"params"}
-    _resolve(groups, settings.get("lr", parameters["lr"].default if "lr" in accepted else None), accepted, path)
+    _resolve(
+        groups,
+        settings.get("lr", parameters["lr"].default if "lr" in accepted else None),
+        accepted,
+        path,
+    )
     _try_options(make, settings, groups)
     settings |= _choice(make, settings, groups, accepted)
     try:
@@ -97,7 +148,14 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(_explain(error, settings, path)) from None
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(Problem(path, "does not create an optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
+        raise ConfigError(
+            Problem(
+                path,
+                "does not create an optimizer",
+                type(optimizer).__name__,
+                "a torch.optim.Optimizer",
+            )
+        )
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
         optimizer.register_step_pre_hook(begin_late_momentum)
     return optimizer
@@ -109,19 +167,33 @@ def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: st
     for group in groups:
         factor = group.pop("lr_factor", None)
         if factor is not None and not isinstance(lr, int | float):
-            raise ConfigError(Problem(f"{path}.lr", "is needed by lr_factor or layer_decay of param_groups", lr, "a number"))
+            raise ConfigError(
+                Problem(
+                    f"{path}.lr",
+                    "is needed by lr_factor or layer_decay of param_groups",
+                    lr,
+                    "a number",
+                )
+            )
         if factor is not None:
             group["lr"] = factor * lr
         for key in group.keys() - {"name", "params"}:
             group[key] = _plain(group[key])
             if key not in accepted:
                 where = f"{_where(group)}.{key}"
-                problems[where] = Problem(where, f"is not an option of {path}", group[key], hint=nearest(key, {*accepted, "lr_factor", "frozen"}))
+                problems[where] = Problem(
+                    where,
+                    f"is not an option of {path}",
+                    group[key],
+                    hint=nearest(key, {*accepted, "lr_factor", "frozen"}),
+                )
     if problems:
         raise ConfigError(*problems.values())
 
 
-def _try_options(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
+def _try_options(
+    make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> None:
     """Check each group's options with torch's constructors, which accept them unchecked in a group."""
     if not make.__module__.startswith("torch.optim"):
         return
@@ -146,59 +218,127 @@ def _where(group: Mapping[str, Any]) -> str:
     return f"param_groups.{rule_of(group)}"
 
 
-def _choice(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], accepted: set[str]) -> dict[str, bool]:
-    """Fused kernels if these parameters have some, otherwise foreach on CUDA, otherwise the loop; nothing if the config decides."""
+def _choice(
+    make: Callable[..., Any],
+    settings: Mapping[str, Any],
+    groups: list[dict[str, Any]],
+    accepted: set[str],
+) -> dict[str, bool]:
+    """Fused kernels if these parameters have some, otherwise foreach on CUDA, otherwise the loop.
+
+    Nothing if the config decides.
+    """
     if settings.get("fused") is not None or settings.get("foreach") is not None:
         return {}
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
-    in_shards = any(hasattr(parameter, "device_mesh") for parameter in parameters)  # DTensors, whose module is slow to import
-    if in_shards and not (isinstance(make, type) and issubclass(make, torch.optim.Adam)):  # torch's fused kernels for shards
+    # DTensors, whose module is slow to import
+    in_shards = any(hasattr(parameter, "device_mesh") for parameter in parameters)
+    if in_shards and not (
+        isinstance(make, type) and issubclass(make, torch.optim.Adam)
+    ):  # torch's fused kernels for shards
         return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
     only_cpu = isinstance(make, type) and issubclass(make, torch.optim.Adagrad)
-    if "fused" in accepted and devices <= set(FUSED_ON[:1] if only_cpu else FUSED_ON) and all(parameter.is_floating_point() for parameter in parameters):
+    if (
+        "fused" in accepted
+        and devices <= set(FUSED_ON[:1] if only_cpu else FUSED_ON)
+        and all(parameter.is_floating_point() for parameter in parameters)
+    ):
         return {"fused": True}
     return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
 
 
-def _refuse_what_cannot_train(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], path: str) -> None:
+def _refuse_what_cannot_train(
+    make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], path: str
+) -> None:
     for where, options in ((path, settings), *((_where(group), group) for group in groups)):
         if options.get("differentiable"):
-            raise ConfigError(Problem(f"{where}.differentiable", "would let gradients flow through updates, which training does not", True, "false"))
+            raise ConfigError(
+                Problem(
+                    f"{where}.differentiable",
+                    "would let gradients flow through updates, which training does not",
+                    True,
+                    "false",
+                )
+            )
     if not isinstance(make, type):
         return
     if issubclass(make, torch.optim.LBFGS):
         hint = "choose another optimizer; `samewise list optimizer` shows them"
-        raise ConfigError(Problem(path, "LBFGS evaluates the loss several times per step, which samewise does not support", hint=hint))
+        raise ConfigError(
+            Problem(
+                path,
+                "LBFGS evaluates the loss several times per step, which samewise does not support",
+                hint=hint,
+            )
+        )
     needed = [
         one.name
         for one in list(inspect.signature(make.step).parameters.values())[1:]
         if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]
     if needed:
-        words = f"{make.__name__}.step needs {needed[0]}: samewise calls it with no argument, and supports no closure that evaluates the loss again"
-        raise ConfigError(Problem(path, words, hint="choose another optimizer; `samewise list optimizer` shows them"))
+        words = (
+            f"{make.__name__}.step needs {needed[0]}: samewise calls it with no argument, and "
+            "supports no closure that evaluates the loss again"
+        )
+        raise ConfigError(
+            Problem(
+                path, words, hint="choose another optimizer; `samewise list optimizer` shows them"
+            )
+        )
     if issubclass(make, torch.optim.Muon):
-        wrong = [f"{name} {list(parameter.shape)}" for group in groups for name, parameter in group["params"] if parameter.ndim != 2]
+        wrong = [
+            f"{name} {list(parameter.shape)}"
+            for group in groups
+            for name, parameter in group["params"]
+            if parameter.ndim != 2
+        ]
         if wrong:
             hint = "train those with another phase's optimizer, or freeze them with param_groups"
-            raise ConfigError(Problem(path, f"Muon only trains matrices, not {first_few(wrong, 5)}", expected="parameters with two dimensions", hint=hint))
+            raise ConfigError(
+                Problem(
+                    path,
+                    f"Muon only trains matrices, not {first_few(wrong, 5)}",
+                    expected="parameters with two dimensions",
+                    hint=hint,
+                )
+            )
 
 
 def _explain(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:
     """A constructor's error, at the setting that it concerns if it names one."""
     text = str(error)
-    about = text.replace("learning rate", "lr").replace("beta parameter", "betas").split(":")[0].split()
+    about = (
+        text.replace("learning rate", "lr").replace("beta parameter", "betas").split(":")[0].split()
+    )
     key = next((key for key in settings if key in about), None)
-    return Problem(f"{path}.{key}", text, settings[key]) if key else Problem(path, text, dict(settings))
+    return (
+        Problem(f"{path}.{key}", text, settings[key])
+        if key
+        else Problem(path, text, dict(settings))
+    )
 
 
 def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:
     held: list[torch.Tensor] = group["params"]
     outside = ("params", "param_names", "name", "fused", "foreach")
-    options = {key: value for key, value in group.items() if key not in outside and not key.startswith("initial_")}
-    return {"name": group.get("name", ""), "tensors": len(held), "elements": sum(one.numel() for one in held), **options}
+    options = {
+        key: value
+        for key, value in group.items()
+        if key not in outside and not key.startswith("initial_")
+    }
+    return {
+        "name": group.get("name", ""),
+        "tensors": len(held),
+        "elements": sum(one.numel() for one in held),
+        **options,
+    }
 
 
 def _plain(value: Any) -> Any:
-    return tuple(cast("Sequence[Any]", value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return (
+        tuple(cast("Sequence[Any]", value))
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else value
+    )

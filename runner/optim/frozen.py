@@ -12,15 +12,21 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.matching import Named, holder
 
 STATISTICS: Final = ("running_mean", "running_var", "_u", "weight_u")
-"""Buffers that a layer changes as it computes in training mode: batch and instance norm's, and spectral norm's."""
+"""Buffers that a layer changes as it computes in training mode: batch and instance norm's, and
+spectral norm's."""
 
 
-def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: object = "freeze") -> None:
-    """Freeze parameters, and the statistics of layers of which all parameters are frozen: these are used and not updated.
+def freeze(
+    model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: object = "freeze"
+) -> None:
+    """Freeze parameters, and the statistics of layers of which all parameters are frozen: these are
+    used and not updated.
 
-    A layer is frozen as a whole where all of its own parameters are. One without any (`affine=False`) is where its statistics are among `frozen`, or
-    where all parameters of the module around it are frozen. `frozen` is what a pattern means of the model's parameters and of `bare_statistics`.
-    With `statistics="train"`, whose path in the config is `path`, statistics go on following the batches; a ConfigError for another word than these two.
+    A layer is frozen as a whole where all of its own parameters are. One without any
+    (`affine=False`) is where its statistics are among `frozen`, or where all parameters of the
+    module around it are frozen. `frozen` is what a pattern means of the model's parameters and of
+    `bare_statistics`. With `statistics="train"`, whose path in the config is `path`, statistics go
+    on following the batches; a ConfigError for another word than these two.
     """
     if statistics not in ("freeze", "train"):
         raise ConfigError(Problem(path, "no such choice", statistics, "freeze or train"))
@@ -36,12 +42,20 @@ def frozen_layers(model: nn.Module, frozen: Sequence[Named]) -> list[nn.Module]:
     """Layers with statistics, all of whose parameters are frozen if those of `frozen` are."""
     meant = {id(one.parameter) for one in frozen}
     modules = dict(model.named_modules())
-    return [module for name, module in modules.items() if _has_statistics(module) and _is_frozen(modules, name, meant)]
+    return [
+        module
+        for name, module in modules.items()
+        if _has_statistics(module) and _is_frozen(modules, name, meant)
+    ]
 
 
 @contextmanager
-def temporarily_frozen(parameters: Iterable[Tensor], layers: Iterable[nn.Module] = ()) -> Generator[None]:
-    """Within it, trained parameters collect no gradients, and layers in training mode do not update their statistics."""
+def temporarily_frozen(
+    parameters: Iterable[Tensor], layers: Iterable[nn.Module] = ()
+) -> Generator[None]:
+    """Within it, trained parameters collect no gradients, and layers in training mode do not update
+    their statistics.
+    """
     given, held = list(parameters), [layer for layer in layers if layer.training]
     for parameter in given:
         parameter.requires_grad_(False)
@@ -59,12 +73,20 @@ def temporarily_frozen(parameters: Iterable[Tensor], layers: Iterable[nn.Module]
 def bare_statistics(model: nn.Module) -> list[Named]:
     """The statistics of layers without parameters, which a pattern could not name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    bare = [(f"{path}.{name}".lstrip("."), buffer) for path, module in model.named_modules() if _is_bare(module) for name, buffer in module.named_buffers()]
+    bare = [
+        (f"{path}.{name}".lstrip("."), buffer)
+        for path, module in model.named_modules()
+        if _is_bare(module)
+        for name, buffer in module.named_buffers()
+    ]
     return [Named(name, buffer, holder(modules, name)) for name, buffer in bare]
 
 
 def keep_in_eval_mode(module: nn.Module) -> None:
-    """Keep the module in eval mode from now on. A hook does it, since `model.train()` changes the mode of every module."""
+    """Keep the module in eval mode from now on.
+
+    A hook does it, since `model.train()` changes the mode of every module.
+    """
     module.training = False
     if not is_kept_in_eval_mode(module):
         module.register_forward_pre_hook(_return_to_eval_mode)
@@ -99,10 +121,29 @@ def _is_frozen(modules: Mapping[str, nn.Module], name: str, meant: set[int]) -> 
 
 
 def idle_options(rules: Mapping[str, Any]) -> list[Problem]:
-    """Warnings about options of the optimizer in rules of `param_groups` that freeze what they match, so that it has no optimizer."""
-    frozen = [(name, rule) for name, rule in rules.items() if isinstance(rule, Mapping) and rule.get("frozen") is True]
-    found = [(f"param_groups.{name}.{key}", value) for name, rule in frozen for key, value in rule.items() if key not in _OF_FREEZING]
-    return [Problem(path, "has no effect: the rule freezes what it matches", value, hint=f"~{path} removes it") for path, value in found]
+    """Warnings about options of the optimizer in rules of `param_groups` that freeze what they
+    match, so that it has no optimizer.
+    """
+    frozen = [
+        (name, rule)
+        for name, rule in rules.items()
+        if isinstance(rule, Mapping) and rule.get("frozen") is True
+    ]
+    found = [
+        (f"param_groups.{name}.{key}", value)
+        for name, rule in frozen
+        for key, value in rule.items()
+        if key not in _OF_FREEZING
+    ]
+    return [
+        Problem(
+            path,
+            "has no effect: the rule freezes what it matches",
+            value,
+            hint=f"~{path} removes it",
+        )
+        for path, value in found
+    ]
 
 
 _OF_FREEZING = ("match", "frozen", "frozen_statistics", "frozen_until")

@@ -1,4 +1,6 @@
-"""Gives gradients memory of their own: autograd may let several share it, and those of replicas are in buffers."""
+"""Gives gradients memory of their own: autograd may let several share it, and those of replicas are
+in buffers.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ from samewise.runner.errors import Problem
 
 
 def separate_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Copy gradients that share memory, before anything is added to them or multiplied in place, which would change the others too.
+    """Copy gradients that share memory, before anything is added to them or multiplied in place,
+    which would change the others too.
 
-    Autograd keeps what a backward pass returns as a parameter's gradient without a copy (seen in torch 2.14.1). Parameters that are added to each other may
-    get views of one tensor, for example a class token and a position embedding in a compiled backward pass, or two offsets in any.
+    Autograd keeps what a backward pass returns as a parameter's gradient without a copy (seen in
+    torch 2.14.1). Parameters that are added to each other may get views of one tensor, for example
+    a class token and a position embedding in a compiled backward pass, or two offsets in any.
     """
-    held = [one for one in parameters if type(one.grad) is Tensor]  # no shard: FSDP has copied the gradients
+    # No shard: FSDP has copied the gradients
+    held = [one for one in parameters if type(one.grad) is Tensor]
     # torch refuses the data_ptr of a sparse gradient; `sparse_gradient` explains it
-    spans = sorted((one.grad.data_ptr(), one.grad.nbytes, number) for number, one in enumerate(held))  # pyright: ignore[reportOptionalMemberAccess]
+    spans = sorted(
+        (one.grad.data_ptr(), one.grad.nbytes, number)  # pyright: ignore[reportOptionalMemberAccess]
+        for number, one in enumerate(held)
+    )
     if any(start + size > other for (start, size, _), (other, _, _) in pairwise(spans)):
         end = 0
         for start, size, number in spans:
@@ -28,16 +36,30 @@ def separate_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def leave_buffers(parameters: Sequence[nn.Parameter]) -> None:
-    """Copy gradients, which may be in buffers in which replicas are added up: the next step overwrites these."""
+    """Copy gradients, which may be in buffers in which replicas are added up: the next step
+    overwrites these.
+    """
     for one in parameters:
         if one.grad is not None and type(one.grad) is Tensor:
             one.grad = one.grad.clone()
 
 
 def sparse_gradient(model: nn.Module) -> Problem | None:
-    """The problem if a parameter has a sparse gradient, after a step that failed; otherwise None."""
-    found = next((name for name, one in model.named_parameters() if one.grad is not None and one.grad.is_sparse), None)
+    """The problem if a parameter has a sparse gradient, after a step that failed.
+
+    Otherwise None.
+    """
+    found = next(
+        (
+            name
+            for name, one in model.named_parameters()
+            if one.grad is not None and one.grad.is_sparse
+        ),
+        None,
+    )
     if found is None:
         return None
     hint = "compute with sparse=False, for example in torch.nn.functional.embedding"
-    return Problem("model", f"its parameter {found} has sparse gradients, which are not supported", hint=hint)
+    return Problem(
+        "model", f"its parameter {found} has sparse gradients, which are not supported", hint=hint
+    )

@@ -1,4 +1,6 @@
-"""Weights computed from other parameters, chosen by pattern: weight norm, spectral norm, orthogonal matrices, LoRA."""
+"""Weights computed from other parameters, chosen by pattern: weight norm, spectral norm, orthogonal
+matrices, LoRA.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from samewise.runner.optim.matching import matching, named_parameters
 
 @final
 class LowRank(nn.Module):
-    """A weight, float[out, ...] (further dimensions are flattened), plus a trained product of two small matrices, initially zero.
+    """A weight, float[out, ...] (further dimensions are flattened), plus a trained product of two
+    small matrices, initially zero.
 
     E. Hu et al.: LoRA, arXiv 2106.09685; initialised as its code.
     """
@@ -33,7 +36,9 @@ class LowRank(nn.Module):
         return weight + self.scale * (self.lora_up @ self.lora_down).view_as(weight)
 
 
-def lora(module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float | None = None) -> nn.Module:
+def lora(
+    module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float | None = None
+) -> nn.Module:
     """Freeze a weight, and train a low-rank change to it.
 
     ValueError if the weight is not a matrix, or the rank is too large.
@@ -47,7 +52,11 @@ def lora(module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float
     weight = cast("Tensor", getattr(module, name))
     least = min(weight.shape[0], math.prod(weight.shape[1:])) if weight.dim() > 1 else 0
     if not isinstance(rank, int) or not 1 <= rank <= least:  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
-        raise ValueError(f"a rank of {rank} is not valid: it must be from 1 to {least}" if least else "it is not a matrix")
+        raise ValueError(
+            f"a rank of {rank} is not valid: it must be from 1 to {least}"
+            if least
+            else "it is not a matrix"
+        )
     with torch.no_grad():
         change = LowRank(weight, rank=rank, scale=1.0 if alpha is None else alpha / rank)
     parametrize.register_parametrization(module, name, change)
@@ -65,51 +74,105 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
 
 
 def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
-    """Parametrise the matching weights (T. Salimans, D. Kingma: weight norm, arXiv 1602.07868; T. Miyato et al.: spectral norm, arXiv 1802.05957).
+    """Parametrise the matching weights (T. Salimans, D. Kingma: weight norm, arXiv 1602.07868; T.
+    Miyato et al.: spectral norm, arXiv 1802.05957).
 
     ConfigError if a rule is malformed or matches nothing, or a weight cannot be parametrised so.
 
     Args:
-        model: Changed in place; the parameters' names change with it (`fc.weight` to `fc.parametrizations.weight.original0`).
-        rules: By name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that match are left alone.
+        model: Changed in place; the parameters' names change with it (`fc.weight` to
+            `fc.parametrizations.weight.original0`).
+        rules: By name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that match
+            are left alone.
     """
     for name, rule in rules.items():
         path = f"initialise.parametrisations.{name}"
         if rule is None:
             continue
         if not isinstance(rule, Mapping) or "match" not in rule or "kind" not in rule:
-            raise ConfigError(Problem(path, "is not a rule", rule, "{match: PATTERN, kind: KIND, ...}"))
+            raise ConfigError(
+                Problem(path, "is not a rule", rule, "{match: PATTERN, kind: KIND, ...}")
+            )
         settings = dict(cast("Mapping[str, Any]", rule))
         pattern, kind = settings.pop("match"), settings.pop("kind")
         if kind not in KINDS:
-            raise ConfigError(Problem(f"{path}.kind", "is not a parametrisation", kind, hint=nearest(str(kind), KINDS)))
-        accepted = [key for key in inspect.signature(KINDS[kind]).parameters if key not in ("module", "name")]
+            raise ConfigError(
+                Problem(
+                    f"{path}.kind", "is not a parametrisation", kind, hint=nearest(str(kind), KINDS)
+                )
+            )
+        accepted = [
+            key
+            for key in inspect.signature(KINDS[kind]).parameters
+            if key not in ("module", "name")
+        ]
         unknown = [key for key in settings if key not in accepted]
         if unknown:
-            raise ConfigError(Problem(f"{path}.{unknown[0]}", f"is not an argument of {kind}", settings[unknown[0]], hint=nearest(unknown[0], accepted)))
-        weights = [one for one in matching(pattern, named_parameters(model), path=f"{path}.match") if not one.is_bias]
+            raise ConfigError(
+                Problem(
+                    f"{path}.{unknown[0]}",
+                    f"is not an argument of {kind}",
+                    settings[unknown[0]],
+                    hint=nearest(unknown[0], accepted),
+                )
+            )
+        weights = [
+            one
+            for one in matching(pattern, named_parameters(model), path=f"{path}.match")
+            if not one.is_bias
+        ]
         for one in weights:
-            if len({(id(module), each.rpartition(".")[2]) for each, module in zip(one.names, one.modules, strict=True)}) > 1:
-                words = f"cannot make {kind} of {one.name}: it is also {', '.join(one.names[1:])}, which would then be another weight"
-                raise ConfigError(Problem(f"{path}.match", words, pattern, hint="leave shared weights out of the pattern"))
+            if (
+                len(
+                    {
+                        (id(module), each.rpartition(".")[2])
+                        for each, module in zip(one.names, one.modules, strict=True)
+                    }
+                )
+                > 1
+            ):
+                words = (
+                    f"cannot make {kind} of {one.name}: it is also {', '.join(one.names[1:])}, "
+                    "which would then be another weight"
+                )
+                raise ConfigError(
+                    Problem(
+                        f"{path}.match",
+                        words,
+                        pattern,
+                        hint="leave shared weights out of the pattern",
+                    )
+                )
             try:
                 KINDS[kind](one.module, name=one.name.rpartition(".")[2], **settings)
             except (ValueError, RuntimeError, KeyError) as error:
-                raise ConfigError(Problem(path, f"cannot make {kind} of {one.name} {list(one.parameter.shape)}: {error}")) from None
+                raise ConfigError(
+                    Problem(
+                        path,
+                        f"cannot make {kind} of {one.name} {list(one.parameter.shape)}: {error}",
+                    )
+                ) from None
 
 
 def merge(model: nn.Module) -> None:
-    """Store parametrised weights as what they are computed to, with the same bits, by the names of plain ones.
+    """Store parametrised weights as what they are computed to, with the same bits, by the names of
+    plain ones.
 
     Args:
         model: In eval mode; changed in place, and no longer trained.
     """
     for module in list(model.modules()):
-        for name in list(cast("Any", module).parametrizations) if parametrize.is_parametrized(module) else ():
+        for name in (
+            list(cast("Any", module).parametrizations)
+            if parametrize.is_parametrized(module)
+            else ()
+        ):
             held = cast("Any", module).parametrizations[name]
             for one, tensor in list(held.named_parameters(recurse=False)):
-                # A copy, as torch writes into it and another layer may have it too; without gradient, as in evaluation, since an LSTM chooses kernels by that.
+                # A copy, as torch writes into it and another layer may have it too; without
+                # gradient, as in evaluation, since an LSTM chooses kernels by that.
                 setattr(held, one, nn.Parameter(tensor.detach().clone(), requires_grad=False))
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
             if isinstance(module, nn.RNNBase):
-                module.to(device=getattr(module, name).device)  # it keeps a list of its weights, which this makes anew
+                # It keeps a list of its weights, which this makes anew
+                module.to(device=getattr(module, name).device)

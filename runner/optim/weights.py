@@ -38,18 +38,24 @@ def load_weights(
     parametrise: Callable[[], object] = lambda: None,
     made_by: str = "",
 ) -> None:
-    """Load a state_dict; ConfigError if the file does not exist, is not a state_dict, or does not fit.
+    """Load a state_dict.
+
+    ConfigError if the file does not exist, is not a state_dict, or does not fit.
 
     Args:
         model: Changed in place.
-        file: A file that torch.save wrote, a .safetensors file, a folder with a checkpoint of samewise or of Hugging Face's libraries, one of their cache
-            (`hf:OWNER/NAME`), or published weights by name (`published`); None: nothing is loaded.
+        file: A file that torch.save wrote, a .safetensors file, a folder with a checkpoint of
+            samewise or of Hugging Face's libraries, one of their cache (`hf:OWNER/NAME`), or
+            published weights by name (`published`); None: nothing is loaded.
         sha256: What the file's must be, or begin with.
         into: A module of the model to load into (`backbone.body`); None: the model itself.
-        strict: Whether names that only the file, or only the model, has are an error. Shapes that differ always are.
-        exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`). Of a tensor with several names either all or none, unless
-            the file has several values for it.
-        parametrise: Parametrises the model's weights; called before loading if the file's are parametrised, otherwise after.
+        strict: Whether names that only the file, or only the model, has are an error. Shapes that
+            differ always are.
+        exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`).
+            Of a tensor with several names either all or none, unless the file has several values
+            for it.
+        parametrise: Parametrises the model's weights; called before loading if the file's are
+            parametrised, otherwise after.
         made_by: The `_target_` of the model.
     """
     if file is None:
@@ -71,7 +77,11 @@ def load_weights(
         parametrise()
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
     _require_matches(patterns, {**held, **state})
-    kept = {name: tensor for name, tensor in state.items() if not any(fnmatchcase(name, pattern) for pattern in patterns)}
+    kept = {
+        name: tensor
+        for name, tensor in state.items()
+        if not any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
     _require_none_by_another_name(target, state, kept, patterns)
     _load(target, kept, patterns, strict=strict)
     if not parametrised:
@@ -82,17 +92,28 @@ def _locate_files(file: str) -> list[Path]:
     if str(file).startswith(hugging_face.PREFIX):
         return hugging_face.files_at(hugging_face.snapshot(file))
     if "://" in str(file):
-        hint = f"download it first, and put its SHA-256 into initialise.sha256; published weights have names: {', '.join(f'{one}NAME' for one in SOURCES)}"
+        hint = (
+            "download it first, and put its SHA-256 into initialise.sha256; published weights "
+            f"have names: {', '.join(f'{one}NAME' for one in SOURCES)}"
+        )
         raise ConfigError(Problem(PATH, "is not a local file", file, "a path", hint))
     path = Path(file).expanduser()
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
-        raise ConfigError(Problem(PATH, "is a run's folder, not a file of weights", str(file), hint=f"the run's best checkpoint is run:{file}"))
+        raise ConfigError(
+            Problem(
+                PATH,
+                "is a run's folder, not a file of weights",
+                str(file),
+                hint=f"the run's best checkpoint is run:{file}",
+            )
+        )
     paths = hugging_face.files_at(path)
     if paths[0].exists() and not paths[0].is_file():
         raise ConfigError(Problem(PATH, "is a pipe or a device, not a file of weights", str(file)))
     if not paths[0].is_file():
         hint = (
-            did_you_mean(str(path), map(str, path.parent.iterdir())) or f"samewise looked for it at {paths[0].absolute()}"
+            did_you_mean(str(path), map(str, path.parent.iterdir()))
+            or f"samewise looked for it at {paths[0].absolute()}"
             if path.parent.is_dir()
             else f"the folder {path.parent} does not exist"
         )
@@ -104,15 +125,29 @@ def _locate_files(file: str) -> list[Path]:
 
 def _verify(paths: Sequence[Path], expected: str | None) -> None:
     digest = hugging_face.digest_of(paths)
-    if expected is not None and (len(str(expected)) < 8 or not digest.startswith(str(expected).lower())):
+    if expected is not None and (
+        len(str(expected)) < 8 or not digest.startswith(str(expected).lower())
+    ):
         where = paths[0] if len(paths) == 1 else paths[0].parent
-        raise ConfigError(Problem("initialise.sha256", f"does not match {where}", expected, digest, "the file is a different one, or was cut short"))
+        raise ConfigError(
+            Problem(
+                "initialise.sha256",
+                f"does not match {where}",
+                expected,
+                digest,
+                "the file is a different one, or was cut short",
+            )
+        )
 
 
 def _require_same_model(model: nn.Module, folder: Path) -> None:
-    """If the model has a method `checkpoint_problems`, call it with the config.json beside the weights, from which Hugging Face builds the model."""
+    """If the model has a method `checkpoint_problems`, call it with the config.json beside the
+    weights, from which Hugging Face builds the model.
+    """
     ask = getattr(model, "checkpoint_problems", None)
-    if ask is not None and (problems := ask(read_json(folder / "config.json", {str: object}) or {})):
+    if ask is not None and (
+        problems := ask(read_json(folder / "config.json", {str: object}) or {})
+    ):
         raise ConfigError(*problems)
 
 
@@ -125,41 +160,83 @@ def _read(path: Path) -> Any:
         return checkpoint.load_tensors(path)
     except pickle.UnpicklingError as error:
         hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
-        raise ConfigError(Problem(PATH, f"contains more than tensors and plain values, or is damaged: {error}", str(path), "a state_dict", hint)) from None
+        raise ConfigError(
+            Problem(
+                PATH,
+                f"contains more than tensors and plain values, or is damaged: {error}",
+                str(path),
+                "a state_dict",
+                hint,
+            )
+        ) from None
     except Exception as error:
-        words = f"cannot be read: {first_line(error)}" if isinstance(error, OSError | RuntimeError) else "is not a file of weights"
-        raise ConfigError(Problem(PATH, words, str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
+        words = (
+            f"cannot be read: {first_line(error)}"
+            if isinstance(error, OSError | RuntimeError)
+            else "is not a file of weights"
+        )
+        raise ConfigError(
+            Problem(
+                PATH, words, str(path), "a state_dict written by torch.save, or a .safetensors file"
+            )
+        ) from None
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return read_tensors(path)
     except ValueError as error:
-        raise ConfigError(Problem(PATH, f"cannot be read: {error}", str(path), "a complete .safetensors file")) from None
+        raise ConfigError(
+            Problem(PATH, f"cannot be read: {error}", str(path), "a complete .safetensors file")
+        ) from None
 
 
 def _unwrap(found: Any) -> dict[str, Tensor]:
     """The state_dict in a file's content."""
-    while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in cast("Mapping[Any, Any]", found).values()):
+    while isinstance(found, Mapping) and not any(
+        isinstance(value, Tensor) for value in cast("Mapping[Any, Any]", found).values()
+    ):
         inner = next((key for key in WRAPPERS if isinstance(found.get(key), Mapping)), None)  # pyright: ignore[reportUnknownMemberType]
         if inner is None:
             break
         found = found[inner]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(found, Mapping) or not found:
-        raise ConfigError(Problem(PATH, "is not a state_dict", type(found).__name__, "a mapping from names to tensors"))  # pyright: ignore[reportUnknownArgumentType]
+        raise ConfigError(
+            Problem(
+                PATH, "is not a state_dict", type(found).__name__, "a mapping from names to tensors"
+            )
+        )  # pyright: ignore[reportUnknownArgumentType]
     entries = {str(name): value for name, value in cast("Mapping[Any, Any]", found).items()}
     entries.pop("n_averaged", None)  # torch.optim.swa_utils.AveragedModel's own
-    wrong = [name for name, value in entries.items() if not isinstance(value, Tensor) and not name.endswith("_extra_state")]
+    wrong = [
+        name
+        for name, value in entries.items()
+        if not isinstance(value, Tensor) and not name.endswith("_extra_state")
+    ]
     if wrong:
-        expected = "a mapping from names to tensors, at the top level or under one of: " + ", ".join(WRAPPERS)
-        raise ConfigError(Problem(PATH, f"is not a state_dict: '{wrong[0]}' is not a tensor", type(entries[wrong[0]]).__name__, expected))
+        expected = (
+            "a mapping from names to tensors, at the top level or under one of: "
+            + ", ".join(WRAPPERS)
+        )
+        raise ConfigError(
+            Problem(
+                PATH,
+                f"is not a state_dict: '{wrong[0]}' is not a tensor",
+                type(entries[wrong[0]]).__name__,
+                expected,
+            )
+        )
     return entries
 
 
 def _fitting_prefix(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The names without the prefix that a wrapper has added to all of them, unless the model has it too."""
+    """The names without the prefix that a wrapper has added to all of them, unless the model has it
+    too.
+    """
     for prefix in (*PREFIXES, *PREFIXES):
-        if all(name.startswith(prefix) for name in state) and not any(name.startswith(prefix) for name in held):
+        if all(name.startswith(prefix) for name in state) and not any(
+            name.startswith(prefix) for name in held
+        ):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
 
@@ -171,14 +248,24 @@ def _rename_parametrised(state: dict[str, Tensor], held: Mapping[str, Any]) -> d
         for number, old in enumerate(("weight_g", "weight_v"))
         for module in (name.removesuffix(".parametrizations.weight.original0") for name in held)
     }
-    return {new[name] if name not in held and new.get(name) in held else name: tensor for name, tensor in state.items()}
+    return {
+        new[name] if name not in held and new.get(name) in held else name: tensor
+        for name, tensor in state.items()
+    }
 
 
-def _split_normed(state: dict[str, Tensor], target: nn.Module, held: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The two tensors of weight norm, for a model that has them and a file with the weight itself, as exports have it."""
+def _split_normed(
+    state: dict[str, Tensor], target: nn.Module, held: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The two tensors of weight norm, for a model that has them and a file with the weight itself,
+    as exports have it.
+    """
     split = dict(state)
     for place in [name.removesuffix(".original0") for name in held if name.endswith(".original0")]:
-        plain, parts = _plain_name(f"{place}.original0"), [f"{place}.original0", f"{place}.original1"]
+        plain, parts = (
+            _plain_name(f"{place}.original0"),
+            [f"{place}.original0", f"{place}.original1"],
+        )
         if plain in state and parts[0] not in state and held[parts[1]].shape == state[plain].shape:
             norm: Any = target.get_submodule(f"{place}.0")
             split |= dict(zip(parts, norm.right_inverse(split.pop(plain)), strict=True))
@@ -186,12 +273,16 @@ def _split_normed(state: dict[str, Tensor], target: nn.Module, held: Mapping[str
 
 
 def _plain_name(name: str) -> str:
-    """The name of the weight that a parametrisation's tensor is part of: `fc.weight` for `fc.parametrizations.weight.original0`."""
+    """The name of the weight that a parametrisation's tensor is part of: `fc.weight` for
+    `fc.parametrizations.weight.original0`.
+    """
     return re.sub(r"(^|\.)parametrizations\.([^.]+)\..*", r"\1\2", name)
 
 
 def _require_same_input(model: nn.Module) -> None:
-    """Refuse a model that does not rescale images if the weights were trained with it: torchvision's Inception and GoogLeNet."""
+    """Refuse a model that does not rescale images if the weights were trained with it:
+    torchvision's Inception and GoogLeNet.
+    """
     if getattr(model, "transform_input", None) is False:
         hint = "model.transform_input=true, with images normalised as transforms=imagenet does"
         words = "must be true for published weights, which were trained on images in another range"
@@ -203,62 +294,173 @@ def _target(model: nn.Module, into: str | None) -> nn.Module:
         return model
     modules = dict(model.named_modules())
     if into not in modules:
-        raise ConfigError(Problem("initialise.into", "is not a module of the model", into, hint=nearest(into, modules)))
+        raise ConfigError(
+            Problem(
+                "initialise.into", "is not a module of the model", into, hint=nearest(into, modules)
+            )
+        )
     return modules[into]
 
 
 def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in state)]
+    idle = [
+        pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in state)
+    ]
     if idle:
         parts = [f"{part}.*" for part in dict.fromkeys(name.partition(".")[0] for name in state)]
-        folders = {f"{name[:place]}.*" for name in state for place in range(len(name)) if name[place] == "."}
-        words, such_as = "matches nothing in the file or in the model", f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}"  # the head is the last of them
-        raise ConfigError(*(Problem("initialise.exclude", words, one, such_as, did_you_mean(one, folders | set(state)) or such_as) for one in idle))
+        folders = {
+            f"{name[:place]}.*"
+            for name in state
+            for place in range(len(name))
+            if name[place] == "."
+        }
+        # The head is the last of them
+        words, such_as = (
+            "matches nothing in the file or in the model",
+            f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}",
+        )
+        raise ConfigError(
+            *(
+                Problem(
+                    "initialise.exclude",
+                    words,
+                    one,
+                    such_as,
+                    did_you_mean(one, folders | set(state)) or such_as,
+                )
+                for one in idle
+            )
+        )
 
 
-def _require_none_by_another_name(target: nn.Module, state: Mapping[str, Tensor], kept: Mapping[str, Tensor], patterns: Sequence[str]) -> None:
-    """Raise a ConfigError if a tensor is excluded by one of its names and loaded by another, unless that chooses among the file's values for it."""
+def _require_none_by_another_name(
+    target: nn.Module,
+    state: Mapping[str, Tensor],
+    kept: Mapping[str, Tensor],
+    patterns: Sequence[str],
+) -> None:
+    """Raise a ConfigError if a tensor is excluded by one of its names and loaded by another, unless
+    that chooses among the file's values for it.
+    """
     problems = list[Problem]()
     for names in sorted({tuple(sorted(names)) for names in _tied_names(target).values()}):
-        loaded, excluded = [name for name in names if name in kept], [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        if loaded and excluded and all(state[name].equal(state[loaded[0]].to(state[name].dtype)) for name in excluded if name in state):
-            words = f"leaves out {excluded[0]}, but the model ties it to {loaded[0]}, which would be loaded"
-            problems.append(Problem("initialise.exclude", words, hint=f"leave out {' and '.join(names)}, or none of them"))
+        loaded, excluded = (
+            [name for name in names if name in kept],
+            [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)],
+        )
+        if (
+            loaded
+            and excluded
+            and all(
+                state[name].equal(state[loaded[0]].to(state[name].dtype))
+                for name in excluded
+                if name in state
+            )
+        ):
+            words = (
+                f"leaves out {excluded[0]}, but the model ties it to {loaded[0]}, which would "
+                "be loaded"
+            )
+            problems.append(
+                Problem(
+                    "initialise.exclude",
+                    words,
+                    hint=f"leave out {' and '.join(names)}, or none of them",
+                )
+            )
     if problems:
         raise ConfigError(*problems)
 
 
-def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> None:
+def _load(
+    target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool
+) -> None:
     held: dict[str, Any] = target.state_dict()
     common = [name for name in state if name in held]
     twins = _tied_names(target)
-    # files older than torch 0.4.1 lack the count of batches, which torch adds; frozen batch norm does not need it
-    missing = [name for name in held if not twins.get(name, {name}) & state.keys() and not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in state if name not in held and not name.endswith("num_batches_tracked")]
+    # files older than torch 0.4.1 lack the count of batches, which torch adds; frozen batch norm
+    # does not need it
+    missing = [
+        name
+        for name in held
+        if not twins.get(name, {name}) & state.keys() and not name.endswith("num_batches_tracked")
+    ]
+    unexpected = [
+        name for name in state if name not in held and not name.endswith("num_batches_tracked")
+    ]
     problems = [
-        Problem(PATH, f"the shape of '{name}' differs", list(state[name].shape), str(list(held[name].shape)), _exclude_hint(name))
+        Problem(
+            PATH,
+            f"the shape of '{name}' differs",
+            list(state[name].shape),
+            str(list(held[name].shape)),
+            _exclude_hint(name),
+        )
         for name in common
         if isinstance(held[name], Tensor) and state[name].shape != held[name].shape
     ]
     for names in sorted({tuple(sorted(names)) for names in twins.values()}):
         first, *others = [name for name in names if name in state] or [""]
         if any(not state[first].equal(state[other].to(state[first].dtype)) for other in others):
-            words = f"the model ties {' and '.join(names)} to one tensor, and the file has several values for it"
-            problems.append(Problem(PATH, words, hint=f"leave out all but one: initialise.exclude={others}"))
-    merged = {name: _plain_name(name) for name in unexpected if _plain_name(name) != name and _plain_name(name) in missing}
+            words = (
+                f"the model ties {' and '.join(names)} to one tensor, and the file has several "
+                "values for it"
+            )
+            problems.append(
+                Problem(PATH, words, hint=f"leave out all but one: initialise.exclude={others}")
+            )
+    merged = {
+        name: _plain_name(name)
+        for name in unexpected
+        if _plain_name(name) != name and _plain_name(name) in missing
+    }
     if strict or not common:
         problems += _parametrised_problems(merged)
     if strict:
-        missing, unexpected = [name for name in missing if name not in merged.values()], [name for name in unexpected if name not in merged]
-        wanted = [name for name in missing if not any(fnmatchcase(each, pattern) for each in twins.get(name, {name}) for pattern in patterns)]
-        problems += [Problem(PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)) for name in wanted]
+        missing, unexpected = (
+            [name for name in missing if name not in merged.values()],
+            [name for name in unexpected if name not in merged],
+        )
+        wanted = [
+            name
+            for name in missing
+            if not any(
+                fnmatchcase(each, pattern)
+                for each in twins.get(name, {name})
+                for pattern in patterns
+            )
+        ]
+        problems += [
+            Problem(
+                PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)
+            )
+            for name in wanted
+        ]
         problems += _unused_problems(unexpected, missing, held)
     if not common and not merged:
-        problems = [Problem(PATH, "has no name in common with the model", sorted(state)[:3], f"such as {', '.join(list(held)[:3])}")]
+        problems = [
+            Problem(
+                PATH,
+                "has no name in common with the model",
+                sorted(state)[:3],
+                f"such as {', '.join(list(held)[:3])}",
+            )
+        ]
     if problems:
-        more = [Problem(PATH, f"and {len(problems) - SHOWN} more", hint="initialise.strict=false loads what fits by name")] if len(problems) > SHOWN else []
+        more = (
+            [
+                Problem(
+                    PATH,
+                    f"and {len(problems) - SHOWN} more",
+                    hint="initialise.strict=false loads what fits by name",
+                )
+            ]
+            if len(problems) > SHOWN
+            else []
+        )
         raise ConfigError(*problems[:SHOWN], *more)
-    held.update((name, state[name]) for name in common)  # keeps the version of each module's state, which torchvision's MNASNet needs
+    # Keeps the version of each module's state, which torchvision's MNASNet needs
+    held.update((name, state[name]) for name in common)
     target.load_state_dict(held, strict=False)
 
 
@@ -270,17 +472,35 @@ def _tied_names(target: nn.Module) -> dict[str, set[str]]:
     return {name: names for names in by_tensor.values() if len(names) > 1 for name in names}
 
 
-def _unused_problems(unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]) -> list[Problem]:
-    """Problems for names that only the file has; one for a whole part that the model lacks, such as Inception's auxiliary output."""
+def _unused_problems(
+    unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]
+) -> list[Problem]:
+    """Problems for names that only the file has.
+
+    One for a whole part that the model lacks, such as Inception's auxiliary output.
+    """
     parts = {name.partition(".")[0] for name in held}
-    foreign = Counter(part for name in unexpected if (part := name.partition(".")[0]) != name and part not in parts and not did_you_mean(name, missing))
+    foreign = Counter(
+        part
+        for name in unexpected
+        if (part := name.partition(".")[0]) != name
+        and part not in parts
+        and not did_you_mean(name, missing)
+    )
     several = {part: count for part, count in foreign.items() if count > 1}
     problems = [
-        Problem(PATH, f"the file's '{part}.*' is not in the model: {count} names", hint=f"leave it out: initialise.exclude=[{part}.*]")
+        Problem(
+            PATH,
+            f"the file's '{part}.*' is not in the model: {count} names",
+            hint=f"leave it out: initialise.exclude=[{part}.*]",
+        )
         for part, count in several.items()
     ]
     others = [name for name in unexpected if name.partition(".")[0] not in several]
-    return problems + [Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing)) for name in others]
+    return problems + [
+        Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing))
+        for name in others
+    ]
 
 
 def _parametrised_problems(merged: Mapping[str, str]) -> list[Problem]:
@@ -289,11 +509,21 @@ def _parametrised_problems(merged: Mapping[str, str]) -> list[Problem]:
         return []
     first, plain = next(iter(merged.items()))
     others = f" and {count - 1} more" if (count := len(set(merged.values()))) > 1 else ""
-    words = f"the file is parametrised (LoRA, weight norm or another), and the model is not: it has no '{plain}'{others}, but what it is computed from"
-    hint = "`samewise export RUN --to safetensors --out F` merges them: use F/weights.safetensors; or set initialise.parametrisations as in the run of the file"
+    words = (
+        "the file is parametrised (LoRA, weight norm or another), and the model is not: it "
+        f"has no '{plain}'{others}, but what it is computed from"
+    )
+    hint = (
+        "`samewise export RUN --to safetensors --out F` merges them: use "
+        "F/weights.safetensors; or set initialise.parametrisations as in the run of the file"
+    )
     return [Problem(PATH, words, first, plain, hint)]
 
 
 def _exclude_hint(name: str) -> str:
     module = name.rpartition(".")[0]
-    return f"leave it out, and keep it as initialised: initialise.exclude=[{module}.*]" if module else f"leave it out: initialise.exclude=['{name}']"
+    return (
+        f"leave it out, and keep it as initialised: initialise.exclude=[{module}.*]"
+        if module
+        else f"leave it out: initialise.exclude=['{name}']"
+    )

@@ -11,25 +11,52 @@ from pathlib import Path
 
 from samewise.runner.errors import PeerFailed, Problem, SamewiseError
 
-_CONNECTION = re.compile(r"gloo|pair closure|NCCL|RPC|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|TCPStore|DistStore")
-TIMEOUT = re.compile(r"Timed out waiting|timeout caused pair closure|timed out|Watchdog caught collective")
+_CONNECTION = re.compile(
+    r"gloo|pair closure|NCCL|RPC|Connection (closed|reset)|Broken pipe|Timed out "
+    r"waiting|[Ss]ocket|TCPStore|DistStore"
+)
+TIMEOUT = re.compile(
+    r"Timed out waiting|timeout caused pair closure|timed out|Watchdog caught collective"
+)
 places: dict[int, list[str]] = {}
 """Of each rank that has joined: `here`, and its process."""
 
 
 def is_lost_connection(error: BaseException) -> bool:
     """Whether an error is one that torch raises if another process does not answer."""
-    return isinstance(error, RuntimeError) and not isinstance(error, SamewiseError) and bool(_CONNECTION.search(str(error)))
+    return (
+        isinstance(error, RuntimeError)
+        and not isinstance(error, SamewiseError)
+        and bool(_CONNECTION.search(str(error)))
+    )
 
 
 def peer_lost(when: str) -> PeerFailed:
-    """Names the ranks of this machine whose processes are gone; processes of other machines cannot be seen."""
+    """Names the ranks of this machine whose processes are gone.
+
+    Processes of other machines cannot be seen.
+    """
     end = time.monotonic() + 1.0  # a process closes its connections before it ends
-    while not (gone := [rank for rank, (place, process) in places.items() if place == here() and _is_gone(process)]) and time.monotonic() < end:
+    while (
+        not (
+            gone := [
+                rank
+                for rank, (place, process) in places.items()
+                if place == here() and _is_gone(process)
+            ]
+        )
+        and time.monotonic() < end
+    ):
         time.sleep(0.05)
-    who = f"{ranks_in_words(gone)}, whose process{'es are' if len(gone) > 1 else ' is'} gone," if gone else "another rank"
+    who = (
+        f"{ranks_in_words(gone)}, whose process{'es are' if len(gone) > 1 else ' is'} gone,"
+        if gone
+        else "another rank"
+    )
     hint = "run the same command again to resume from the last checkpoint"
-    return PeerFailed(Problem(f"rank {os.environ['RANK']}", f"lost {who} {when}", hint=hint), is_told=False)
+    return PeerFailed(
+        Problem(f"rank {os.environ['RANK']}", f"lost {who} {when}", hint=hint), is_told=False
+    )
 
 
 def here() -> str:
@@ -46,7 +73,9 @@ def _is_gone(process: str) -> bool:
 
 
 def explain(error: BaseException) -> BaseException:
-    """The error to raise: a lost connection is explained, for cases before a run exists that could explain it."""
+    """The error to raise: a lost connection is explained, for cases before a run exists that could
+    explain it.
+    """
     return peer_lost("before the training began") if is_lost_connection(error) else error
 
 

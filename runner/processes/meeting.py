@@ -1,4 +1,6 @@
-"""The rendezvous of a job's ranks: a store of torch.distributed, in which a failing rank leaves its reason so that the others end too."""
+"""The rendezvous of a job's ranks: a store of torch.distributed, in which a failing rank leaves its
+reason so that the others end too.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,29 @@ _met: dict[str, Any] = {}
 
 
 def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
-    """The store at which the ranks of this process's job meet. The environment defines the ranks (RANK, WORLD_SIZE).
+    """The store at which the ranks of this process's job meet.
+
+    The environment defines the ranks (RANK, WORLD_SIZE).
 
     ConfigError if the meeting point cannot be reached, its port is taken, or it is not valid.
 
     Args:
         timeout_s: Seconds to wait for it.
-        init_method: Where: `tcp://host:port` at rank 0, `file:///path` that all see and that is not there yet; null or `env://`: MASTER_ADDR and MASTER_PORT.
+        init_method: Where: `tcp://host:port` at rank 0, `file:///path` that all see and that is not
+            there yet; null or `env://`: MASTER_ADDR and MASTER_PORT.
     """
     if "store" in _met:
         return _met["store"]
     given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
     if not all(value.isdigit() for value in given.values()):
-        raise ConfigError(Problem("strategy", "the environment does not specify this process's rank", given, "RANK and WORLD_SIZE, as torchrun sets them"))
+        raise ConfigError(
+            Problem(
+                "strategy",
+                "the environment does not specify this process's rank",
+                given,
+                "RANK and WORLD_SIZE, as torchrun sets them",
+            )
+        )
     scheme, _, address = (init_method or "env://").partition("://")
     if scheme == "file" and address.startswith("/"):
         store = _file_store(Path(address), timeout_s)
@@ -45,9 +57,12 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
         store = _tcp_store(address, timeout_s)
     else:
         expected = "tcp://HOST:PORT, file:///PATH, env:// or null"
-        raise ConfigError(Problem("strategy.init_method", "is not a rendezvous address", init_method, expected))
+        raise ConfigError(
+            Problem("strategy.init_method", "is not a rendezvous address", init_method, expected)
+        )
     store.set_timeout(timedelta(seconds=timeout_s))
-    # The agent's store outlives the ranks: restarted ranks must not read what their predecessors wrote.
+    # The agent's store outlives the ranks: restarted ranks must not read what their predecessors
+    # wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _met["store"] = dist.PrefixStore(f"samewise/{attempt}", store)  # pyright: ignore[reportPrivateImportUsage]
     return _met["store"]
@@ -62,23 +77,39 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
     where = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
     if not all(given.values()) or not given["MASTER_PORT"].isdigit():
         missing = ", ".join(name for name, value in given.items() if not value) or "a port"
-        raise ConfigError(Problem("strategy", f"the environment lacks {missing}", where, f"{', '.join(given)}, as torchrun sets them"))
-    told = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None  # otherwise torch would take a port in use for the agent's store
+        raise ConfigError(
+            Problem(
+                "strategy",
+                f"the environment lacks {missing}",
+                where,
+                f"{', '.join(given)}, as torchrun sets them",
+            )
+        )
+    # Otherwise torch would take a port in use for the agent's store
+    told = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None
     is_keeper = os.environ["RANK"] == "0" and not agent_keeps_it
     host = LOOPBACK if is_one_machine() else given["MASTER_ADDR"]
     try:
         if is_keeper and host == LOOPBACK:
             return store_on_this_machine(int(given["MASTER_PORT"]), timeout_s)
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            host, int(given["MASTER_PORT"]), is_master=is_keeper, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+            host,
+            int(given["MASTER_PORT"]),
+            is_master=is_keeper,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
         )
     except (RuntimeError, OSError, OverflowError) as error:
         path = "strategy.init_method" if address else "MASTER_PORT"
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            raise ConfigError(Problem(path, "another program uses this port", where, "a free port")) from None
+            raise ConfigError(
+                Problem(path, "another program uses this port", where, "a free port")
+            ) from None
         message = f"rank 0 does not answer within {timeout_s:g} s"
         path = "strategy.init_method" if address else "MASTER_ADDR"
-        raise ConfigError(Problem(path, message, where, "the address of rank 0's machine, and a port it may use")) from None
+        raise ConfigError(
+            Problem(path, message, where, "the address of rank 0's machine, and a port it may use")
+        ) from None
     finally:
         if told is not None:
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = told
@@ -87,31 +118,48 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
 def is_one_machine() -> bool:
     """Whether all ranks are on this machine, according to the environment."""
     if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE"):
-        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("MASTER_ADDR") == LOOPBACK  # torchrun chooses its own
+        # Torchrun chooses its own
+        return (
+            os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            or os.environ.get("MASTER_ADDR") == LOOPBACK
+        )
     return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost", "::1")
 
 
 def listen_locally() -> None:
-    """Make gloo, and the calls of `rpc`, listen on this machine only, unless the environment says where they listen."""
+    """Make gloo, and the calls of `rpc`, listen on this machine only, unless the environment says
+    where they listen.
+    """
     if any(name == "lo" for _, name in socket.if_nameindex()):
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
 
 
 def store_on_this_machine(port: int, timeout_s: float) -> Any:
-    """A store that accepts connections from this machine only; torch's own accepts any. Port 0 means any free port; OSError if another program uses it."""
+    """A store that accepts connections from this machine only.
+
+    Torch's own accepts any. Port 0 means any free port; OSError if another program uses it.
+    """
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((LOOPBACK, port))
         listening.listen(512)
         port = listening.getsockname()[1]
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            LOOPBACK, port, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, master_listen_fd=listening.detach()
+            LOOPBACK,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
         )
 
 
 def _file_store(path: Path, timeout_s: float) -> Any:
-    """A store in a file. A file left by an earlier job lists ranks that no longer exist, so each job needs its own."""
+    """A store in a file.
+
+    A file left by an earlier job lists ranks that no longer exist, so each job needs its own.
+    """
     size, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
     try:
         path.touch()
@@ -120,28 +168,57 @@ def _file_store(path: Path, timeout_s: float) -> Any:
         came = store.add(f"came/{rank}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ConfigError(Problem("strategy.init_method", f"the file cannot be used: {reason}", str(path), "a path that every rank can write to")) from None
+        raise ConfigError(
+            Problem(
+                "strategy.init_method",
+                f"the file cannot be used: {reason}",
+                str(path),
+                "a path that every rank can write to",
+            )
+        ) from None
     if came > 1:
-        raise ConfigError(Problem("strategy.init_method", "the file was left by another job", str(path), "a new file for each job", f"rm {path}"))
+        raise ConfigError(
+            Problem(
+                "strategy.init_method",
+                "the file was left by another job",
+                str(path),
+                "a new file for each job",
+                f"rm {path}",
+            )
+        )
     return store
 
 
 def announce(error: BaseException) -> bool:
-    """Tell the other ranks why this one ends. Returns whether it is the first, whose message is shown."""
+    """Tell the other ranks why this one ends.
+
+    Returns whether it is the first, whose message is shown.
+    """
     store = _met.get("store")
     if isinstance(error, PeerFailed) or store is None:
         return True
     me = f"rank {os.environ['RANK']} failed"
     with contextlib.suppress(RuntimeError):
-        return store.compare_set(FAILED, "", f"{me}: {str(error) or type(error).__name__}").decode().startswith(me)
+        return (
+            store.compare_set(FAILED, "", f"{me}: {str(error) or type(error).__name__}")
+            .decode()
+            .startswith(me)
+        )
     return True
 
 
 def linger() -> None:
-    """In an ending rank that keeps the store: wait until the others have had time to read the reason."""
+    """In an ending rank that keeps the store: wait until the others have had time to read the
+    reason.
+    """
     store = _met.get("store")
     with contextlib.suppress(RuntimeError):
-        if store is None or store.add("gone", 1) == 0 or os.environ["RANK"] != "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if (
+            store is None
+            or store.add("gone", 1) == 0
+            or os.environ["RANK"] != "0"
+            or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        ):
             return
         end = time.monotonic() + _LINGER_S
         while store.add("gone", 0) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < end:
@@ -156,16 +233,25 @@ def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
     return ""
 
 
-def wait_for(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False) -> list[str]:
-    """Wait up to so many seconds for all keys, or with `until_failed` for a failed rank's message; return the missing keys. PeerFailed if a rank has failed."""
+def wait_for(
+    store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False
+) -> list[str]:
+    """Wait up to so many seconds for all keys, or with `until_failed` for a failed rank's message.
+
+    Return the missing keys. PeerFailed if a rank has failed.
+    """
     end, wanted = time.monotonic() + timeout_s, [FAILED] if until_failed else keys
     try:
         while not store.check(wanted):
             if not until_failed and store.check([FAILED]):
-                raise PeerFailed(f"rank {os.environ['RANK']} stopped, because {store.get(FAILED).decode()}")
+                raise PeerFailed(
+                    f"rank {os.environ['RANK']} stopped, because {store.get(FAILED).decode()}"
+                )
             if time.monotonic() > end:
                 return [key for key in wanted if not store.check([key])]
             time.sleep(0.05)
     except RuntimeError:
-        raise PeerFailed(Problem(f"rank {os.environ['RANK']}", "lost the connection to rank 0"), is_told=False) from None
+        raise PeerFailed(
+            Problem(f"rank {os.environ['RANK']}", "lost the connection to rank 0"), is_told=False
+        ) from None
     return []

@@ -1,4 +1,8 @@
-"""How much memory is free; limits on the memory of parts of this process, and on the number of processes. Imports neither torch nor mlflow."""
+"""How much memory is free.
+
+Limits on the memory of parts of this process, and on the number of processes. Imports neither torch
+nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,29 @@ from samewise.runner.errors import ConfigError, Problem
 
 _SHARE: Final = 0.9
 _LEAST: Final = 2 << 30
-"""Bytes that may be asked for however little is free: of what is asked for, much is never touched."""
-_GROUPS: Final = (("memory.max", "memory.current", "memory.stat"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"))
+"""Bytes that may be asked for however little is free: of what is asked for, much is never touched.
+"""
+_GROUPS: Final = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
 
 
 def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The bytes still available on the machine or in this process's control group, including those used as file cache."""
+    """The bytes still available on the machine or in this process's control group, including those
+    used as file cache.
+    """
     import psutil  # here, since most commands ask for no memory
 
     free = psutil.virtual_memory().available
     for names in _GROUPS:
         limit, used, details = (groups / name for name in names)
         if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdecimal():
-            counts = dict(line.split() for line in details.read_text().splitlines() if line) if details.is_file() else {}
+            counts = (
+                dict(line.split() for line in details.read_text().splitlines() if line)
+                if details.is_file()
+                else {}
+            )
             cached = sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))
             free = min(free, int(text) - int(used.read_text()) + cached)
     return max(free, 0)
@@ -33,9 +47,12 @@ def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 @contextmanager
 def refuse_too_much_memory() -> Generator[None]:
-    """Raise a MemoryError (or an allocator's own error) instead of exhausting the memory; the kernel would kill this process or another.
+    """Raise a MemoryError (or an allocator's own error) instead of exhausting the memory.
 
-    By Linux's RLIMIT_DATA, which counts what a process can write and shares with no other. Elsewhere nothing is bound.
+    The kernel would kill this process or another.
+
+    By Linux's RLIMIT_DATA, which counts what a process can write and shares with no other.
+    Elsewhere nothing is bound.
     """
     import psutil
 
@@ -46,7 +63,13 @@ def refuse_too_much_memory() -> Generator[None]:
         return
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
     bound = held + max(_LEAST, round(_SHARE * (free_memory() + psutil.swap_memory().free)))
-    resource.setrlimit(resource.RLIMIT_DATA, (min([bound, *(limit for limit in (before, most) if limit != resource.RLIM_INFINITY)]), most))
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (
+            min([bound, *(limit for limit in (before, most) if limit != resource.RLIM_INFINITY)]),
+            most,
+        ),
+    )
     try:
         yield
     finally:
@@ -54,7 +77,16 @@ def refuse_too_much_memory() -> Generator[None]:
 
 
 def require_few(path: str, count: int) -> None:
-    """Raise a ConfigError for thousands of processes, which overload a machine before any of them loads a sample."""
+    """Raise a ConfigError for thousands of processes, which overload a machine before any of them
+    loads a sample.
+    """
     cores = os.cpu_count() or 1
     if count > max(64, 8 * cores):
-        raise ConfigError(Problem(path, f"is more processes than this machine with {cores} cores can run", count, f"at most {max(64, 8 * cores)}"))
+        raise ConfigError(
+            Problem(
+                path,
+                f"is more processes than this machine with {cores} cores can run",
+                count,
+                f"at most {max(64, 8 * cores)}",
+            )
+        )

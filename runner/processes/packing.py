@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
-    """uint8[bytes]: the tensors one after another, row-major, each aligned to 16 bytes; and their offsets."""
+    """uint8[bytes]: the tensors one after another, row-major, each aligned to 16 bytes.
+
+    And their offsets.
+    """
     offsets, end = list[int](), 0
     for tensor in tensors:
         offsets.append(end)
@@ -23,15 +26,26 @@ def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
 
 
 def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tensor]:
-    """Split what `pack` returned; each tensor gets new memory with the layout of its counterpart in `tensors`, such as channels_last."""
+    """Split what `pack` returned.
+
+    Each tensor gets new memory with the layout of its counterpart in `tensors`, such as
+    channels_last.
+    """
     return [
-        torch.empty_like(tensor).copy_(flat[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape))
+        torch.empty_like(tensor).copy_(
+            flat[start : start + tensor.numel() * tensor.element_size()]
+            .view(tensor.dtype)
+            .view(tensor.shape)
+        )
         for tensor, start in zip(tensors, offsets, strict=True)
     ]
 
 
 def from_rank(rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The values that a rank has for these tensors, which have the same layout everywhere. All ranks must call it."""
+    """The values that a rank has for these tensors, which have the same layout everywhere.
+
+    All ranks must call it.
+    """
     flat, offsets = pack(list(tensors))
     dist.broadcast(flat, rank)
     return list(tensors) if dist.get_rank() == rank else unpack(flat, list(tensors), offsets)

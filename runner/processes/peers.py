@@ -1,4 +1,6 @@
-"""The other ranks of a run: exchanges of small values besides gradients, and which ranks are missing."""
+"""The other ranks of a run: exchanges of small values besides gradients, and which ranks are
+missing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import PeerFailed, Problem, SamewiseError, TrainingError
-from samewise.runner.processes.lost_connections import TIMEOUT, is_lost_connection, peer_lost, ranks_in_words
+from samewise.runner.processes.lost_connections import (
+    TIMEOUT,
+    is_lost_connection,
+    peer_lost,
+    ranks_in_words,
+)
 from samewise.runner.processes.meeting import announce, first_failure
 from samewise.runner.processes.sealed import seal, unseal
 
@@ -45,7 +52,10 @@ class Peers(abc.ABC):
         return self.rank == 0
 
     def ask_stop(self, reason: str) -> None:
-        """Record that a signal asked this process to stop; the ranks agree in their next exchange, so that all stop after the same step."""
+        """Record that a signal asked this process to stop.
+
+        The ranks agree in their next exchange, so that all stop after the same step.
+        """
         self.stop_heard = reason
         if self.size == 1:
             self.stop_agreed = reason
@@ -57,7 +67,10 @@ class Peers(abc.ABC):
     def collect(self, outcomes: Sequence[Any]) -> list[Any]:
         """The evaluation results of all processes, in batch order. All ranks must call it."""
         by_rank = self.gather(list(outcomes))
-        return [by_rank[number % len(by_rank)][number // len(by_rank)] for number in range(sum(map(len, by_rank)))]
+        return [
+            by_rank[number % len(by_rank)][number // len(by_rank)]
+            for number in range(sum(map(len, by_rank)))
+        ]
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
@@ -65,7 +78,10 @@ class Peers(abc.ABC):
 
     @abc.abstractmethod
     def first(self, make: Callable[[], Any]) -> Any:
-        """The result of rank 0 on every rank; an exception there ends all ranks. All ranks must call it."""
+        """The result of rank 0 on every rank.
+
+        An exception there ends all ranks. All ranks must call it.
+        """
 
     def explain(self, error: BaseException, *, step: int) -> BaseException:
         """The error, or its cause if another rank caused it. `step` counts from 1."""
@@ -108,7 +124,10 @@ class Processes(Peers):
         """What this rank last began to exchange, for messages."""
 
     def gather(self, value: Any) -> list[Any]:
-        """As torch's `all_gather_object`, which needs two collectives per message; here a short message, such as a step's, needs one."""
+        """As torch's `all_gather_object`, which needs two collectives per message.
+
+        Here a short message, such as a step's, needs one.
+        """
         self.doing = "exchanging small values"
         said = seal(pickle.dumps(value), _GATHERED)
         messages = self._gather_bytes(said, self.ROOM)
@@ -118,14 +137,20 @@ class Processes(Peers):
         return [pickle.loads(unseal(body, _GATHERED)) for _, body in messages]
 
     def _gather_bytes(self, said: bytes, room: int) -> list[tuple[int, bytes]]:
-        mine, everyone = torch.zeros(room, dtype=torch.uint8), torch.empty(self.size * room, dtype=torch.uint8)
+        mine, everyone = (
+            torch.zeros(room, dtype=torch.uint8),
+            torch.empty(self.size * room, dtype=torch.uint8),
+        )
         mine[:8].view(torch.int64)[0] = len(said)
         if len(said) <= room - 8:
             mine[8 : 8 + len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         all_gather(everyone, mine)
         rows = everyone.view(self.size, room)
         lengths = [int(row[:8].view(torch.int64)[0]) for row in rows]
-        return [(length, row[8 : 8 + length].numpy().tobytes()) for length, row in zip(lengths, rows, strict=True)]
+        return [
+            (length, row[8 : 8 + length].numpy().tobytes())
+            for length, row in zip(lengths, rows, strict=True)
+        ]
 
     def first(self, make: Callable[[], Any]) -> Any:
         outcome: tuple[bool, Any] = (False, None)
@@ -149,7 +174,11 @@ class Processes(Peers):
     def _from_first(self, said: bytes) -> bytes:
         length = torch.tensor([len(said)])
         dist.broadcast(length, src=0)
-        message = torch.frombuffer(bytearray(said), dtype=torch.uint8) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        message = (
+            torch.frombuffer(bytearray(said), dtype=torch.uint8)
+            if self.rank == 0
+            else torch.empty(int(length), dtype=torch.uint8)
+        )
         dist.broadcast(message, src=0)
         return message.numpy().tobytes() if self.rank else said
 
@@ -164,27 +193,48 @@ class Processes(Peers):
         return peer_lost(f"while {self.doing} at step {step}")
 
     def _explain_timeout(self, step: int) -> SamewiseError:
-        """Every rank whose wait times out leaves a note; ranks that leave none are the ones that hang."""
+        """Every rank whose wait times out leaves a note.
+
+        Ranks that leave none are the ones that hang.
+        """
         keys = [f"waited/{number}" for number in range(self.size)]
-        mine, end = f"{self.doing} at step {step}{_collective()}", time.monotonic() + self.PATIENCE_S
+        mine, end = (
+            f"{self.doing} at step {step}{_collective()}",
+            time.monotonic() + self.PATIENCE_S,
+        )
         try:
             self._store.set_timeout(timedelta(seconds=self.PATIENCE_S))
             self._store.set(keys[self.rank], mine)
-            while (absent := [key for key in keys if not self._store.check([key])]) and time.monotonic() < end:
+            while (
+                absent := [key for key in keys if not self._store.check([key])]
+            ) and time.monotonic() < end:
                 if culprit := first_failure(self._store):
                     return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
                 time.sleep(0.05)
-            words = {number: self._store.get(key).decode() for number, key in enumerate(keys) if key not in absent}
+            words = {
+                number: self._store.get(key).decode()
+                for number, key in enumerate(keys)
+                if key not in absent
+            }
         except RuntimeError:  # the process that keeps the store does not answer either
             absent, words = [keys[0]], {self.rank: mine}
         missing = [number for number, key in enumerate(keys) if key in absent]
-        waited = "; ".join(f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _group_by_word(words).items())
+        waited = "; ".join(
+            f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {word}"
+            for word, numbers in _group_by_word(words).items()
+        )
         hint = "strategy.timeout_s sets how long to wait"
         if missing:
             return TrainingError(
-                Problem(ranks_in_words(missing), f"did not respond: {waited}", hint=f"look at its log: it hangs, or is slower than the others; {hint}")
+                Problem(
+                    ranks_in_words(missing),
+                    f"did not respond: {waited}",
+                    hint=f"look at its log: it hangs, or is slower than the others; {hint}",
+                )
             )
-        return TrainingError(Problem(ranks_in_words(list(words)), f"wait for each other: {waited}", hint=hint))
+        return TrainingError(
+            Problem(ranks_in_words(list(words)), f"wait for each other: {waited}", hint=hint)
+        )
 
     def abandon(self, error: BaseException) -> None:
         if self._over:
@@ -211,11 +261,18 @@ def _group_by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _collective() -> str:
-    """The last collective that this process started, from torch's flight recorder, in brackets; empty if nothing is recorded."""
-    with contextlib.suppress(Exception):  # private, and different in each version: only for a message
+    """The last collective that this process started, from torch's flight recorder, in brackets.
+
+    Empty if nothing is recorded.
+    """
+    with contextlib.suppress(
+        Exception
+    ):  # private, and different in each version: only for a message
         from samewise.runner.torch_private import dump_fr_trace_json
 
         entries = json.loads(dump_fr_trace_json())["entries"]
         last = max(entries, key=lambda entry: entry["record_id"])
-        return f" ({last['profiling_name']}, collective {last['collective_seq_id']} of this process)"
+        return (
+            f" ({last['profiling_name']}, collective {last['collective_seq_id']} of this process)"
+        )
     return ""

@@ -1,7 +1,9 @@
-"""Authenticates messages between ranks with a secret that only they get from the process that started them; only then are they unpickled.
+"""Authenticates messages between ranks with a secret that only they get from the process that
+started them; only then are they unpickled.
 
-`samewise train` hands one to the ranks that it starts, and `launcher=slurm` to those of its jobs on several machines. Ranks that something else has started
-(torchrun) share what SAMEWISE_SECRET has there; without it the mark proves nothing, and only the network keeps strangers out.
+`samewise train` hands one to the ranks that it starts, and `launcher=slurm` to those of its jobs on
+several machines. Ranks that something else has started (torchrun) share what SAMEWISE_SECRET has
+there; without it the mark proves nothing, and only the network keeps strangers out.
 """
 
 from __future__ import annotations
@@ -32,11 +34,17 @@ def seal(said: bytes, purpose: str) -> bytes:
 
 
 def unseal(heard: bytes, purpose: str) -> bytes:
-    """The message, if a process with the secret sent it for this purpose; otherwise a TrainingError."""
+    """The message, if a process with the secret sent it for this purpose.
+
+    Otherwise a TrainingError.
+    """
     mark, said = heard[:MARK], heard[MARK:]
     if not hmac.compare_digest(mark, _mark(said, purpose)):
         words = f"received a message that no rank of this run sent ({purpose}), and did not use it"
-        hint = f"another process may have sent it; if you start the ranks by hand, give all of them the same {SECRET}, or none"
+        hint = (
+            "another process may have sent it; if you start the ranks by hand, give all of "
+            f"them the same {SECRET}, or none"
+        )
         raise TrainingError(Problem(f"rank {os.environ.get('RANK', '?')}", words, hint=hint))
     return said
 

@@ -17,7 +17,9 @@ _pretending = contextvars.ContextVar("pretending", default=False)
 
 @final
 class SimulatedPeers(Processes):
-    """Ranks of which only this one exists, in torch's fake process group: a collective leaves tensors unchanged. For checks, not for training."""
+    """Ranks of which only this one exists, in torch's fake process group: a collective leaves
+    tensors unchanged. For checks, not for training.
+    """
 
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.size
@@ -38,7 +40,10 @@ class SimulatedPeers(Processes):
 
 @contextlib.contextmanager
 def simulate_ranks(rank: int, size: int) -> Generator[None]:
-    """Within it, this process is one of so many ranks; `join` returns `SimulatedPeers`, and devices of the others are not required."""
+    """Within it, this process is one of so many ranks.
+
+    `join` returns `SimulatedPeers`, and devices of the others are not required.
+    """
     given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
     before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
     os.environ.update(given)

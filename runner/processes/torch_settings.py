@@ -1,4 +1,6 @@
-"""Torch's global settings: their values in a fresh process, and code within which they stay as they are."""
+"""Torch's global settings: their values in a fresh process, and code within which they stay as they
+are.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,19 @@ class Switch:
 
 @contextmanager
 def unchanged_torch_settings() -> Generator[list[str]]:
-    """Within it, other code is imported; afterwards torch's settings are as before, or those of a fresh process if torch was not imported.
+    """Within it, other code is imported.
 
-    Otherwise they would depend on which process imports the code, and when: before samewise sets them, or after. Yields the names of those that were changed.
+    Afterwards torch's settings are as before, or those of a fresh process if torch was not
+    imported.
+
+    Otherwise they would depend on which process imports the code, and when: before samewise sets
+    them, or after. Yields the names of those that were changed.
     """
     was_imported = "torch" in sys.modules
-    before, changed = [switch.read() for switch in _all_switches()] if was_imported else [], list[str]()
+    before, changed = (
+        [switch.read() for switch in _all_switches()] if was_imported else [],
+        list[str](),
+    )
     try:
         yield changed
     finally:
@@ -74,7 +83,9 @@ def switches() -> list[Switch]:
     cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
     threads = torch.get_num_threads()
     return [
-        Switch(torch.get_default_dtype, torch.set_default_dtype, torch.float32, "the default dtype"),
+        Switch(
+            torch.get_default_dtype, torch.set_default_dtype, torch.float32, "the default dtype"
+        ),
         Switch(
             torch.get_default_device,
             lambda device: torch.set_default_device(None if device.type == "cpu" else device),
@@ -82,21 +93,52 @@ def switches() -> list[Switch]:
             "the default device",
         ),
         Switch(torch.get_num_threads, torch.set_num_threads, threads, "threads"),
-        Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0, "deterministic algorithms"),
+        Switch(
+            torch.get_deterministic_debug_mode,
+            torch.set_deterministic_debug_mode,
+            0,
+            "deterministic algorithms",
+        ),
         _switch_of(deterministic, "fill_uninitialized_memory", True),
-        Switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest", "float32_matmul_precision"),
-        *(_switch_of(cudnn, name, default) for name, default in (("enabled", True), ("benchmark", False), ("deterministic", False), ("allow_tf32", True))),
-        *(_switch_of(operator, "fp32_precision", "none") for operator in (cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)),
+        Switch(
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            "highest",
+            "float32_matmul_precision",
+        ),
+        *(
+            _switch_of(cudnn, name, default)
+            for name, default in (
+                ("enabled", True),
+                ("benchmark", False),
+                ("deterministic", False),
+                ("allow_tf32", True),
+            )
+        ),
+        *(
+            _switch_of(operator, "fp32_precision", "none")
+            for operator in (cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+        ),
         *(_switch_of(operator, "fp32_precision", "tf32") for operator in (cudnn.conv, cudnn.rnn)),
         Switch(lambda: mkldnn.enabled, lambda on: setattr(mkldnn, "enabled", on), True, "oneDNN"),
         Switch(get_nnpack_enabled, backends.nnpack.set_flags, True, "NNPACK"),
         *(
-            Switch(getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"), True, f"{kind}_sdp")
+            Switch(
+                getattr(cuda, f"{kind}_sdp_enabled"),
+                getattr(cuda, f"enable_{kind}_sdp"),
+                True,
+                f"{kind}_sdp",
+            )
             for kind in ("flash", "mem_efficient", "math", "cudnn")
         ),
-        *(_switch_of(cuda.matmul, f"allow_{kind}_reduced_precision_reduction", True) for kind in ("fp16", "bf16")),
+        *(
+            _switch_of(cuda.matmul, f"allow_{kind}_reduced_precision_reduction", True)
+            for kind in ("fp16", "bf16")
+        ),
     ]
 
 
 def _switch_of(holder: Any, name: str, default: Any) -> Switch:
-    return Switch(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), default, name)
+    return Switch(
+        lambda: getattr(holder, name), lambda value: setattr(holder, name, value), default, name
+    )

@@ -13,11 +13,27 @@ from samewise.runner.secrets import printable, redact, unfiltered_stream
 
 
 class PlainConsole(Console):
-    """Interprets no markup and no control sequences in names, and hides secrets. Its arguments are rich's."""
+    """Interprets no markup and no control sequences in names, and hides secrets.
 
-    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, **settings: Any) -> None:
-        super().__init__(file=file or unfiltered_stream(sys.stderr if stderr else sys.stdout), markup=False, emoji=False, **settings)
+    Its arguments are rich's.
+    """
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def __init__(
+        self, *, stderr: bool = False, file: IO[str] | None = None, **settings: Any
+    ) -> None:
+        super().__init__(
+            file=file or unfiltered_stream(sys.stderr if stderr else sys.stdout),
+            markup=False,
+            emoji=False,
+            **settings,
+        )
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(redact(segment.text)), segment.style)
+            yield (
+                segment
+                if segment.control
+                else Segment(printable(redact(segment.text)), segment.style)
+            )

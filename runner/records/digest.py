@@ -1,11 +1,23 @@
-"""Digests of tensors: xxh3 for the trace of each step (on a device that of `on_device`), SHA-256 for what is kept."""
+"""Digests of tensors: xxh3 for the trace of each step (on a device that of `on_device`), SHA-256
+for what is kept.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import (
+    Callable,
+    Collection,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -28,17 +40,33 @@ ALGORITHMS = (XXH3, ON_DEVICE) = ("xxh3", on_device.NAME)
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The tensor's elements in row-major order, as bytes on the CPU."""
-    flat = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = (
+        tensor.detach()
+        .to("cpu")
+        .resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+    )
     return flat.numpy().data
 
 
 def digests(tensors: Iterable[Tensor | None]) -> list[int]:
-    """The xxh3 (64 bits) of each tensor's elements in memory order: fast, and equal for equal memory formats; 0 for None."""
-    return [0 if tensor is None else xxhash.xxh3_64_intdigest(_memory(tensor)) for tensor in tensors]
+    """The xxh3 (64 bits) of each tensor's elements in memory order: fast, and equal for equal
+    memory formats; 0 for None.
+    """
+    return [
+        0 if tensor is None else xxhash.xxh3_64_intdigest(_memory(tensor)) for tensor in tensors
+    ]
 
 
 def begin(tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
-    """Start to digest tensors in their current state; return a function that reads the digests (0 for None). With xxh3, device tensors are copied at once."""
+    """Start to digest tensors in their current state.
+
+    Return a function that reads the digests (0 for None). With xxh3, device tensors are copied at
+    once.
+    """
     if algorithm == ON_DEVICE:
         return on_device.begin(tensors)
     found = digests(tensors)
@@ -51,7 +79,9 @@ def combine(numbers: Sequence[int]) -> int:
 
 
 def value_digest(value: object) -> int:
-    """A digest of a batch: tensors, arrays, numbers and texts in mappings, lists, tuples, and objects with attributes. ConfigError for what has none."""
+    """A digest of a batch: tensors, arrays, numbers and texts in mappings, lists, tuples, and
+    objects with attributes. ConfigError for what has none.
+    """
     total = xxhash.xxh3_64()
     for piece in _listed(value):
         if isinstance(piece, Tensor):
@@ -62,14 +92,21 @@ def value_digest(value: object) -> int:
 
 
 def begin_value(value: object) -> Callable[[], int]:
-    """Start to digest a batch, its tensors on their device; return a function that reads the digest."""
+    """Start to digest a batch, its tensors on their device.
+
+    Return a function that reads the digest.
+    """
     pieces = _listed(value)
     read = on_device.begin([piece for piece in pieces if isinstance(piece, Tensor)])
 
     def combined() -> int:
         total, known = xxhash.xxh3_64(), iter(read())
         for piece in pieces:
-            total.update(_form(piece.dtype, piece.shape) + pack("<Q", next(known)) if isinstance(piece, Tensor) else piece)
+            total.update(
+                _form(piece.dtype, piece.shape) + pack("<Q", next(known))
+                if isinstance(piece, Tensor)
+                else piece
+            )
         return total.intdigest()
 
     return combined
@@ -88,11 +125,17 @@ def entries(value: Any) -> dict[Any, Any]:
     """The entries of a mapping or a dataclass by name; empty for any other value."""
     if isinstance(value, Mapping):
         return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) and not isinstance(value, type) else {}
+    return (
+        {one.name: getattr(value, one.name) for one in fields(value)}
+        if is_dataclass(value) and not isinstance(value, type)
+        else {}
+    )
 
 
 def _listed(value: Any) -> list[Any]:
-    """Bytes, arrays and dense tensors: a comma separates a number from the number or the list that follows, as 1, 11 is not 11, 1."""
+    """Bytes, arrays and dense tensors: a comma separates a number from the number or the list that
+    follows, as 1, 11 is not 11, 1.
+    """
     listed: list[Any] = []
     after_number = False
     try:
@@ -100,16 +143,30 @@ def _listed(value: Any) -> list[Any]:
             if after_number and isinstance(piece, str | int):
                 listed.append(b",")
             after_number = isinstance(piece, str)
-            listed.append(piece.encode() if isinstance(piece, str) else b"%d:" % piece if isinstance(piece, int) else piece)
+            listed.append(
+                piece.encode()
+                if isinstance(piece, str)
+                else b"%d:" % piece
+                if isinstance(piece, int)
+                else piece
+            )
     except RecursionError:
-        raise _undigested(f"of type {type(value).__qualname__}, nested too deeply or containing itself", "") from None
+        raise _undigested(
+            f"of type {type(value).__qualname__}, nested too deeply or containing itself", ""
+        ) from None
     return listed
 
 
 def _pieces(value: Any, name: str = "") -> Iterator[Any]:
-    """What a value's digest is taken of: bytes, arrays, dense tensors, numbers as texts, lengths of lists as ints. `name`: of the entry that the value is."""
+    """What a value's digest is taken of: bytes, arrays, dense tensors, numbers as texts, lengths of
+    lists as ints. `name`: of the entry that the value is.
+    """
     if type(value) in PLAIN:
-        yield repr(value) if type(value) in (int, float, complex) and name not in _NOT_SEPARATED else repr(value).encode()
+        yield (
+            repr(value)
+            if type(value) in (int, float, complex) and name not in _NOT_SEPARATED
+            else repr(value).encode()
+        )
     elif isinstance(value, Tensor):
         yield from _parts(value, kind, name) if (kind := tensor_kind(value)) else (value,)
     elif isinstance(value, dict):
@@ -149,30 +206,54 @@ def _pieces(value: Any, name: str = "") -> Iterator[Any]:
 
 
 _NOT_SEPARATED = ("image_id", "file_size")
-"""Entries whose numbers are digested without commas, as in earlier traces and fingerprints of detection: the images to which they belong are digested too."""
+"""Entries whose numbers are digested without commas, as in earlier traces and fingerprints of
+detection: the images to which they belong are digested too."""
 
 
 def _undigested(kind: str, name: str) -> ConfigError:
     where = f"{name!r} in a sample or batch" if name else "a sample or batch"
-    known = "tensors, arrays, numbers and texts; mappings, lists, tuples, dataclasses and other objects that have these as attributes"
-    return ConfigError(Problem("dataset, recipe", f"{where} is {kind}, whose content cannot be compared bit by bit", expected=known))
+    known = (
+        "tensors, arrays, numbers and texts; mappings, lists, tuples, dataclasses and other "
+        "objects that have these as attributes"
+    )
+    return ConfigError(
+        Problem(
+            "dataset, recipe",
+            f"{where} is {kind}, whose content cannot be compared bit by bit",
+            expected=known,
+        )
+    )
 
 
 def tensor_kind(tensor: Tensor) -> str:
-    """In one word, what a tensor is that is not simply elements in memory: `quantised`, `nested`, `sparse_coo`, ...; empty if it is."""
+    """In one word, what a tensor is that is not simply elements in memory: `quantised`, `nested`,
+    `sparse_coo`, ...; empty if it is.
+    """
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
         return ""
-    return "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    return (
+        "quantised"
+        if tensor.is_quantized
+        else "nested"
+        if tensor.is_nested
+        else str(tensor.layout).removeprefix("torch.")
+    )
 
 
 def _attributes(value: Any, name: str) -> Iterator[Any]:
     """The pieces of the attributes that a subclass of dict, list or tuple adds."""
-    if type(value) not in (dict, list, tuple) and (state := object.__getstate__(value)) and state is not value:
+    if (
+        type(value) not in (dict, list, tuple)
+        and (state := object.__getstate__(value))
+        and state is not value
+    ):
         yield from _pieces(state, name)
 
 
 def _content(value: Any) -> Any:
-    """What an object consists of: an array, its elements, its entries, or its attributes as pickle saves them; None if it has none."""
+    """What an object consists of: an array, its elements, its entries, or its attributes as pickle
+    saves them; None if it has none.
+    """
     if hasattr(type(value), "__array_interface__") or hasattr(type(value), "__array__"):
         return _array_content(value)
     if isinstance(value, deque | KeysView | ValuesView | ItemsView):
@@ -180,19 +261,41 @@ def _content(value: Any) -> Any:
     if isinstance(value, re.Pattern):
         return [value.pattern, value.flags]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     with suppress(TypeError):  # of what cannot be pickled
-        if not WRITTEN.isdisjoint(type(value).__mro__):  # a number, text or time of a subclass, with its attributes
+        if not WRITTEN.isdisjoint(
+            type(value).__mro__
+        ):  # a number, text or time of a subclass, with its attributes
             return [*value.__reduce_ex__(4)[1:], object.__getstate__(value)]
         return entries(value) or value.__getstate__()
     return None
 
 
 def _array_content(value: Any) -> Any:
-    """The array that an object is read as; with the mode and palette of a picture that the array leaves open, and the axes and name of pandas's."""
+    """The array that an object is read as.
+
+    With the mode and palette of a picture that the array leaves open, and the axes and name of
+    pandas's.
+    """
     content = np.asarray(value)
-    if hasattr(value, "getpalette") and getattr(value, "mode", "") in ("P", "PA", "La", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"):
+    if hasattr(value, "getpalette") and getattr(value, "mode", "") in (
+        "P",
+        "PA",
+        "La",
+        "RGBa",
+        "RGBX",
+        "CMYK",
+        "YCbCr",
+        "HSV",
+        "LAB",
+    ):
         return [content, value.mode, value.getpalette(None), value.info.get("transparency")]
-    if isinstance(axes := getattr(value, "axes", None), list) and all(hasattr(axis, "names") for axis in axes):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        return [content, [(np.asarray(axis), *axis.names) for axis in axes], getattr(value, "name", None)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(axes := getattr(value, "axes", None), list) and all(
+        hasattr(axis, "names") for axis in axes
+    ):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return [
+            content,
+            [(np.asarray(axis), *axis.names) for axis in axes],
+            getattr(value, "name", None),
+        ]  # pyright: ignore[reportUnknownVariableType]
     return content
 
 
@@ -222,7 +325,10 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def _memory(tensor: Tensor) -> Any:
-    """The elements in memory order as an array on the CPU, copied only if they are not dense. Called for every parameter at every step."""
+    """The elements in memory order as an array on the CPU, copied only if they are not dense.
+
+    Called for every parameter at every step.
+    """
     dense = tensor.detach()
     if not dense.is_cpu:
         dense = dense.to("cpu")
@@ -232,17 +338,31 @@ def _memory(tensor: Tensor) -> Any:
         dense = dense.view(torch.int16)
     try:
         return dense.numpy()
-    except (RuntimeError, TypeError):  # NumPy has no such type, or torch computes the elements only when they are read: the conjugate, the negative
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # NumPy has no such type, or torch computes the elements only when they are read: the conjugate, the negative
         return dense.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
 
 
-def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = (), algorithm: str = XXH3) -> list[int]:
-    """The digest of each tensor of a state_dict in order, as in a trace, whose `weights` combines them.
+def tensor_digests(
+    state: Mapping[str, Tensor],
+    *,
+    shards: int = 1,
+    sharded: Collection[str] = (),
+    algorithm: str = XXH3,
+) -> list[int]:
+    """The digest of each tensor of a state_dict in order, as in a trace, whose `weights` combines
+    them.
 
-    Those of `sharded` were split into `shards` parts along the first dimension (as by torch.chunk), each digested separately.
+    Those of `sharded` were split into `shards` parts along the first dimension (as by torch.chunk),
+    each digested separately.
     """
     return [
-        combine(begin(_shards(one, shards), algorithm)()) if shards > 1 and name in sharded else begin([one], algorithm)()[0] for name, one in state.items()
+        combine(begin(_shards(one, shards), algorithm)())
+        if shards > 1 and name in sharded
+        else begin([one], algorithm)()[0]
+        for name, one in state.items()
     ]
 
 
@@ -257,11 +377,15 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def state_sha256(state: Mapping[str, Any]) -> str:
-    """The same of tensors and plain values in mappings, lists and tuples: names are paths (`schedule/best`), values are as Python writes them."""
+    """The same of tensors and plain values in mappings, lists and tuples: names are paths
+    (`schedule/best`), values are as Python writes them.
+    """
     total = hashlib.sha256()
     for name, value in sorted(_leaves(state), key=itemgetter(0)):
         if isinstance(value, Tensor):
-            total.update(f"{name}\0{str(value.dtype).removeprefix('torch.')}\0{','.join(map(str, value.shape))}\0".encode())
+            total.update(
+                f"{name}\0{str(value.dtype).removeprefix('torch.')}\0{','.join(map(str, value.shape))}\0".encode()
+            )
             if value.numel():
                 total.update(tensor_bytes(value))
         else:

@@ -1,4 +1,6 @@
-"""Where two lines of a trace, or a line and the weights that it describes, first differ: the stage of the step, and the layer."""
+"""Where two lines of a trace, or a line and the weights that it describes, first differ: the stage
+of the step, and the layer.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,13 @@ class Divergence:
     """The first difference of two runs.
 
     Args:
-        step: The optimizer step, counted from 1; for the initial weights the step before the first, which is 0 unless the run continues another.
-        stage: A key of `trace.STAGES`, or "initial" (the weights with which training begins), "checkpoint",
-            "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
-        layer: The first parameter or buffer that differs (of gradients the last) as the model defines them, or the metric, or the summary's key, if known.
+        step: The optimizer step, counted from 1; for the initial weights the step before the first,
+            which is 0 unless the run continues another.
+        stage: A key of `trace.STAGES`, or "initial" (the weights with which training begins),
+            "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the
+            summary's), "metric", "summary".
+        layer: The first parameter or buffer that differs (of gradients the last) as the model
+            defines them, or the metric, or the summary's key, if known.
         reason: A sentence.
         altered: Whether only the record differs, and not the training that continues after it.
         since: The first step in which it may have arisen, as from `unknown_since`; 0: `step`.
@@ -37,35 +42,71 @@ class Divergence:
 
     def __str__(self) -> str:
         last = self.step - 1
-        omitted = f", or in step{f's {self.since} to' if self.since < last else ''} {last}, which the trace omits" if 0 < self.since <= last else ""
-        place = f"; of the parameters that differ, {self.layer} is defined last" if self.stage == "gradients" else f"; first in {self.layer}"
-        return f"step {self.step}{omitted}: {self.reason}" + (place if self.layer and self.stage not in ("metric", "summary") else "")
+        omitted = (
+            f", or in step{f's {self.since} to' if self.since < last else ''} {last}, "
+            "which the trace omits"
+            if 0 < self.since <= last
+            else ""
+        )
+        place = (
+            f"; of the parameters that differ, {self.layer} is defined last"
+            if self.stage == "gradients"
+            else f"; first in {self.layer}"
+        )
+        return f"step {self.step}{omitted}: {self.reason}" + (
+            place if self.layer and self.stage not in ("metric", "summary") else ""
+        )
 
 
 def unknown_since(step: int, compared: Collection[int]) -> int:
-    """The first step in which a difference at `step` may have arisen, if only the given steps are compared, which may be every hundredth."""
+    """The first step in which a difference at `step` may have arisen, if only the given steps are
+    compared, which may be every hundredth.
+    """
     if step - 1 in compared:
         return step
     first, second = [*sorted(compared), 2 * step][:2]
-    return max((known for known in compared if known < step), default=max(0, first - (second - first))) + 1
+    return (
+        max((known for known in compared if known < step), default=max(0, first - (second - first)))
+        + 1
+    )
 
 
 def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """The stages of which traces with these heads have digests that can be compared: by one algorithm, of parameters cut into as many shards."""
+    """The stages of which traces with these heads have digests that can be compared: by one
+    algorithm, of parameters cut into as many shards.
+    """
     if head.get("algorithm") != other.get("algorithm"):
         return ANYWHERE
-    return tuple(stage for stage in STAGES if head.get("shards") == other.get("shards") or stage not in ("gradients", "weights"))
+    return tuple(
+        stage
+        for stage in STAGES
+        if head.get("shards") == other.get("shards") or stage not in ("gradients", "weights")
+    )
 
 
 def only_in(head: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The parameters and buffers that only the first of two traces has, or has as a parameter."""
     known = {(kind, name) for kind in ("gradients", "weights") for name in other.get(kind, ())}
-    return list(dict.fromkeys(name for kind in ("gradients", "weights") for name in head.get(kind, ()) if (kind, name) not in known))
+    return list(
+        dict.fromkeys(
+            name
+            for kind in ("gradients", "weights")
+            for name in head.get(kind, ())
+            if (kind, name) not in known
+        )
+    )
 
 
 def describe_tensors(apart: Sequence[Sequence[str]], places: Sequence[str]) -> str:
-    """A sentence on what only one of two models has, as from `only_in`, in these two places; empty if there is nothing."""
-    only = "; ".join(f"{first_few(names, 6)} only {place}" for names, place in zip(apart, places, strict=True) if names)
+    """A sentence on what only one of two models has, as from `only_in`, in these two places.
+
+    Empty if there is nothing.
+    """
+    only = "; ".join(
+        f"{first_few(names, 6)} only {place}"
+        for names, place in zip(apart, places, strict=True)
+        if names
+    )
     return f"the models have other parameters or buffers: {only}" if only else ""
 
 
@@ -77,43 +118,85 @@ def first_divergence(
     other: Mapping[str, Any] | None = None,
     stages: Collection[str] = tuple(STAGES),
 ) -> tuple[str, str] | None:
-    """Where two lines of the same step first differ: (stage, layer), the layer empty if unknown; None if they agree in all `stages`.
+    """Where two lines of the same step first differ: (stage, layer), the layer empty if unknown.
 
-    `other` is the head of the second line's trace, if it is not `head`: where its model has other parameters or buffers, those of the same name are compared.
+    None if they agree in all `stages`.
+
+    `other` is the head of the second line's trace, if it is not `head`: where its model has other
+    parameters or buffers, those of the same name are compared.
     """
     for stage in stages:
         if one.get(stage) == two.get(stage):
             continue
         names, others = head.get(stage, []), (other or head).get(stage, [])
         layers = one.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
-        layer = _first_layer(_by_name(names, layers[0]), _by_name(others, layers[1]), backward=stage == "gradients") if all(layers) else ""
+        layer = (
+            _first_layer(
+                _by_name(names, layers[0]),
+                _by_name(others, layers[1]),
+                backward=stage == "gradients",
+            )
+            if all(layers)
+            else ""
+        )
         if layer or names == others:
             return stage, layer
     return None
 
 
-def other_layers(head: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The stage and layer of the first single digest that two lines which otherwise agree have differently, so that a trace was altered; None if none is."""
+def other_layers(
+    head: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """The stage and layer of the first single digest that two lines which otherwise agree have
+    differently, so that a trace was altered; None if none is.
+    """
     for stage in ("gradients", "weights"):
         layers = one.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
         if all(layers) and layers[0] != layers[1]:
-            return stage, _first_layer(*(_by_name(head[stage], digests) for digests in layers), backward=stage == "gradients")
+            return stage, _first_layer(
+                *(_by_name(head[stage], digests) for digests in layers),
+                backward=stage == "gradients",
+            )
     return None
 
 
 def other_start(head: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
-    """Where the weights with which two traces with these heads begin differ; None if they agree, or are not recorded, or not comparable."""
+    """Where the weights with which two traces with these heads begin differ.
+
+    None if they agree, or are not recorded, or not comparable.
+    """
     start, there = (one.get("initial", {}) for one in (head, other))
-    if not start or start["step"] != there.get("step") or "weights" not in comparable_stages(head, other):
+    if (
+        not start
+        or start["step"] != there.get("step")
+        or "weights" not in comparable_stages(head, other)
+    ):
         return None
-    layer = _first_layer(_by_name(head["weights"], start["weights"]), _by_name(other["weights"], there["weights"]), backward=False)
-    return Divergence(start["step"], "initial", layer, "the initial weights: training begins with different ones") if layer else None
+    layer = _first_layer(
+        _by_name(head["weights"], start["weights"]),
+        _by_name(other["weights"], there["weights"]),
+        backward=False,
+    )
+    return (
+        Divergence(
+            start["step"],
+            "initial",
+            layer,
+            "the initial weights: training begins with different ones",
+        )
+        if layer
+        else None
+    )
 
 
 def same_start(head: Mapping[str, Any], other: Mapping[str, Any], step: int) -> bool:
     """Whether two traces with these heads begin with the same tensors before this step."""
     begun = head.get("initial", {})
-    same = begun.get("step") == step - 1 and begun == other.get("initial") and head["weights"] == other["weights"]
+    same = (
+        begun.get("step") == step - 1
+        and begun == other.get("initial")
+        and head["weights"] == other["weights"]
+    )
     return same and "weights" in comparable_stages(head, other)
 
 
@@ -129,14 +212,16 @@ def explain(
 ) -> tuple[str, str, str]:
     """The stage, the layer and the reason of what `first_divergence` found in two lines of a step.
 
-    A step of several phases computes the loss of a later one with the weights that an earlier one has updated, and the trace has one loss for all of them.
+    A step of several phases computes the loss of a later one with the weights that an earlier one
+    has updated, and the trace has one loss for all of them.
 
     Args:
         found: The stage and the layer.
         heads: Of the two traces.
         lines: Of the step.
         settings: Those in which the runs differ.
-        logged: Both values of the step's losses and gradient norms, by name and in order, as far as both runs have them.
+        logged: Both values of the step's losses and gradient norms, by name and in order, as far as
+            both runs have them.
         several: Whether the step has several phases.
         known: Whether the weights before the step are the same.
     """
@@ -145,51 +230,108 @@ def explain(
     if not several or stage not in ("loss", "gradients"):
         return stage, layer, reason
     phases = [name.removesuffix(_NORM) for name in logged if name.endswith(_NORM)]
-    unlike = [name for name, pair in logged.items() if len({*map(repr, pair)}) > 1]  # equal if both are NaN
-    apart = {phase: names for phase in phases if (names := [name for name in unlike if name.startswith(f"{phase}/")])}
+    # Equal if both are NaN
+    unlike = [name for name, pair in logged.items() if len({*map(repr, pair)}) > 1]
+    apart = {
+        phase: names
+        for phase in phases
+        if (names := [name for name in unlike if name.startswith(f"{phase}/")])
+    }
     phase, names = next(iter(apart.items()), ("", []))
-    if not (phase and phase == phases[0]) and (known or phases) and (parameter := _updated_otherwise(heads, lines)):
+    if (
+        not (phase and phase == phases[0])
+        and (known or phases)
+        and (parameter := _updated_otherwise(heads, lines))
+    ):
         return "weights", parameter, STAGES["weights"]
     if not phase:
-        return stage, layer, f"{reason}; or, as a step has several phases, the gradients, the clipping or the optimizer of an earlier one in it"
+        return (
+            stage,
+            layer,
+            f"{reason}; or, as a step has several phases, the gradients, the clipping or "
+            "the optimizer of an earlier one in it",
+        )
     if (first := "gradients" if names == [phase + _NORM] else "loss") != stage:
         stage, layer = first, ""
-    reason = describe_stage(stage, layer, heads[0], settings).replace(":", f" of phase '{phase}':", 1)
-    return stage, layer, reason + ("" if phase == phases[0] else "; or the clipping or the optimizer of a phase before it in the step")
+    reason = describe_stage(stage, layer, heads[0], settings).replace(
+        ":", f" of phase '{phase}':", 1
+    )
+    return (
+        stage,
+        layer,
+        reason
+        + (
+            ""
+            if phase == phases[0]
+            else "; or the clipping or the optimizer of a phase before it in the step"
+        ),
+    )
 
 
 _NORM = "/gradient_norm"
 
 
-def misstated_losses(lines: Sequence[Mapping[str, Any]], logged: Mapping[str, tuple[float, float]]) -> list[float] | None:
-    """The losses in two lines of a step that differ though both runs logged the same (`logged` as for `explain`): a trace was altered. None if that is not so.
+def misstated_losses(
+    lines: Sequence[Mapping[str, Any]], logged: Mapping[str, tuple[float, float]]
+) -> list[float] | None:
+    """The losses in two lines of a step that differ though both runs logged the same (`logged` as
+    for `explain`): a trace was altered. None if that is not so.
 
     Empty if only the sum of several was rounded otherwise, as by another version of Python.
     """
     losses = [name for name in logged if name.rpartition("/")[2] == "loss"]
-    if lines[0].get("loss") == lines[1].get("loss") or not losses or any(len({*map(repr, pair)}) > 1 for pair in logged.values()):
+    if (
+        lines[0].get("loss") == lines[1].get("loss")
+        or not losses
+        or any(len({*map(repr, pair)}) > 1 for pair in logged.values())
+    ):
         return None
     one, two = (float.fromhex(line["loss"]) for line in lines)
     return [] if len(losses) > 1 and math.isclose(one, two, rel_tol=1e-12) else [one, two]
 
 
-def _updated_otherwise(heads: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> str:
-    """The first parameter of which two lines have the same gradient and other weights; empty if there is none, or it is not known."""
+def _updated_otherwise(
+    heads: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
+) -> str:
+    """The first parameter of which two lines have the same gradient and other weights.
+
+    Empty if there is none, or it is not known.
+    """
     (gradients, weights), (others, after) = (
-        [_by_name(head.get(stage, []), line.get("layers", {}).get(stage, "")) for stage in ("gradients", "weights")]
+        [
+            _by_name(head.get(stage, []), line.get("layers", {}).get(stage, ""))
+            for stage in ("gradients", "weights")
+        ]
         for head, line in zip(heads, lines, strict=True)
     )
     same = [name for name, one in gradients.items() if one and one == others.get(name)]
-    return next((name for name in same if weights.get(name) != after.get(name, weights.get(name))), "")
+    return next(
+        (name for name in same if weights.get(name) != after.get(name, weights.get(name))), ""
+    )
 
 
-def first_altered_tensor(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
-    """The first tensor of a state_dict that differs from the trace's line, empty if it cannot be named; None if all agree."""
-    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=parameters_in(head), algorithm=head.get("algorithm", XXH3))
+def first_altered_tensor(
+    head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> str | None:
+    """The first tensor of a state_dict that differs from the trace's line, empty if it cannot be
+    named; None if all agree.
+    """
+    numbers = tensor_digests(
+        state,
+        shards=head.get("shards", 1),
+        sharded=parameters_in(head),
+        algorithm=head.get("algorithm", XXH3),
+    )
     if f"{combine(numbers):016x}" == line["weights"]:
         return None
     there = line.get("layers", {}).get("weights", "")
-    return _first_layer(_by_name(list(state), there), _by_name(list(state), shorten(numbers)), backward=False) if len(there) == 8 * len(numbers) else ""
+    return (
+        _first_layer(
+            _by_name(list(state), there), _by_name(list(state), shorten(numbers)), backward=False
+        )
+        if len(there) == 8 * len(numbers)
+        else ""
+    )
 
 
 def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
@@ -197,6 +339,8 @@ def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
 
 
 def _first_layer(one: Mapping[str, str], two: Mapping[str, str], *, backward: bool) -> str:
-    """The first differing name as the model defines them, or the last: models usually compute layers in this order, and the backward pass in reverse."""
+    """The first differing name as the model defines them, or the last: models usually compute
+    layers in this order, and the backward pass in reverse.
+    """
     differing = [name for name, digest in one.items() if name in two and two[name] != digest]
     return (differing[-1] if backward else differing[0]) if differing else ""

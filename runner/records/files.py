@@ -1,4 +1,6 @@
-"""Files of runs and sweeps: written completely or not at all, and read in one way, which names what is damaged. Imports neither torch nor mlflow."""
+"""Files of runs and sweeps: written completely or not at all, and read in one way, which names what
+is damaged. Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from samewise.runner.records.json_text import respelled
 from samewise.runner.records.shapes import describe_misfit, with_numbers
 
 LARGEST = 64 << 20
-"""Bytes of the largest file that is read whole, and of the longest line of one that is read line by line."""
+"""Bytes of the largest file that is read whole, and of the longest line of one that is read line by
+line."""
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
@@ -40,8 +43,18 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the storage and the permissions"
-        raise TrainingError(Problem(str(path), f"cannot be written: {error.strerror}", hint=f"{remedy}, then run the same command again")) from None
+        remedy = (
+            "free some space"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "check the storage and the permissions"
+        )
+        raise TrainingError(
+            Problem(
+                str(path),
+                f"cannot be written: {error.strerror}",
+                hint=f"{remedy}, then run the same command again",
+            )
+        ) from None
 
 
 def fsync_folder(path: Path) -> None:
@@ -55,11 +68,16 @@ def fsync_folder(path: Path) -> None:
 
 def nearest_existing(folder: Path) -> Path:
     """The folder, or its nearest existing parent."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return next(
+        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
+    )
 
 
 def try_writing(folder: Path) -> str:
-    """Why nothing can be written to a folder, or its nearest existing parent; "" if it can. Permissions do not show a read-only file system."""
+    """Why nothing can be written to a folder, or its nearest existing parent.
+
+    "" if it can. Permissions do not show a read-only file system.
+    """
     try:
         with tempfile.TemporaryFile(dir=nearest_existing(folder)):
             return ""
@@ -68,7 +86,8 @@ def try_writing(folder: Path) -> str:
 
 
 def require_writable(option: str, place: Path, *, file: bool = False, hint: str = "") -> None:
-    """Raise a ConfigError if a place cannot be written, before doing the work whose result goes there.
+    """Raise a ConfigError if a place cannot be written, before doing the work whose result goes
+    there.
 
     Args:
         option: What names the place: `--output`.
@@ -78,32 +97,62 @@ def require_writable(option: str, place: Path, *, file: bool = False, hint: str 
     """
     folder = place.absolute().parent if file else place
     if file and not folder.is_dir():
-        raise ConfigError(Problem(option, "is in a folder that does not exist", str(place), "a file in an existing folder", hint))
+        raise ConfigError(
+            Problem(
+                option,
+                "is in a folder that does not exist",
+                str(place),
+                "a file in an existing folder",
+                hint,
+            )
+        )
     if refusal := try_writing(folder):
-        raise ConfigError(Problem(option, f"cannot be written: {refusal}", str(place), "a place that you can write to", hint))
+        raise ConfigError(
+            Problem(
+                option,
+                f"cannot be written: {refusal}",
+                str(place),
+                "a place that you can write to",
+                hint,
+            )
+        )
 
 
 def require_no_link(*paths: Path) -> None:
-    """Raise DamagedFile before writing through a link: in someone else's folder it may lead to any file of the user's."""
+    """Raise DamagedFile before writing through a link: in someone else's folder it may lead to any
+    file of the user's.
+    """
     if found := next((path for path in paths if path.is_symlink()), None):
         raise damaged_file(found, "it is a link, which may lead to any file of yours")
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Rename a file or folder that is in the way and may contain work to WHY-NAME, or WHY-NAME-2 and so on; return its new path."""
-    names = (f"{why}-{path.name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
+    """Rename a file or folder that is in the way and may contain work to WHY-NAME, or WHY-NAME-2
+    and so on; return its new path.
+    """
+    names = (
+        f"{why}-{path.name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1)
+    )
     target = next(place for place in map(path.with_name, names) if not os.path.lexists(place))
     path.rename(target)
     return target
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically: NaN and the infinities, which JSON lacks, as the words of `shapes.NUMBER`."""
-    write_atomically(path, json.dumps(respelled(value, json.dumps), indent=2, allow_nan=False) + "\n")
+    """Write a value as JSON, atomically: NaN and the infinities, which JSON lacks, as the words of
+    `shapes.NUMBER`.
+    """
+    write_atomically(
+        path, json.dumps(respelled(value, json.dumps), indent=2, allow_nan=False) + "\n"
+    )
 
 
 def open_to_read(path: Path) -> BufferedReader | None:
-    """Open a file of a run or sweep; None if there is none. DamagedFile if it is a pipe or a device, not waited for; ConfigError if it cannot be read now."""
+    """Open a file of a run or sweep.
+
+    None if there is none. DamagedFile if it is a pipe or a device, not waited for; ConfigError if
+    it cannot be read now.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +164,11 @@ def open_to_read(path: Path) -> BufferedReader | None:
         return open(handle, "rb")
     os.close(handle)
     is_folder = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    raise _unreadable(path, is_folder) if stat.S_ISDIR(kind) else damaged_file(path, "it is not a regular file")
+    raise (
+        _unreadable(path, is_folder)
+        if stat.S_ISDIR(kind)
+        else damaged_file(path, "it is not a regular file")
+    )
 
 
 def sha256(path: Path) -> str:
@@ -130,7 +183,8 @@ def sha256(path: Path) -> str:
 def read_text(path: Path) -> str | None:
     """The text of a file; None if there is none.
 
-    DamagedFile if it is larger than any that is written here, not UTF-8, or a pipe; ConfigError if it cannot be read now.
+    DamagedFile if it is larger than any that is written here, not UTF-8, or a pipe; ConfigError if
+    it cannot be read now.
     """
     handle = open_to_read(path)
     if handle is None:
@@ -149,7 +203,9 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, shape: Any = object) -> Any:
-    """The value in a file, checked against a shape of `shapes`; None if there is no file. An empty file is damaged, not missing.
+    """The value in a file, checked against a shape of `shapes`.
+
+    None if there is no file. An empty file is damaged, not missing.
 
     DamagedFile if it is not JSON, or of another shape; ConfigError if it cannot be read now.
     """
@@ -164,7 +220,10 @@ def read_json(path: Path, shape: Any = object) -> Any:
 
 
 def read_mapping(path: Path, shape: Any = dict) -> dict[str, Any]:
-    """The JSON object in a file; empty if it is missing or, with one warning, unreadable. Only for display, not for decisions."""
+    """The JSON object in a file.
+
+    Empty if it is missing or, with one warning, unreadable. Only for display, not for decisions.
+    """
     try:
         return read_json(path, shape) or {}
     except ConfigError as error:
@@ -183,9 +242,12 @@ _TOLD = set[Path]()
 
 
 def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file from `offset` with their numbers (from 1) and ends; the last may lack its end. None if there is no file.
+    """The lines of a file from `offset` with their numbers (from 1) and ends.
 
-    DamagedFile if it is a pipe, or a line is longer than any that is written here; ConfigError if it cannot be read now.
+    The last may lack its end. None if there is no file.
+
+    DamagedFile if it is a pipe, or a line is longer than any that is written here; ConfigError if
+    it cannot be read now.
     """
     handle = open_to_read(path)
     if handle is None:
@@ -227,11 +289,16 @@ def parse_json(text: bytes | str) -> Any:
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except ValueError as error:
-        raise ValueError(f"it is not JSON ({first_line(error)})" if text.strip() else "it is empty") from None
+        raise ValueError(
+            f"it is not JSON ({first_line(error)})" if text.strip() else "it is empty"
+        ) from None
 
 
 def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
-    """The value, with its numbers as floats, if it has the shape; otherwise DamagedFile is raised."""
+    """The value, with its numbers as floats, if it has the shape.
+
+    Otherwise DamagedFile is raised.
+    """
     wrong = describe_misfit(value, shape, at)
     if wrong:
         raise damaged_file(path, wrong)
@@ -240,8 +307,20 @@ def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
 
 def damaged_file(path: Path, why: str) -> DamagedFile:
     """The error that one of samewise's files is not what was written."""
-    return DamagedFile(Problem(str(path), f"is damaged: {why}", hint="restore it from a copy, or move it elsewhere; it has been left as it is"))
+    return DamagedFile(
+        Problem(
+            str(path),
+            f"is damaged: {why}",
+            hint="restore it from a copy, or move it elsewhere; it has been left as it is",
+        )
+    )
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(Problem(str(path), f"cannot be read: {error.strerror}", hint="check the storage and the permissions, then run the same command again"))
+    return ConfigError(
+        Problem(
+            str(path),
+            f"cannot be read: {error.strerror}",
+            hint="check the storage and the permissions, then run the same command again",
+        )
+    )

@@ -9,8 +9,14 @@ from typing import Any
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON. NaN and infinities, which JSON lacks (RFC 8259, section 6), become null; values of other types become strings."""
-    return json.dumps(respelled(value, lambda number: None), indent=indent, default=str, allow_nan=False)
+    """A value as JSON.
+
+    NaN and infinities, which JSON lacks (RFC 8259, section 6), become null; values of other types
+    become strings.
+    """
+    return json.dumps(
+        respelled(value, lambda number: None), indent=indent, default=str, allow_nan=False
+    )
 
 
 def respelled(value: Any, spell: Callable[[float], str | None]) -> Any:
@@ -19,4 +25,6 @@ def respelled(value: Any, spell: Callable[[float], str | None]) -> Any:
         return spell(value)
     if isinstance(value, dict):
         return {name: respelled(inner, spell) for name, inner in value.items()}
-    return [respelled(inner, spell) for inner in value] if isinstance(value, list | tuple) else value
+    return (
+        [respelled(inner, spell) for inner in value] if isinstance(value, list | tuple) else value
+    )

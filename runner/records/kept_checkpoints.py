@@ -1,4 +1,7 @@
-"""Lists a run's checkpoints, and chooses one without loading it. Imports neither torch nor mlflow."""
+"""Lists a run's checkpoints, and chooses one without loading it.
+
+Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, Problem, did_you_mean
+from samewise.runner.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpoint,
+    Problem,
+    did_you_mean,
+)
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, read_text, require_shape
 
@@ -29,7 +38,9 @@ class CheckpointFolder:
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
-    """The checkpoints in a folder, by step. Only `load` checks whether they are intact. Other files and folders are ignored.
+    """The checkpoints in a folder, by step.
+
+    Only `load` checks whether they are intact. Other files and folders are ignored.
 
     CheckpointError if the folder cannot be read now: that is not the same as having none.
     """
@@ -39,13 +50,21 @@ def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
         names = []
     except OSError as error:
         hint = "check the storage and the permissions, then run the same command again"
-        raise CheckpointError(Problem(str(folder), f"the checkpoints cannot be read: {error.strerror}", hint=hint)) from None
-    steps = ((int(match[1]), folder / name) for name in names if (match := re.fullmatch(r"step-(\d{8,18})", name)))
+        raise CheckpointError(
+            Problem(str(folder), f"the checkpoints cannot be read: {error.strerror}", hint=hint)
+        ) from None
+    steps = (
+        (int(match[1]), folder / name)
+        for name in names
+        if (match := re.fullmatch(r"step-(\d{8,18})", name))
+    )
     return [CheckpointFolder(path, step, _metrics(path)) for step, path in sorted(steps)]
 
 
 def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
-    """The checkpoint in a folder for `best`, `last`, a step, or a metric of `evaluate.also`; for `best` the last one if none is.
+    """The checkpoint in a folder for `best`, `last`, a step, or a metric of `evaluate.also`.
+
+    For `best` the last one if none is.
 
     CheckpointError if there are no checkpoints, or the named one does not exist.
     """
@@ -56,20 +75,49 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
         return kept[-1]
     if which == "best":
         return _best_of(folder, which, kept) or kept[-1]
-    if found := _best_of(folder, which, kept) if "/" in which else next((one for one in kept if str(one.step) == which), None):
+    if (
+        found := _best_of(folder, which, kept)
+        if "/" in which
+        else next((one for one in kept if str(one.step) == which), None)
+    ):
         return found
     steps = [str(one.step) for one in kept]
-    known = ["best", "last", *(name for one in kept for name in one.metrics or {} if (folder / best_by(name)).exists()), *steps]
-    raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"one of {', '.join(dict.fromkeys(known))}", did_you_mean(which, known)))
+    known = [
+        "best",
+        "last",
+        *(name for one in kept for name in one.metrics or {} if (folder / best_by(name)).exists()),
+        *steps,
+    ]
+    raise CheckpointError(
+        Problem(
+            "--checkpoint",
+            "no such checkpoint",
+            which,
+            f"one of {', '.join(dict.fromkeys(known))}",
+            did_you_mean(which, known),
+        )
+    )
 
 
 def _best_of(folder: Path, which: str, kept: Sequence[CheckpointFolder]) -> CheckpointFolder | None:
-    """The one to which the link leads; if it is missing, or a folder, as in a copy made without links, the best by the config and the manifests."""
+    """The one to which the link leads.
+
+    If it is missing, or a folder, as in a copy made without links, the best by the config and the
+    manifests.
+    """
     link = folder / ("best" if which == "best" else best_by(which))
     if link.is_symlink():
         return next((one for one in kept if link.exists() and one.path.samefile(link)), None)
-    by = r"  monitor: (?P<name>.+)\n  mode" if which == "best" else f"    (?P<name>{re.escape(which)})"
-    found = re.search(rf"^evaluate:\n(?:  .*\n)*?{by}: (?P<mode>min|max)$", read_text(folder.parent / "config.yaml") or "", re.MULTILINE)
+    by = (
+        r"  monitor: (?P<name>.+)\n  mode"
+        if which == "best"
+        else f"    (?P<name>{re.escape(which)})"
+    )
+    found = re.search(
+        rf"^evaluate:\n(?:  .*\n)*?{by}: (?P<mode>min|max)$",
+        read_text(folder.parent / "config.yaml") or "",
+        re.MULTILINE,
+    )
     return next(iter(best_first(kept, found["name"], found["mode"])), None) if found else None
 
 
@@ -85,7 +133,8 @@ def best_first(kept: Sequence[CheckpointFolder], metric: str, mode: str) -> list
 
 
 def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> None:
-    """Print a note if the checkpoint chosen as best (`best`, or a metric of `evaluate.also`) is not that of the best evaluation; a warning if that is kept.
+    """Print a note if the checkpoint chosen as best (`best`, or a metric of `evaluate.also`) is not
+    that of the best evaluation; a warning if that is kept.
 
     A warning too if the `last` is not that of the last step.
     """
@@ -93,22 +142,38 @@ def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> N
     best = measured.get("best", {}) if which == "best" else measured.get("also", {}).get(which, {})
     step = choose_checkpoint(folder, which).step
     if which == "last" and step < steps:
-        print(f"warning: {folder.parent}: training went on to step {steps}, whose checkpoint is missing; this is step {step}", file=sys.stderr)
+        print(
+            f"warning: {folder.parent}: training went on to step {steps}, whose checkpoint "
+            f"is missing; this is step {step}",
+            file=sys.stderr,
+        )
     if "step" in best and int(best["step"]) != step:
         is_gone = not (folder / f"step-{int(best['step']):08d}").exists()
         words = (
-            f"the best evaluation was at step {best['step']:.0f}{', whose checkpoint is gone (checkpoint.keep_best=1 keeps it)' * is_gone}; this is step {step}"
+            "the best evaluation was at step "
+            f"{best['step']:.0f}{', whose checkpoint is gone (checkpoint.keep_best=1 keeps it)' * is_gone}; "
+            f"this is step {step}"
         )
         print(f"{'note' if is_gone else 'warning'}: {folder.parent}: {words}", file=sys.stderr)
 
 
 def misled_links(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """A sentence for each link to a best checkpoint that leads elsewhere than to the step of the best evaluation, if that is kept."""
+    """A sentence for each link to a best checkpoint that leads elsewhere than to the step of the
+    best evaluation, if that is kept.
+    """
     measured = summary.get("metrics", {})
-    bests = {"best": measured.get("best", {}), **{best_by(name): best for name, best in measured.get("also", {}).items()}}
-    wanted = {folder / name: folder / f"step-{int(best['step']):08d}" for name, best in bests.items() if "step" in best}
+    bests = {
+        "best": measured.get("best", {}),
+        **{best_by(name): best for name, best in measured.get("also", {}).items()},
+    }
+    wanted = {
+        folder / name: folder / f"step-{int(best['step']):08d}"
+        for name, best in bests.items()
+        if "step" in best
+    }
     return [
-        f"{folder.name}/{link.name} leads to {link.resolve().name}, and summary.json has the best evaluation at {there.name}"
+        f"{folder.name}/{link.name} leads to {link.resolve().name}, and summary.json has "
+        f"the best evaluation at {there.name}"
         for link, there in wanted.items()
         if link.is_symlink() and there.exists() and link.resolve() != there.resolve()
     ]
@@ -133,7 +198,10 @@ def manifest_of(path: Path) -> dict[str, Any] | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest says; a CheckpointError or a ConfigError if it cannot be read."""
+    """What a checkpoint's manifest says.
+
+    A CheckpointError or a ConfigError if it cannot be read.
+    """
     file = path / "manifest.json"
     manifest = read_json(file, dict)
     if manifest is None:
@@ -153,4 +221,12 @@ def require_format(path: Path, written: Mapping[str, Any]) -> None:
     """Raise a CheckpointError if a checkpoint has another format than this version reads."""
     if written.get("format") != FORMAT:
         hint = "load it with the version of samewise that wrote it, or a newer one"
-        raise CheckpointError(Problem(str(path), "the checkpoint has a different format", written.get("format"), str(FORMAT), hint))
+        raise CheckpointError(
+            Problem(
+                str(path),
+                "the checkpoint has a different format",
+                written.get("format"),
+                str(FORMAT),
+                hint,
+            )
+        )

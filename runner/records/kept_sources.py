@@ -44,7 +44,9 @@ def write_record(record: Path, config: str, files: sources.Files) -> None:
         texts = dict[str, str]()
         for label, digests in files.items():
             text = _present_text(label)
-            if text is None or sources.files_present({label: digests}) != {label: digests}:  # edited since
+            if text is None or sources.files_present({label: digests}) != {
+                label: digests
+            }:  # edited since
                 continue
             texts[label] = digest = _sha256(text)
             if not (kept := home / digest).exists():

@@ -1,6 +1,8 @@
-"""File locks, by filelock: a lock ends with the process that holds it, however that ends, and forked children do not inherit it.
+"""File locks, by filelock: a lock ends with the process that holds it, however that ends, and
+forked children do not inherit it.
 
-A file system without `flock` raises OSError: filelock's substitute there is a file that would outlive a killed process. Imports neither torch nor mlflow.
+A file system without `flock` raises OSError: filelock's substitute there is a file that would
+outlive a killed process. Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ class LockHeld(Exception):
 
 @contextlib.contextmanager
 def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Callable[[], bool]]:
-    """Hold a lock; yield a function that returns whether the file is gone, even if there is another with its name.
+    """Hold a lock.
 
-    LockHeld if another process holds it and `wait` is false; DamagedFile if a folder, a pipe or a link is in its place.
+    Yield a function that returns whether the file is gone, even if there is another with its name.
+
+    LockHeld if another process holds it and `wait` is false; DamagedFile if a folder, a pipe or a
+    link is in its place.
 
     Args:
         path: The file, created if missing.
@@ -58,7 +63,8 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
 def holder(path: Path) -> str | None:
     """The process that holds a lock, according to its file; None if there is none.
 
-    With a shared lock of our own: filelock's are exclusive, and two processes that look at once would each take the other for the holder.
+    With a shared lock of our own: filelock's are exclusive, and two processes that look at once
+    would each take the other for the holder.
     """
     handle = open_to_read(path)
     if handle is None:

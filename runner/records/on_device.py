@@ -1,4 +1,6 @@
-"""Digests of tensors computed on their device, and values copied from a device: both are started first and read later, to avoid waits."""
+"""Digests of tensors computed on their device, and values copied from a device: both are started
+first and read later, to avoid waits.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 class PendingTensor:
-    """A device's tensor that is being copied to the host without waiting; its current values, even if it changes later."""
+    """A device's tensor that is being copied to the host without waiting.
+
+    Its current values, even if it changes later.
+    """
 
     def __init__(self, values: Tensor) -> None:
-        self._host = values.detach().to("cpu", non_blocking=True, copy=True)  # into page-locked memory
+        # Into page-locked memory
+        self._host = values.detach().to("cpu", non_blocking=True, copy=True)
         self._copied = torch.cuda.Event() if values.is_cuda else None
         if self._copied is not None:
             self._copied.record()
@@ -41,7 +47,10 @@ class PendingTensor:
 
 
 def begin_numbers(values: Sequence[float | Tensor]) -> Callable[[], list[float]]:
-    """Start to copy one-element tensors from a device, together; return what waits for them and gives all values as numbers."""
+    """Start to copy one-element tensors from a device, together.
+
+    Return what waits for them and gives all values as numbers.
+    """
     far = [one for one in values if isinstance(one, Tensor) and not one.is_cpu]
     if not far:
         near = [one.item() if isinstance(one, Tensor) else one for one in values]
@@ -50,29 +59,46 @@ def begin_numbers(values: Sequence[float | Tensor]) -> Callable[[], list[float]]
 
     def read() -> list[float]:
         found = iter(copied.read().tolist())
-        return [one if not isinstance(one, Tensor) else one.item() if one.is_cpu else next(found) for one in values]
+        return [
+            one if not isinstance(one, Tensor) else one.item() if one.is_cpu else next(found)
+            for one in values
+        ]
 
     return read
 
 
 def begin(tensors: Sequence[Tensor | None]) -> Callable[[], list[int]]:
-    """Start to digest tensors; return a function that reads the 64-bit digests, 0 for None and for empty tensors.
+    """Start to digest tensors.
 
-    A digest is of the elements' bytes in the order they lie in memory, as little-endian signed 32-bit words, the last filled up with zeros. In each row of
-    2**20 words, word i is multiplied by f[i] = splitmix64's output i | 1, and the products are added up to s[r]; the digest is the sum over all rows of the
-    splitmix64 mix of s[r] + r * 0x9E3779B97F4A7C15. All is modulo 2**64, so any device computes the same, in any order. One word that differs always changes
-    its row's sum. It is not a signature: data with a given digest are easily made.
+    Return a function that reads the 64-bit digests, 0 for None and for empty tensors.
+
+    A digest is of the elements' bytes in the order they lie in memory, as little-endian signed
+    32-bit words, the last filled up with zeros. In each row of 2**20 words, word i is multiplied by
+    f[i] = splitmix64's output i | 1, and the products are added up to s[r]; the digest is the sum
+    over all rows of the splitmix64 mix of s[r] + r * 0x9E3779B97F4A7C15. All is modulo 2**64, so
+    any device computes the same, in any order. One word that differs always changes its row's sum.
+    It is not a signature: data with a given digest are easily made.
     """
     device = next((one.device for one in tensors if one is not None), None)
-    if device and device.type == "cuda" and all(one is None or (type(one) in _PLAIN and one.device == device) for one in tensors) and _has_kernel(device):
+    if (
+        device
+        and device.type == "cuda"
+        and all(one is None or (type(one) in _PLAIN and one.device == device) for one in tensors)
+        and _has_kernel(device)
+    ):
         return _begin_by_kernel(tensors, device)
     return _begin_by_operators(tensors)
 
 
-def _begin_by_kernel(tensors: Sequence[Tensor | None], device: torch.device) -> Callable[[], list[int]]:
+def _begin_by_kernel(
+    tensors: Sequence[Tensor | None], device: torch.device
+) -> Callable[[], list[int]]:
     from samewise.runner.records import on_device_kernel
 
-    whole = [None if one is None or not one.numel() else one if _is_whole(one) else _words(one) for one in tensors]
+    whole = [
+        None if one is None or not one.numel() else one if _is_whole(one) else _words(one)
+        for one in tensors
+    ]
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         started = on_device_kernel.row_sums(whole, _factors(device, _ROW))
         if started is None:
@@ -82,29 +108,45 @@ def _begin_by_kernel(tensors: Sequence[Tensor | None], device: torch.device) -> 
 
 
 def _begin_by_operators(tensors: Sequence[Tensor | None]) -> Callable[[], list[int]]:
-    rows = [list(_words(one).split(_ROW)) if one is not None and one.numel() else [] for one in tensors]
+    rows = [
+        list(_words(one).split(_ROW)) if one is not None and one.numel() else [] for one in tensors
+    ]
     sums = [PendingTensor(_sums(group)) for group in _groups([row for one in rows for row in one])]
 
     def read() -> list[int]:
         found = [np.diff(each.read(), prepend=0) for each in sums]
-        return _mix(np.concatenate(found) if found else np.zeros(0, np.int64), [len(one) for one in rows])
+        return _mix(
+            np.concatenate(found) if found else np.zeros(0, np.int64), [len(one) for one in rows]
+        )
 
     return read
 
 
 @lru_cache(8)
 def _has_kernel(device: torch.device) -> bool:
-    """Whether the kernel runs on this device and gives what torch's operators give; if not, a warning says so once."""
+    """Whether the kernel runs on this device and gives what torch's operators give.
+
+    If not, a warning says so once.
+    """
     if find_spec("triton") is None:
         return False
-    tried = [torch.arange(-3, length, device=device).to(dtype) for dtype, length in ((torch.float32, _ROW + 9), (torch.float64, 70), (torch.bfloat16, 4))]
+    tried = [
+        torch.arange(-3, length, device=device).to(dtype)
+        for dtype, length in ((torch.float32, _ROW + 9), (torch.float64, 70), (torch.bfloat16, 4))
+    ]
     try:
         same = _begin_by_kernel(tried, device)() == _begin_by_operators(tried)()
         trouble = "" if same else "it gives other digests than torch's operators"
-    except Exception as error:  # of Triton's: no C compiler, a new device, a folder that cannot be written to
+    except (
+        Exception
+    ) as error:  # of Triton's: no C compiler, a new device, a folder that cannot be written to
         trouble = f"{type(error).__name__}: {first_line(error)}"
     if trouble:
-        print(f"warning: the trace's digests take longer, as Triton's kernel cannot be used: {trouble}", file=sys.stderr)
+        print(
+            "warning: the trace's digests take longer, as Triton's kernel cannot be used: "
+            f"{trouble}",
+            file=sys.stderr,
+        )
     return not trouble
 
 
@@ -121,7 +163,10 @@ def _groups(rows: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _sums(rows: Sequence[Tensor]) -> Tensor:
-    """int64[R]: cumulative sums over all rows, in a few kernel launches. Integer sums do not depend on the order."""
+    """int64[R]: cumulative sums over all rows, in a few kernel launches.
+
+    Integer sums do not depend on the order.
+    """
     factors = _factors(rows[0].device, _ROW)
     products = torch.cat(list(rows)).to(torch.int64)
     each = products.split([len(row) for row in rows])
@@ -130,10 +175,14 @@ def _sums(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor's memory is dense and made of whole words, and has its elements, not those that they are the conjugates or negatives of."""
+    """Whether a tensor's memory is dense and made of whole words, and has its elements, not those
+    that they are the conjugates or negatives of.
+    """
     if tensor.is_conj() or tensor.is_neg():
         return False
-    is_dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    is_dense = tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
     return is_dense and not (tensor.nbytes | tensor.data_ptr()) & 3
 
 
@@ -142,7 +191,11 @@ def dense(tensor: Tensor) -> Tensor:
     held = tensor.detach().resolve_conj().resolve_neg()
     if not held.is_contiguous():
         # A channels_last tensor is contiguous with its channels moved last: hashing needs no copy.
-        held = held.permute(0, 2, 3, 1) if held.dim() == 4 and held.is_contiguous(memory_format=torch.channels_last) else held.contiguous()
+        held = (
+            held.permute(0, 2, 3, 1)
+            if held.dim() == 4 and held.is_contiguous(memory_format=torch.channels_last)
+            else held.contiguous()
+        )
     return held.reshape(-1)
 
 

@@ -1,4 +1,6 @@
-"""samewise's own code as part of the environment that affects bits: digests of what a run reaches in its files. Does not import torch."""
+"""samewise's own code as part of the environment that affects bits: digests of what a run reaches
+in its files. Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ import samewise
 from samewise.runner.errors import first_few
 from samewise.runner.records import sources
 
-ROOTS = ("samewise.runner.training.loop.fit", "samewise.runner.training.build.build", "samewise.runner.processes.variables.prepare")
+ROOTS = (
+    "samewise.runner.training.loop.fit",
+    "samewise.runner.training.build.build",
+    "samewise.runner.processes.variables.prepare",
+)
 _SILENT = re.compile(
     r"samewise\.runner\.(api|arguments|cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|secrets|sweep|sweepers|tracking"
     r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|memory|prepare))(\.|$)"
@@ -22,9 +28,12 @@ _SILENT = re.compile(
 
 
 def record(used: Iterable[str]) -> dict[str, Any]:
-    """A digest for each of samewise's files of what is reached in it; of the files' bytes; and the names from which that was reached.
+    """A digest for each of samewise's files of what is reached in it.
 
-    `used`: the classes and functions that a run's config names, and the modules that the user's code imports; of others than samewise's too.
+    Of the files' bytes; and the names from which that was reached.
+
+    `used`: the classes and functions that a run's config names, and the modules that the user's
+    code imports; of others than samewise's too.
     """
     own = sorted({name for name in used if name.startswith("samewise.")})
     code, state = _read(tuple(own))
@@ -34,7 +43,11 @@ def record(used: Iterable[str]) -> dict[str, Any]:
 @cache
 def _read(own: tuple[str, ...]) -> tuple[Mapping[str, str], str]:
     """Once in a process, which goes on with the code that it has imported."""
-    files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.startswith("samewise.") and not _SILENT.match(name)).files
+    files = sources.reach(
+        [*ROOTS, *own],
+        ["samewise"],
+        follows=lambda name: name.startswith("samewise.") and not _SILENT.match(name),
+    ).files
     code = {label: digest(digests) for label, digests in files.items()}
     return code, sources.raw_state(code)
 
@@ -44,13 +57,21 @@ def changes(environment: Mapping[str, Any]) -> list[str]:
     before: Mapping[str, str] = environment.get("code", {})
     if not before or environment.get("code_state") == sources.raw_state(before):
         return []
-    return differences(environment, {**record(environment.get("code_used", ())), "versions": {"samewise": samewise.__version__}})
+    return differences(
+        environment,
+        {
+            **record(environment.get("code_used", ())),
+            "versions": {"samewise": samewise.__version__},
+        },
+    )
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Where what two environments record of files that both contain differs: a sentence, or nothing."""
-    # Other components, such as a strategy, reach other parts of a file: each record is then compared
-    # with the code as it is now.
+    """Where what two environments record of files that both contain differs: a sentence, or
+    nothing.
+    """
+    # Other components, such as a strategy, reach other parts of a file: each record is then
+    # compared with the code as it is now.
     if (first.get("code_used") or []) != (second.get("code_used") or []):
         return changes(first) or changes(second)
     before, now = first.get("code", {}), second.get("code", {})

@@ -19,7 +19,9 @@ SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
 
 
 class PredictionFile:
-    """A .json or .csv file, written at the end, completely or not at all. Keeps plain values only, to save memory.
+    """A .json or .csv file, written at the end, completely or not at all.
+
+    Keeps plain values only, to save memory.
 
     ConfigError if the form does not go with the ending, or the file cannot be written there.
     """
@@ -28,31 +30,58 @@ class PredictionFile:
         self.path = path
         self.form: Form = form or SUFFIXES[path.suffix.lower()]
         if SUFFIXES[path.suffix.lower()] != ("json" if self.form == "coco" else self.form):
-            raise ConfigError(Problem("--format", f"{self.form} cannot be written to this file", str(path), "NAME.csv for csv, NAME.json for json and coco"))
+            raise ConfigError(
+                Problem(
+                    "--format",
+                    f"{self.form} cannot be written to this file",
+                    str(path),
+                    "NAME.csv for csv, NAME.json for json and coco",
+                )
+            )
         require_writable("--output", path, file=True)
         self._found = list[dict[str, Any]]()
         self.files = 0
         self._images = dict[int | str, Path]()
 
     def add(self, file: Path, prediction: Prediction, made: Sequence[Path]) -> None:
-        """Add a file's prediction; ConfigError if it has no such form, or another image has the same number."""
+        """Add a file's prediction.
+
+        ConfigError if it has no such form, or another image has the same number.
+        """
         if self.form == "coco":
             number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else file.stem
             if self._images.setdefault(number, file) != file:
-                message = f"COCO's image_id is the file's name without its extension, and {self._images[number]} has the same"
-                raise ConfigError(Problem(str(file), message, number, "files with different names", "--format json, or csv"))
+                message = (
+                    "COCO's image_id is the file's name without its extension, and "
+                    f"{self._images[number]} has the same"
+                )
+                raise ConfigError(
+                    Problem(
+                        str(file),
+                        message,
+                        number,
+                        "files with different names",
+                        "--format json, or csv",
+                    )
+                )
             self._found += prediction.coco(number)
         elif self.form == "csv":
             self._found += [{"file": str(file), **row} for row in prediction.rows()]
         else:
-            self._found.append({"file": str(file), **prediction.values(), "files": [str(path) for path in made]})
+            self._found.append(
+                {"file": str(file), **prediction.values(), "files": [str(path) for path in made]}
+            )
         self.files += 1
 
     def write(self) -> None:
         """Write the predictions."""
         if self.form != "csv":
             return write_json(self.path, self._found)
-        from samewise.runner.interfaces import plain_cell  # with torch, which `predict` must not import before it has set the run's environment variables
+        # With torch, which `predict` must not import before it has set the run's environment
+        # variables
+        from samewise.runner.interfaces import (
+            plain_cell,
+        )
 
         head = list(dict.fromkeys(["file", *(column for row in self._found for column in row)]))
         text = io.StringIO(newline="")

@@ -1,8 +1,10 @@
-"""The shapes of the files of runs and sweeps, as far as code relies on them: a file that does not fit is reported as damaged. For `files.read_json`.
+"""The shapes of the files of runs and sweeps, as far as code relies on them: a file that does not
+fit is reported as damaged. For `files.read_json`.
 
-A type stands for a value of it (an int is a float too, a bool is neither), a tuple for any of several, a frozenset for one of some words, a pattern for text
-that matches it, `[shape]` for a list,
-`{str: shape}` for a mapping of any names, `{"name": shape, "name?": shape}` for one of these, where a question mark means that the name may be missing.
+A type stands for a value of it (an int is a float too, a bool is neither), a tuple for any of
+several, a frozenset for one of some words, a pattern for text that matches it, `[shape]` for a
+list, `{str: shape}` for a mapping of any names, `{"name": shape, "name?": shape}` for one of these,
+where a question mark means that the name may be missing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ SUMMARY = {
     "weights_sha256": SHA256,
     "steps": int,
     "stopped_early?": (str, None),
-    "metrics": {"final": NUMBERS, "best": NUMBERS, "monitor": str, "also?": {str: NUMBERS}, "evaluated?": str},
+    "metrics": {
+        "final": NUMBERS,
+        "best": NUMBERS,
+        "monitor": str,
+        "also?": {str: NUMBERS},
+        "evaluated?": str,
+    },
     "mlflow_run_id?": (str, None),
     "timings": {"training_s": float, "step_ms": float},
     "trace_sha256?": (SHA256, None),
@@ -63,7 +71,15 @@ TRACKING: dict[str, Any] = {
 TRACKING["others?"] = {str: dict(TRACKING)}
 TENSORBOARD = {"written": {str: [int]}}
 WANDB = {"id": str, "sent": {str: int}, "status": (str, None)}
-MANIFEST = {"step": int, "steps_per_epoch?": int, "total_steps?": int, "sha256": SHA256, "content?": SHA256, "weights?": (DIGEST, None), "metrics?": NUMBERS}
+MANIFEST = {
+    "step": int,
+    "steps_per_epoch?": int,
+    "total_steps?": int,
+    "sha256": SHA256,
+    "content?": SHA256,
+    "weights?": (DIGEST, None),
+    "metrics?": NUMBERS,
+}
 
 TRACE_HEAD = {
     "format": int,
@@ -140,7 +156,11 @@ def with_numbers(value: Any, shape: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     if not isinstance(shape, dict):
         return value
-    inner = dict.fromkeys(value, shape[str]) if str in shape else {name.removesuffix("?"): one for name, one in shape.items()}
+    inner = (
+        dict.fromkeys(value, shape[str])
+        if str in shape
+        else {name.removesuffix("?"): one for name, one in shape.items()}
+    )
     return {key: with_numbers(one, inner.get(key, object)) for key, one in value.items()}
 
 
@@ -149,18 +169,40 @@ def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
     if isinstance(shape, tuple):
         first, *others = shape
         wrong = describe_misfit(value, first, at)
-        return "" if not wrong or any(not describe_misfit(value, one, at) for one in others) else wrong
+        return (
+            "" if not wrong or any(not describe_misfit(value, one, at) for one in others) else wrong
+        )
     if isinstance(shape, frozenset):
-        return "" if isinstance(value, str) and value in shape else _type_mismatch(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
+        return (
+            ""
+            if isinstance(value, str) and value in shape
+            else _type_mismatch(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
+        )
     if isinstance(shape, re.Pattern):
-        return "" if isinstance(value, str) and shape.fullmatch(value) else _type_mismatch(at, value, "in the form that samewise writes")
+        return (
+            ""
+            if isinstance(value, str) and shape.fullmatch(value)
+            else _type_mismatch(at, value, "in the form that samewise writes")
+        )
     if isinstance(shape, list):
         if not isinstance(value, list):
             return _type_mismatch(at, value, "a list")
-        return next((wrong for number, item in enumerate(value) if (wrong := describe_misfit(item, shape[0], f"{at}[{number}]"))), "")
+        return next(
+            (
+                wrong
+                for number, item in enumerate(value)
+                if (wrong := describe_misfit(item, shape[0], f"{at}[{number}]"))
+            ),
+            "",
+        )
     if isinstance(shape, dict):
         return _misfit_of_mapping(value, shape, at)
-    fits = value is None if shape is None else isinstance(value, _KINDS.get(shape, shape)) and (shape is object or not isinstance(value, bool) or shape is bool)
+    fits = (
+        value is None
+        if shape is None
+        else isinstance(value, _KINDS.get(shape, shape))
+        and (shape is object or not isinstance(value, bool) or shape is bool)
+    )
     if fits and isinstance(value, int) and shape in (int, float) and abs(value) >= 2**63:
         return f"{at or 'it'} is too large"
     return "" if fits else _type_mismatch(at, value, _NAMES.get(shape, "nothing"))
@@ -170,7 +212,14 @@ def _misfit_of_mapping(value: Any, shape: dict[Any, Any], at: str) -> str:
     if not isinstance(value, dict):
         return _type_mismatch(at, value, "a mapping")
     if str in shape:
-        return next((wrong for name, item in value.items() if (wrong := describe_misfit(item, shape[str], f"{at}.{name}".lstrip(".")))), "")
+        return next(
+            (
+                wrong
+                for name, item in value.items()
+                if (wrong := describe_misfit(item, shape[str], f"{at}.{name}".lstrip(".")))
+            ),
+            "",
+        )
     for name, inner in shape.items():
         key, place = name.removesuffix("?"), f"{at}.{name.removesuffix('?')}".lstrip(".")
         if key not in value:
@@ -182,7 +231,15 @@ def _misfit_of_mapping(value: Any, shape: dict[Any, Any], at: str) -> str:
 
 
 _KINDS: dict[Any, Any] = {float: (int, float)}
-_NAMES: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping", list: "a list", type(None): "null"}
+_NAMES: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a mapping",
+    list: "a list",
+    type(None): "null",
+}
 
 
 def _type_mismatch(at: str, value: Any, wanted: str) -> str:

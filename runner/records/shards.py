@@ -1,6 +1,8 @@
-"""Tensors in shards on disk, by torch.distributed.checkpoint: each process writes what it has and reads what it needs.
+"""Tensors in shards on disk, by torch.distributed.checkpoint: each process writes what it has and
+reads what it needs.
 
-In a checkpoint's state, each sharded tensor is replaced by its key, shape and dtype; `shards/` beside it contains the tensors.
+In a checkpoint's state, each sharded tensor is replaced by its key, shape and dtype; `shards/`
+beside it contains the tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ SAFE = {
     "torch.serialization": ("_get_layout",),
     "pathlib": ("PosixPath", "WindowsPath", "Path"),
 }
-"""What the index of a folder of shards, which is a pickle, may name: modules, and what in them; None: their classes."""
+"""What the index of a folder of shards, which is a pickle, may name: modules, and what in them;
+None: their classes."""
 
 
 def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
@@ -36,7 +39,11 @@ def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
     if not isinstance(state, Mapping | list | tuple):
         return state, tensors
     mapping = isinstance(state, Mapping)
-    items = cast("Mapping[Any, Any]", state).items() if mapping else enumerate(cast("Sequence[Any]", state))
+    items = (
+        cast("Mapping[Any, Any]", state).items()
+        if mapping
+        else enumerate(cast("Sequence[Any]", state))
+    )
     kept = dict[Any, Any]()
     for name, item in items:
         kept[name], inner = split(item, f"{under}/{name}")
@@ -44,8 +51,15 @@ def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
     return kept if mapping else type(state)(kept.values()), tensors  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
 
 
-def load_shards(state: Any, folder: Path, listed: Collection[str], empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
-    """A state from `split` with the sharded tensors that `save` wrote to a folder; unlisted files are not read.
+def load_shards(
+    state: Any,
+    folder: Path,
+    listed: Collection[str],
+    empty: Callable[[list[int], torch.dtype], Tensor],
+) -> Any:
+    """A state from `split` with the sharded tensors that `save` wrote to a folder.
+
+    Unlisted files are not read.
 
     `empty` makes a tensor, or this process's shard of one, to be filled.
     """
@@ -56,19 +70,28 @@ def load_shards(state: Any, folder: Path, listed: Collection[str], empty: Callab
     return whole
 
 
-def _with_empty(state: Any, empty: Callable[[list[int], torch.dtype], Tensor], tensors: dict[str, Tensor]) -> Any:
+def _with_empty(
+    state: Any, empty: Callable[[list[int], torch.dtype], Tensor], tensors: dict[str, Tensor]
+) -> Any:
     if isinstance(state, Mapping):
         mapping = cast("Mapping[Any, Any]", state)
         if KEY in mapping:
-            return tensors.setdefault(mapping[KEY], empty(list(mapping["shape"]), getattr(torch, mapping["dtype"])))
+            return tensors.setdefault(
+                mapping[KEY], empty(list(mapping["shape"]), getattr(torch, mapping["dtype"]))
+            )
         return {name: _with_empty(item, empty, tensors) for name, item in mapping.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_with_empty(item, empty, tensors) for item in cast("Sequence[Any]", state))  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
+        return type(state)(
+            _with_empty(item, empty, tensors) for item in cast("Sequence[Any]", state)
+        )  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
     return state
 
 
 def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write this process's shards; all processes call it with one shared folder. A RuntimeError if one of them fails."""
+    """Write this process's shards.
+
+    All processes call it with one shared folder. A RuntimeError if one of them fails.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as write
@@ -76,7 +99,9 @@ def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
     try:
         write(dict(tensors), storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:
-        reasons = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
+        reasons = "; ".join(
+            f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()
+        )
         raise RuntimeError(reasons) from error
 
 
@@ -96,7 +121,10 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
 
     @final
     class Reader(FileSystemReader):
-        """Reads the index without running anything that it names; torch itself reads tensors this way."""
+        """Reads the index without running anything that it names.
+
+        Torch itself reads tensors this way.
+        """
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
             from torch.distributed.checkpoint.metadata import StorageMeta
@@ -110,10 +138,13 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
         """Reads tensors only: torch would unpickle other entries, which may name anything."""
 
         def load_bytes(self, read_item: Any, value: Any) -> None:
-            raise pickle.UnpicklingError("the shards contain something other than tensors, which is not loaded")
+            raise pickle.UnpicklingError(
+                "the shards contain something other than tensors, which is not loaded"
+            )
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads separately
+        # Each process reads separately
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(tensors, storage_reader=Reader(folder), planner=Tensors(), no_dist=True)
         except CheckpointException as error:  # not an Exception, with many lines
@@ -121,7 +152,10 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
 
 
 def _read_index(folder: Path, listed: Collection[str]) -> Any:
-    """The index, if it describes only tensors in the listed files; pickle.UnpicklingError if it names something else."""
+    """The index, if it describes only tensors in the listed files.
+
+    Pickle.UnpicklingError if it names something else.
+    """
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
     from samewise.runner.torch_private import StorageInfo
@@ -135,22 +169,42 @@ def _read_index(folder: Path, listed: Collection[str]) -> Any:
         raise pickle.UnpicklingError("the index of the shards is not a valid index")
     for name, entry in index.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise pickle.UnpicklingError(f"the index of the shards has {name}, which is not a tensor")
+            raise pickle.UnpicklingError(
+                f"the index of the shards has {name}, which is not a tensor"
+            )
     places: Mapping[Any, Any] = index.storage_data or {}
     for place in places.values():
-        if not isinstance(place, StorageInfo) or type(place.relative_path) is not str or place.relative_path not in listed or place.transform_descriptors:
-            raise pickle.UnpicklingError(f"the index of the shards names a file that is not part of the checkpoint: {getattr(place, 'relative_path', place)!r}")
+        if (
+            not isinstance(place, StorageInfo)
+            or type(place.relative_path) is not str
+            or place.relative_path not in listed
+            or place.transform_descriptors
+        ):
+            raise pickle.UnpicklingError(
+                "the index of the shards names a file that is not part of the checkpoint: "
+                f"{getattr(place, 'relative_path', place)!r}"
+            )
     return index
 
 
 @final
 class Index(pickle.Unpickler):
-    """Unpickles the index of a folder of shards, and refuses every class that does not belong in one."""
+    """Unpickles the index of a folder of shards, and refuses every class that does not belong in
+    one.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        found: Any = super().find_class(module, name) if module in SAFE or module == "torch" else None
+        found: Any = (
+            super().find_class(module, name) if module in SAFE or module == "torch" else None
+        )
         if module == "torch" and (isinstance(found, torch.dtype) or found is torch.Size):
             return found
-        if module in SAFE and (name in allowed if (allowed := SAFE[module]) is not None else isinstance(found, type) and found.__module__ == module):
+        if module in SAFE and (
+            name in allowed
+            if (allowed := SAFE[module]) is not None
+            else isinstance(found, type) and found.__module__ == module
+        ):
             return found
-        raise pickle.UnpicklingError(f"the index of the shards names {module}.{name}, which is not allowed in it")
+        raise pickle.UnpicklingError(
+            f"the index of the shards names {module}.{name}, which is not allowed in it"
+        )

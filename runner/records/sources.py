@@ -1,8 +1,10 @@
-"""The user's code that an experiment reaches: its files, a digest of each function and class, and what has changed.
+"""The user's code that an experiment reaches: its files, a digest of each function and class, and
+what has changed.
 
 It is found and read as text: neither that code is imported, nor torch or mlflow.
 
-A file is named by its top-level package and its place in that (`lab/models/net.py`), so it is the same file in another folder, on another machine, in a copy.
+A file is named by its top-level package and its place in that (`lab/models/net.py`), so it is the
+same file in another folder, on another machine, in a copy.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Code:
     """The code that an experiment reaches.
 
     Args:
-        files: By name, with the digests of what they define. An installed package is not taken apart: its files have a digest of their bytes.
+        files: By name, with the digests of what they define. An installed package is not taken
+            apart: its files have a digest of their bytes.
         libraries: The top-level names of the installed packages that those import.
         declined: The modules that were not gone into, as was asked.
     """
@@ -46,7 +49,10 @@ class Code:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module's file, its name among files, and the folders of its submodules; a namespace package has no file."""
+    """A module's file, its name among files, and the folders of its submodules.
+
+    A namespace package has no file.
+    """
 
     name: str
     file: Path | None
@@ -55,16 +61,27 @@ class _Module:
 
 
 def is_library(file: Path) -> bool:
-    """Whether a file belongs to Python or an installed package, as opposed to code that is being edited, such as an editable install."""
-    return any(part in ("site-packages", "dist-packages") for part in file.parts) or file.is_relative_to(_STDLIB)
+    """Whether a file belongs to Python or an installed package, as opposed to code that is being
+    edited, such as an editable install.
+    """
+    return any(
+        part in ("site-packages", "dist-packages") for part in file.parts
+    ) or file.is_relative_to(_STDLIB)
 
 
-def reach(names: Iterable[str], packages: Sequence[str], *, follows: Callable[[str], bool] = lambda name: True) -> Code:
-    """The code that classes and functions reach by imports and names, without Python's, samewise's and that of libraries.
+def reach(
+    names: Iterable[str],
+    packages: Sequence[str],
+    *,
+    follows: Callable[[str], bool] = lambda name: True,
+) -> Code:
+    """The code that classes and functions reach by imports and names, without Python's, samewise's
+    and that of libraries.
 
-    Importing a file runs all that is not a definition. A function, class or constant counts if code that counts uses its name, in its file
-    or where that is imported, or has an attribute or a string of that name. All in a module count if code uses the module as a value, and all
-    in a package if code in it finds things by computed names.
+    Importing a file runs all that is not a definition. A function, class or constant counts if code
+    that counts uses its name, in its file or where that is imported, or has an attribute or a
+    string of that name. All in a module count if code uses the module as a value, and all in a
+    package if code in it finds things by computed names.
 
     Args:
         names: Dotted names of classes, functions or modules.
@@ -80,12 +97,23 @@ def reach(names: Iterable[str], packages: Sequence[str], *, follows: Callable[[s
 class _Walk:
     """What `reach` has found so far."""
 
-    def __init__(self, roots: frozenset[str], packages: Sequence[str], follows: Callable[[str], bool]) -> None:
-        self.files, self.libraries, self.declined = dict[str, dict[str, str]](), set[str](), set[str]()
+    def __init__(
+        self, roots: frozenset[str], packages: Sequence[str], follows: Callable[[str], bool]
+    ) -> None:
+        self.files, self.libraries, self.declined = (
+            dict[str, dict[str, str]](),
+            set[str](),
+            set[str](),
+        )
         self._packages, self._follows = packages, follows
         self._whole, self._attributes, self._values = set(roots), set[str](), set[str]()
         self._names = defaultdict[str, set[str]](set)
-        for above, last in ((name[:dot], name[dot + 1 :].partition(".")[0]) for name in roots for dot in range(len(name)) if name[dot] == "."):
+        for above, last in (
+            (name[:dot], name[dot + 1 :].partition(".")[0])
+            for name in roots
+            for dot in range(len(name))
+            if name[dot] == "."
+        ):
             self._names[above].add(last)
         self._modules, self._opened = dict[str, _Module | None](), set[str]()
         self._rest = list[tuple[_Module, dict[str, syntax.Definition], Mapping[str, set[str]]]]()
@@ -102,7 +130,9 @@ class _Walk:
     def _open(self, name: str) -> None:
         """Open the modules on the path of a dotted name."""
         along = list(_modules_along(name, self._modules))
-        self.declined.update([module.name for module in along if not self._follows(module.name)][-1:])
+        self.declined.update(
+            [module.name for module in along if not self._follows(module.name)][-1:]
+        )
         for module in along:
             if module.name in self._opened or not self._follows(module.name):
                 continue
@@ -111,7 +141,13 @@ class _Walk:
             if is_library(at) and not _is_within(module.name, self._packages):
                 self.libraries.add(module.name.partition(".")[0])
             elif _is_opaque(at):
-                self.files.update({label: dict(digests) for label, file in _all_files(module) if (digests := digests_of(file)) is not None})
+                self.files.update(
+                    {
+                        label: dict(digests)
+                        for label, file in _all_files(module)
+                        if (digests := digests_of(file)) is not None
+                    }
+                )
             elif module.file is not None and (parts := _parts(module.file)) is not None:
                 self.files[module.label] = {}
                 self._rest.append((module, dict(parts), _bindings(module, parts)))
@@ -119,13 +155,25 @@ class _Walk:
                 self.files[module.label] = dict(digests_of(module.file) or {})
 
     def _take_parts(self) -> set[str]:
-        """Take the parts that what was taken before names, until there are none; return what they import."""
+        """Take the parts that what was taken before names, until there are none.
+
+        Return what they import.
+        """
         imported, before = set[str](), (-1, -1)
-        while before != (before := (sum(map(len, self._names.values())), sum(len(parts) for _, parts, _ in self._rest))):
+        while before != (
+            before := (
+                sum(map(len, self._names.values())),
+                sum(len(parts) for _, parts, _ in self._rest),
+            )
+        ):
             for module, parts, bindings in self._rest:
-                is_whole = module.name in self._whole or not self._values.isdisjoint(accumulate(module.name.split("."), "{}.{}".format))
+                is_whole = module.name in self._whole or not self._values.isdisjoint(
+                    accumulate(module.name.split("."), "{}.{}".format)
+                )
                 names = self._names[module.name] | self._attributes
-                for name in [name for name, part in parts.items() if part.is_run or is_whole or name in names]:
+                for name in [
+                    name for name, part in parts.items() if part.is_run or is_whole or name in names
+                ]:
                     part = parts.pop(name)
                     self.files[module.label] |= part.digests
                     self._attributes |= part.attributes
@@ -145,11 +193,18 @@ class _Walk:
 
 
 def digests_of(file: Path) -> Mapping[str, str] | None:
-    """The digests of what a file defines; of its bytes if it is installed or not Python. None if it cannot be read."""
+    """The digests of what a file defines.
+
+    Of its bytes if it is installed or not Python. None if it cannot be read.
+    """
     try:
         if file.suffix != ".py" or _is_opaque(file):
             return {"": syntax.raw_digest(str(file))[:16]}
-        return {name: digest for part in syntax.read(str(file)).values() for name, digest in part.digests.items()}
+        return {
+            name: digest
+            for part in syntax.read(str(file)).values()
+            for name, digest in part.digests.items()
+        }
     except OSError:
         return None
     except (SyntaxError, ValueError, RecursionError):
@@ -157,27 +212,44 @@ def digests_of(file: Path) -> Mapping[str, str] | None:
 
 
 def files_in(record: Path) -> Files:
-    """The content of a run's or sweep's `sources.json`; empty if there is none, a ConfigError if it is damaged."""
+    """The content of a run's or sweep's `sources.json`.
+
+    Empty if there is none, a ConfigError if it is damaged.
+    """
     return (read_json(record, shapes.SOURCES) or {}).get("files", {})
 
 
 def list_changes(record: Path) -> list[str]:
-    """What has changed in the recorded code, as sentences; a ConfigError if the record is damaged."""
+    """What has changed in the recorded code, as sentences.
+
+    A ConfigError if the record is damaged.
+    """
     before = files_in(record)
     now = files_present(before)
-    gone = [f"{label} {'no longer exists' if place(label) is None else 'cannot be read'}" for label in before if label not in now]
+    gone = [
+        f"{label} {'no longer exists' if place(label) is None else 'cannot be read'}"
+        for label in before
+        if label not in now
+    ]
     return gone + describe_changes({label: before[label] for label in now}, now)
 
 
 def describe_changes(before: Files, now: Files) -> list[str]:
     """The differences between two states of code: sentences that name files, functions and classes."""
-    said = [f"{label} has changed{_describe_change(before[label], now[label])}" for label in before if label in now and before[label] != now[label]]
+    said = [
+        f"{label} has changed{_describe_change(before[label], now[label])}"
+        for label in before
+        if label in now and before[label] != now[label]
+    ]
     said += [f"{label} is no longer used" for label in before if label not in now]
     return said + [f"{label} was not used" for label in now if label not in before]
 
 
 def code_name(record: Path) -> str:
-    """A short name for the recorded code; empty if there is none or, with a warning, it is damaged."""
+    """A short name for the recorded code.
+
+    Empty if there is none or, with a warning, it is damaged.
+    """
     files = read_mapping(record, shapes.SOURCES).get("files")
     text = json.dumps(files, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:7] if files else ""
@@ -190,17 +262,38 @@ def warn_of_changes(record: Path) -> None:
 
 
 def earlier(folder: Path, config: str, files: Files) -> Path | None:
-    """The folder, beside this one, of the run of the same config with the most similar code, the latest of several; None if there is none."""
-    beside = [path for path in folder.parent.glob("*/sources.json") if path.parent != folder and config_in(path) == config]
+    """The folder, beside this one, of the run of the same config with the most similar code, the
+    latest of several; None if there is none.
+    """
+    beside = [
+        path
+        for path in folder.parent.glob("*/sources.json")
+        if path.parent != folder and config_in(path) == config
+    ]
     if beside:
-        return min(beside, key=lambda path: (_count_differences(files_in(path), files), -path.stat().st_mtime)).parent
-    before_code_counted = folder.with_name(config[:12])  # it was only the config's name in versions that left code out of a run's identity
-    return before_code_counted if before_code_counted != folder and before_code_counted.is_dir() else None
+        return min(
+            beside,
+            key=lambda path: (_count_differences(files_in(path), files), -path.stat().st_mtime),
+        ).parent
+    # It was only the config's name in versions that left code out of a run's identity
+    before_code_counted = folder.with_name(config[:12])
+    return (
+        before_code_counted
+        if before_code_counted != folder and before_code_counted.is_dir()
+        else None
+    )
 
 
 def _count_differences(one: Files, two: Files) -> int:
     """The number of files, functions and classes that differ."""
-    here, there = ({(label, name, digest) for label, digests in files.items() for name, digest in digests.items()} for files in (one, two))
+    here, there = (
+        {
+            (label, name, digest)
+            for label, digests in files.items()
+            for name, digest in digests.items()
+        }
+        for files in (one, two)
+    )
     return len(here ^ there)
 
 
@@ -209,17 +302,29 @@ _EARLIER = dict[str, Any]()
 
 
 def note_loaded() -> None:
-    """Record the modules that are loaded now: the experiment that is trained next has not imported them."""
+    """Record the modules that are loaded now: the experiment that is trained next has not imported
+    them.
+    """
     _EARLIER.clear()
     _EARLIER.update(sys.modules)
 
 
 def hidden_imports(code: Code, packages: Sequence[str]) -> list[str]:
-    """Modules of these packages that have been imported, by the experiment's code, although no text that was read names them."""
-    some = [(name, module) for name, module in list(sys.modules.items()) if _is_within(name, packages) and _EARLIER.get(name) is not module]
+    """Modules of these packages that have been imported, by the experiment's code, although no text
+    that was read names them.
+    """
+    some = [
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if _is_within(name, packages) and _EARLIER.get(name) is not module
+    ]
     loaded = [(name, getattr(module, "__file__", None)) for name, module in some]
     known = dict[str, _Module | None]()
-    return [name for name, file in loaded if file and (found := _module(name, known)) and found.label not in code.files]
+    return [
+        name
+        for name, file in loaded
+        if file and (found := _module(name, known)) and found.label not in code.files
+    ]
 
 
 def place(label: str) -> Path | None:
@@ -228,11 +333,14 @@ def place(label: str) -> Path | None:
     found = _top(top.partition(".")[0])
     if found is None or not rest:
         return found.file if found else None
-    return next((file for folder in found.places if os.path.lexists(file := Path(folder, rest))), None)
+    return next(
+        (file for folder in found.places if os.path.lexists(file := Path(folder, rest))), None
+    )
 
 
 _IMPORTED = dict[str, tuple[Any, Mapping[str, str]]]()
-"""What files said when this process had imported them, with what it imported them by: a module that is reloaded has another."""
+"""What files said when this process had imported them, with what it imported them by: a module that
+is reloaded has another."""
 
 
 def note_imported(code: Code) -> None:
@@ -250,7 +358,8 @@ def edited_since_import(code: Code) -> list[str]:
     return [
         label
         for label, (spec, digests) in imported.items()
-        if spec is _spec_of(label) and any(digests.get(name) != digest for name, digest in code.files[label].items())
+        if spec is _spec_of(label)
+        and any(digests.get(name) != digest for name, digest in code.files[label].items())
     ]
 
 
@@ -265,28 +374,43 @@ def _module_name(label: str) -> str:
 def files_present(before: Files) -> Files:
     """Those of the recorded files that exist now, with what was recorded of them."""
     found = {label: digests_of(file) for label in before if (file := place(label)) is not None}
-    return {label: {name: digest for name, digest in digests.items() if name in before[label]} for label, digests in found.items() if digests is not None}
+    return {
+        label: {name: digest for name, digest in digests.items() if name in before[label]}
+        for label, digests in found.items()
+        if digests is not None
+    }
 
 
 def raw_state(labels: Iterable[str]) -> str:
     """One digest of the named files' bytes: if it is unchanged, nothing needs to be parsed."""
     files = [place(label) for label in labels]
-    return hashlib.sha256(" ".join(syntax.raw_digest(str(file)) if file and file.is_file() else "-" for file in files).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        " ".join(
+            syntax.raw_digest(str(file)) if file and file.is_file() else "-" for file in files
+        ).encode()
+    ).hexdigest()[:16]
 
 
 def config_in(record: Path) -> str | None:
-    """What the recorded code belongs to: a run's config, identified by its fingerprint, or a sweep. None without an intact record."""
+    """What the recorded code belongs to: a run's config, identified by its fingerprint, or a sweep.
+
+    None without an intact record.
+    """
     return read_mapping(record, shapes.SOURCES).get("config")
 
 
 def _describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
-    named = [name for name in names if name] + (["its top level"] if "" in names and len(before) + len(now) > 2 else [])
+    named = [name for name in names if name] + (
+        ["its top level"] if "" in names and len(before) + len(now) > 2 else []
+    )
     return f": {', '.join(named)}" if named else ""
 
 
 def _is_opaque(file: Path) -> bool:
-    """Whether a file is compared by its bytes: installed packages may be large, and are not reformatted. samewise is always parsed."""
+    """Whether a file is compared by its bytes: installed packages may be large, and are not
+    reformatted. samewise is always parsed.
+    """
     return is_library(file) and "samewise" not in file.parts
 
 
@@ -324,7 +448,12 @@ def _top(name: str) -> _Module | None:
         return None
     places = tuple(spec.submodule_search_locations or ())
     file = Path(spec.origin) if spec.origin and spec.has_location else None
-    return _Module(name, file, f"{name}/{file.name}" if file and places else file.name if file else name, places)
+    return _Module(
+        name,
+        file,
+        f"{name}/{file.name}" if file and places else file.name if file else name,
+        places,
+    )
 
 
 def _submodule(parent: _Module, last: str) -> _Module | None:
@@ -335,7 +464,9 @@ def _submodule(parent: _Module, last: str) -> _Module | None:
                 return _Module(name, file, f"{base}/{last}/{file.name}", (str(file.parent),))
             if (file := Path(folder, f"{last}{suffix}")).is_file():
                 return _Module(name, file, f"{base}/{file.name}")
-    folders = tuple(str(inner) for folder in parent.places if (inner := Path(folder, last)).is_dir())
+    folders = tuple(
+        str(inner) for folder in parent.places if (inner := Path(folder, last)).is_dir()
+    )
     return _Module(name, None, f"{base}/{last}", folders) if folders else None
 
 
@@ -355,11 +486,18 @@ def _base(module: _Module, imported: syntax.Import) -> str:
 
 
 def _find_imports(module: _Module, part: syntax.Definition) -> Iterator[str]:
-    """The modules, and possibly names in them, that a part of a module imports; its whole package if it imports by computed names."""
+    """The modules, and possibly names in them, that a part of a module imports.
+
+    Its whole package if it imports by computed names.
+    """
     for imported in part.imports:
         if base := _base(module, imported):
             yield f"{base}.{imported.name}" if imported.name else base
-    if part.hides and not _is_within(module.name, ["samewise"]) and (top := _top(module.name.partition(".")[0])) is not None:
+    if (
+        part.hides
+        and not _is_within(module.name, ["samewise"])
+        and (top := _top(module.name.partition(".")[0])) is not None
+    ):
         yield from (_module_name(label) for label, _ in _all_files(top))
 
 
@@ -387,11 +525,20 @@ def _all_files(module: _Module) -> Iterator[tuple[str, Path]]:
         yield module.label, module.file
     for folder in module.places:
         for at, folders, names in os.walk(folder):
-            folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+            folders[:] = sorted(
+                name for name in folders if name != "__pycache__" and not name.startswith(".")
+            )
             yield from (
-                (f"{module.name.replace('.', '/')}/{(file := Path(at, name)).relative_to(folder).as_posix()}", file) for name in names if _is_code(name)
+                (
+                    f"{module.name.replace('.', '/')}/{(file := Path(at, name)).relative_to(folder).as_posix()}",
+                    file,
+                )
+                for name in names
+                if _is_code(name)
             )
 
 
 def _is_code(name: str) -> bool:
-    return any(name.endswith(suffix) for suffix in importlib.machinery.all_suffixes()) and not name.endswith(".pyc")
+    return any(
+        name.endswith(suffix) for suffix in importlib.machinery.all_suffixes()
+    ) and not name.endswith(".pyc")

@@ -12,8 +12,18 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.json_text import to_json
 
 
-def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | None, as_json: bool = False, fresh: bool = True) -> None:
-    """Print the run's result as a table or a JSON object; `uri` is for the command that opens the UI (None: tracking is off)."""
+def print_summary(
+    summary: Mapping[str, Any],
+    folder: RunFolder,
+    *,
+    uri: str | None,
+    as_json: bool = False,
+    fresh: bool = True,
+) -> None:
+    """Print the run's result as a table or a JSON object.
+
+    `uri` is for the command that opens the UI (None: tracking is off).
+    """
     if as_json:
         print(to_json({**summary, "folder": str(folder.path)}))
         return
@@ -24,24 +34,40 @@ def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | N
     for name, value in rows:
         console.print(f"  {name:<{width}}  {value}")
     level = str(summary["level"])
-    console.print(f"  {LEVELS.get(level, level)}; weights sha256 {summary['weights_sha256']} (step {summary['steps']})", style="dim")
+    console.print(
+        f"  {LEVELS.get(level, level)}; weights sha256 {summary['weights_sha256']} (step "
+        f"{summary['steps']})",
+        style="dim",
+    )
 
 
 def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> list[tuple[str, str]]:
-    """The rows, most important first: the monitored metric, other metrics, where everything is, what to do next."""
+    """The rows, most important first: the monitored metric, other metrics, where everything is,
+    what to do next.
+    """
     metrics, timings = summary["metrics"], summary["timings"]
     final, best, monitor = metrics["final"], metrics["best"] or {}, metrics["monitor"]
-    rows = [(name, f"{final[name]:.4f}") for name in sorted(final, key=lambda name: name != monitor)]
+    rows = [
+        (name, f"{final[name]:.4f}") for name in sorted(final, key=lambda name: name != monitor)
+    ]
     if monitor in best:
         told = f"(best {best[monitor]:.4f} at step {best['step']:.0f})"
-        rows[:1] = [(monitor, f"{final[monitor]:.4f} {told}")] if monitor in final else [(monitor, told), *rows[:1]]
+        rows[:1] = (
+            [(monitor, f"{final[monitor]:.4f} {told}")]
+            if monitor in final
+            else [(monitor, told), *rows[:1]]
+        )
     for name, one in reversed((metrics.get("also") or {}).items()):
         told = f"(best {one[name]:.4f} at step {one['step']:.0f})"
         rows = [row for row in rows if row[0] != name]
         rows.insert(1, (name, f"{final[name]:.4f} {told}" if name in final else told))
     if metrics.get("evaluated"):
         rows.append(("evaluated", metrics["evaluated"]))
-    each = f"{timings['step_ms']:.1f} ms per step, including evaluation" if summary["steps"] else "an evaluation"
+    each = (
+        f"{timings['step_ms']:.1f} ms per step, including evaluation"
+        if summary["steps"]
+        else "an evaluation"
+    )
     rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({each})"))
     if summary.get("stopped_early"):
         rows.append(("stopped early", summary["stopped_early"]))
@@ -49,22 +75,43 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     run = shlex.quote(str(folder.path))
     if run_root == Path("runs"):  # where commands find it by name
         namesakes = list(run_root.glob(f"*/{folder.path.name}/config.yaml"))
-        run = folder.path.name if len(namesakes) < 2 else shlex.quote(f"{folder.path.parent.name}/{folder.path.name}")
+        run = (
+            folder.path.name
+            if len(namesakes) < 2
+            else shlex.quote(f"{folder.path.parent.name}/{folder.path.name}")
+        )
     following = [
         f"samewise eval {run}",
         *([f"samewise predict {run} FILE"] if summary.get("predicts", True) else []),
         *([ui_command(uri, run_root)] if uri else []),
     ]
-    following += [f"tensorboard --logdir {shlex.quote(str(run_root))}"] if (folder.path / "tensorboard").is_dir() else []
-    following += [f"wandb sync {shlex.quote(str(folder.path))}/wandb/offline-run-*"] if any(folder.path.glob("wandb/offline-run-*")) else []  # one a session
-    return [*rows, ("folder", str(folder.path)), *zip(("next", *[""] * len(following)), following, strict=False)]
+    following += (
+        [f"tensorboard --logdir {shlex.quote(str(run_root))}"]
+        if (folder.path / "tensorboard").is_dir()
+        else []
+    )
+    # One a session
+    following += (
+        [f"wandb sync {shlex.quote(str(folder.path))}/wandb/offline-run-*"]
+        if any(folder.path.glob("wandb/offline-run-*"))
+        else []
+    )
+    return [
+        *rows,
+        ("folder", str(folder.path)),
+        *zip(("next", *[""] * len(following)), following, strict=False),
+    ]
 
 
 def ui_command(uri: str, run_root: Path) -> str:
     """The shortest command that opens the store."""
     if uri != f"sqlite:///{run_root}/mlflow.db":
         return f"samewise ui --uri {shlex.quote(uri)}"
-    return "samewise ui" if run_root == Path("runs") else f"samewise ui --run-root {shlex.quote(str(run_root))}"
+    return (
+        "samewise ui"
+        if run_root == Path("runs")
+        else f"samewise ui --run-root {shlex.quote(str(run_root))}"
+    )
 
 
 LEVELS = {

@@ -1,12 +1,12 @@
-"""A sweep's folder: the request, its points, and the records that jobs leave. Imports neither torch nor mlflow.
+"""A sweep's folder: the request, its points, and the records that jobs leave.
+
+Imports neither torch nor mlflow.
 
 RUN_ROOT/sweeps/ID/
-  sweep.json        what was asked for: the command's overrides, the sweeper, the launcher, what is better
-  points.jsonl      one line a point, in the order of trying
-  configs/0007.yaml the point's resolved config
-  jobs/0007.json    when the job began, where, and how it ended
-  logs/0007.log     what it printed
-  report/           tables and plots
+  sweep.json        what was asked for: the command's overrides, the sweeper, the launcher, what is
+  better points.jsonl      one line a point, in the order of trying configs/0007.yaml the point's
+  resolved config jobs/0007.json    when the job began, where, and how it ended logs/0007.log
+  what it printed report/           tables and plots
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes, trust
-from samewise.runner.records.files import parse_json, read_json, read_lines, read_mapping, require_shape, write_atomically, write_json
+from samewise.runner.records.files import (
+    parse_json,
+    read_json,
+    read_lines,
+    read_mapping,
+    require_shape,
+    write_atomically,
+    write_json,
+)
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_values
 
@@ -46,7 +54,8 @@ class Point:
         folder: The run's folder.
         monitor: The experiment's `evaluate.monitor`.
         mode: Its `evaluate.mode`.
-        needs: What its job needs: `threads`, `processes`, `wants_gpu`, `spread` as in `launchers.base.Job`; `variables`, set before torch is imported.
+        needs: What its job needs: `threads`, `processes`, `wants_gpu`, `spread` as in
+            `launchers.base.Job`; `variables`, set before torch is imported.
     """
 
     number: int
@@ -75,7 +84,10 @@ def label(values: Mapping[str, str], seed: str | None = None) -> str:
     """A setting in a few words: each key by as much of its end as is unique."""
     keys = [key.lstrip("+~") for key in values]
     ends = [key.rsplit(".", 1)[-1] for key in keys]
-    shown = [key if ends.count(end) > 1 or end in _OF_THE_RUN else end for key, end in zip(keys, ends, strict=True)]
+    shown = [
+        key if ends.count(end) > 1 or end in _OF_THE_RUN else end
+        for key, end in zip(keys, ends, strict=True)
+    ]
     words = [f"{key}={short(value)}" for key, value in zip(shown, values.values(), strict=True)]
     return " ".join([*words, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
 
@@ -118,7 +130,10 @@ class SweepFolder:
 
     @functools.cached_property
     def objectives(self) -> Mapping[str, str]:
-        """`sweeper.objectives`, for display: metrics, each with min or max; empty if `evaluate.monitor` is the objective."""
+        """`sweeper.objectives`, for display: metrics, each with min or max.
+
+        Empty if `evaluate.monitor` is the objective.
+        """
         return read_mapping(self.made_by, shapes.SWEEP).get("sweeper", {}).get("objectives") or {}
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
@@ -129,11 +144,15 @@ class SweepFolder:
         for name in ("configs", "jobs", "logs"):
             (self.path / name).mkdir(exist_ok=True)
         text = json.dumps(dict(facts), indent=2) + "\n"
-        trust.sign(self.made_by, text)  # first, so that an interrupted sweep still belongs to its user
+        # First, so that an interrupted sweep still belongs to its user
+        trust.sign(self.made_by, text)
         write_atomically(self.made_by, text)
 
     def discard(self, *, root: bool = False) -> None:
-        """Remove a sweep of which nothing was started; with `root`, also the run root if it was created for the sweep."""
+        """Remove a sweep of which nothing was started.
+
+        With `root`, also the run root if it was created for the sweep.
+        """
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # others are there
             self.path.parent.rmdir()
@@ -141,7 +160,11 @@ class SweepFolder:
                 self.path.parent.parent.rmdir()
 
     def points(self) -> list[Point]:
-        """All points so far; a line cut off by a crash is ignored. ConfigError if a line is lost: its point's number would be given to another."""
+        """All points so far.
+
+        A line cut off by a crash is ignored. ConfigError if a line is lost: its point's number
+        would be given to another.
+        """
         found = list[Point]()
         file, torn = self.path / "points.jsonl", 0
         for number, line in read_lines(file):
@@ -155,8 +178,13 @@ class SweepFolder:
                 raise _lost(file, len(found))
             found.append(point)
             torn = 0  # the point of an incomplete line is written again
-        if torn or any(True for job in (self.path / "jobs").glob("*.json") if job.stem.isdecimal() and int(job.stem) >= len(found)):
-            raise _lost(file, len(found))  # also if a later point's job was started: jobs start only after their point is written
+        if torn or any(
+            True
+            for job in (self.path / "jobs").glob("*.json")
+            if job.stem.isdecimal() and int(job.stem) >= len(found)
+        ):
+            # Also if a later point's job was started: jobs start only after their point is written
+            raise _lost(file, len(found))
         return found
 
     def add_points(self, points: Sequence[Point]) -> None:
@@ -184,25 +212,43 @@ class SweepFolder:
     def note(self, number: int, **facts: Any) -> None:
         """Add facts to a job's record; None removes a fact."""
         kept = {**self.word(number), **facts}
-        write_json(self.path / "jobs" / f"{number:04d}.json", {name: value for name, value in kept.items() if value is not None})
+        write_json(
+            self.path / "jobs" / f"{number:04d}.json",
+            {name: value for name, value in kept.items() if value is not None},
+        )
 
     def spent_s(self, point: Point) -> float:
-        """Seconds that a point's jobs have taken; a job that was killed left no end, and counts to the last thing it logged."""
+        """Seconds that a point's jobs have taken.
+
+        A job that was killed left no end, and counts to the last thing it logged.
+        """
         word = self.word(point.number)
         spent, ended = word.get("spent_s", 0.0), word.get("ended")
         with suppress(OSError):
             ended = point.run.metrics.stat().st_mtime if ended is None else ended
-        return spent + max(0.0, ended - word["began"]) if ended is not None and "began" in word else spent
+        return (
+            spent + max(0.0, ended - word["began"])
+            if ended is not None and "began" in word
+            else spent
+        )
 
     @contextmanager
     def hold_lock(self) -> Generator[None]:
-        """Lock the sweep for the one process that starts its jobs, or raise a ConfigError; the lock ends with the process."""
+        """Lock the sweep for the one process that starts its jobs, or raise a ConfigError.
+
+        The lock ends with the process.
+        """
         try:
             with locks.hold(self.path / ".lock"):
                 yield
         except locks.LockHeld as held:
-            hint = f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep --cancel {self.path}` stops it"
-            raise ConfigError(Problem(str(self.path), f"this sweep is being run by {held}", hint=hint)) from None
+            hint = (
+                f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep "
+                f"--cancel {self.path}` stops it"
+            )
+            raise ConfigError(
+                Problem(str(self.path), f"this sweep is being run by {held}", hint=hint)
+            ) from None
 
     def holder(self) -> tuple[int, str] | None:
         """The process that runs the sweep, and its machine; None if there is none."""
@@ -210,8 +256,13 @@ class SweepFolder:
 
 
 def _lost(file: Path, number: int) -> ConfigError:
-    hint = "restore the file from a copy, or move the sweep's folder away and run its command again: finished runs are not trained again"
-    return ConfigError(Problem(str(file), f"the line of point {number} is damaged or missing", hint=hint))
+    hint = (
+        "restore the file from a copy, or move the sweep's folder away and run its command "
+        "again: finished runs are not trained again"
+    )
+    return ConfigError(
+        Problem(str(file), f"the line of point {number} is damaged or missing", hint=hint)
+    )
 
 
 def below(run_root: Path) -> Iterator[SweepFolder]:
@@ -221,23 +272,53 @@ def below(run_root: Path) -> Iterator[SweepFolder]:
 
 
 def is_named(asked: Sequence[str]) -> bool:
-    """Whether arguments name an existing sweep, by its id or folder; otherwise they are overrides."""
+    """Whether arguments name an existing sweep, by its id or folder.
+
+    Otherwise they are overrides.
+    """
     return len(asked) == 1 and "=" not in asked[0] and not asked[0].startswith("~")
 
 
 def find(name: str, *, run_root: Path) -> SweepFolder:
-    """Find the sweep called `name`: its folder, its id, or the start of a part of the id. A ConfigError unless exactly one matches."""
+    """Find the sweep called `name`: its folder, its id, or the start of a part of the id.
+
+    A ConfigError unless exactly one matches.
+    """
     if (Path(name) / "sweep.json").is_file():
         return SweepFolder(Path(name))
     known = list(below(run_root))
-    matching = [one for one in known if one.id == name] or [one for one in known if one.id.startswith(name) or one.id.rsplit("-", 1)[-1].startswith(name)]
+    matching = [one for one in known if one.id == name] or [
+        one
+        for one in known
+        if one.id.startswith(name) or one.id.rsplit("-", 1)[-1].startswith(name)
+    ]
     if len(matching) == 1:
         return matching[0]
     names = [one.id for one in known]
     if matching:
         words = f"{len(matching)} sweeps match"
-        raise ConfigError(Problem("SWEEP", words, name, "one sweep", f"give more characters: {', '.join(one.id for one in matching[:5])}"))
+        raise ConfigError(
+            Problem(
+                "SWEEP",
+                words,
+                name,
+                "one sweep",
+                f"give more characters: {', '.join(one.id for one in matching[:5])}",
+            )
+        )
     if Path(name).is_dir():
-        raise ConfigError(Problem(name, "the folder exists, but has no sweep.json", expected="a sweep's folder or id"))
+        raise ConfigError(
+            Problem(
+                name, "the folder exists, but has no sweep.json", expected="a sweep's folder or id"
+            )
+        )
     words = f"no such sweep in {run_root / HOME}"
-    raise ConfigError(Problem("SWEEP", words, name, "a sweep's folder or id", nearest(name, names) or "`samewise sweep` makes one"))
+    raise ConfigError(
+        Problem(
+            "SWEEP",
+            words,
+            name,
+            "a sweep's folder or id",
+            nearest(name, names) or "`samewise sweep` makes one",
+        )
+    )

@@ -1,4 +1,6 @@
-"""A Python file as parts, without comments, docstrings and formatting: what each says, names and imports. The file is not imported."""
+"""A Python file as parts, without comments, docstrings and formatting: what each says, names and
+imports. The file is not imported.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,30 @@ from typing import Any
 
 _UNSAID = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 """Fields of a syntax tree that say nothing that the others do not."""
-_HIDING = frozenset({"import_module", "iter_modules", "walk_packages", "spec_from_file_location", "run_path", "run_module", "entry_points"})
+_HIDING = frozenset(
+    {
+        "import_module",
+        "iter_modules",
+        "walk_packages",
+        "spec_from_file_location",
+        "run_path",
+        "run_module",
+        "entry_points",
+    }
+)
 _HIDING_BUILTINS = frozenset({"__import__", "exec", "eval"})
-_COMPUTING = frozenset({"globals", "f_globals", "__globals__", "__subclasses__", "__init_subclass__", "metaclass", "resolve_name", "locate"})
+_COMPUTING = frozenset(
+    {
+        "globals",
+        "f_globals",
+        "__globals__",
+        "__subclasses__",
+        "__init_subclass__",
+        "metaclass",
+        "resolve_name",
+        "locate",
+    }
+)
 """Names by which code finds functions and classes that no text names; `sys.modules` is another."""
 _NAME = re.compile(r"[^\W\d][\w.:]*")
 """A string that may name something, such as `lab.models:Net`."""
@@ -23,7 +46,10 @@ _NAME = re.compile(r"[^\W\d][\w.:]*")
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name: `from base import name as alias`, or `import base as alias`; `dots` is the level of a relative one."""
+    """One imported name: `from base import name as alias`, or `import base as alias`.
+
+    `dots` is the level of a relative one.
+    """
 
     dots: int
     base: str
@@ -33,11 +59,14 @@ class Import:
 
 @dataclass
 class Definition:
-    """A function, a class or a plain assignment at the top level of a file; under the empty name, all other statements.
+    """A function, a class or a plain assignment at the top level of a file.
+
+    Under the empty name, all other statements.
 
     Args:
         digests: Of it, and of the functions and classes in a class, by qualified name.
-        is_run: Whether importing the file runs it, other than to define it: a decorator may register it.
+        is_run: Whether importing the file runs it, other than to define it: a decorator may
+            register it.
         names: The plain names in it: of its file's other definitions and imports, and of variables.
         attributes: The names of attributes in it, and those in strings.
         values: The dotted names that it uses for more than an attribute.
@@ -61,7 +90,10 @@ Syntax = Mapping[str, Definition]
 
 
 def read(file: str) -> Syntax:
-    """Read a file's syntax; OSError if it cannot be read, SyntaxError or ValueError if it is not Python."""
+    """Read a file's syntax.
+
+    OSError if it cannot be read, SyntaxError or ValueError if it is not Python.
+    """
     return _read(file, *_state(file))
 
 
@@ -82,14 +114,25 @@ def _read(file: str, *state: int) -> Syntax:
         tree = ast.parse(handle.read())
     parts, said = dict[str, Definition](), dict[str, dict[str, list[str]]]()
     for node in tree.body:
-        if isinstance(node, ast.If) and _callee_name(node.test) == "TYPE_CHECKING" and not node.orelse:
+        if (
+            isinstance(node, ast.If)
+            and _callee_name(node.test) == "TYPE_CHECKING"
+            and not node.orelse
+        ):
             continue
         name = _bound_name(node)
         part = parts.setdefault(name, Definition())
-        part.is_run |= not name or bool(getattr(node, "decorator_list", ())) or (isinstance(node, _DEFINITIONS) and name.startswith("__"))
+        part.is_run |= (
+            not name
+            or bool(getattr(node, "decorator_list", ()))
+            or (isinstance(node, _DEFINITIONS) and name.startswith("__"))
+        )
         _collect(node, name, said.setdefault(name, {}), _Writer(part))
     for name, texts in said.items():
-        parts[name].digests = {inner: hashlib.sha256("\n".join(some).encode("utf-8", "surrogatepass")).hexdigest()[:16] for inner, some in texts.items()}
+        parts[name].digests = {
+            inner: hashlib.sha256("\n".join(some).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            for inner, some in texts.items()
+        }
     return parts
 
 
@@ -106,38 +149,61 @@ def _bound_name(node: ast.stmt) -> str:
     """The name that a statement binds if it does nothing else; empty for any other statement."""
     if isinstance(node, _DEFINITIONS):
         return node.name
-    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else node.target if isinstance(node, ast.AnnAssign) else None
+    target = (
+        node.targets[0]
+        if isinstance(node, ast.Assign) and len(node.targets) == 1
+        else node.target
+        if isinstance(node, ast.AnnAssign)
+        else None
+    )
     calls = any(isinstance(inner, ast.Call | ast.NamedExpr) for inner in ast.walk(node))
     return target.id if isinstance(target, ast.Name) and not calls else ""
 
 
 def _collect(node: ast.stmt, name: str, said: dict[str, list[str]], writer: _Writer) -> None:
-    """Store a statement's content under its name, with placeholders for the functions and classes in a class, which have entries of their own."""
+    """Store a statement's content under its name, with placeholders for the functions and classes
+    in a class, which have entries of their own.
+    """
     if not isinstance(node, ast.ClassDef):
         if text := writer.write(node):
             said.setdefault(name, []).append(text)
         return
     own = said.setdefault(name, [])
-    own.append(writer.write([node.bases, node.keywords, node.decorator_list, getattr(node, "type_params", [])]))
+    own.append(
+        writer.write(
+            [node.bases, node.keywords, node.decorator_list, getattr(node, "type_params", [])]
+        )
+    )
     for inner in node.body:
         own += [f"def {inner.name}"] if isinstance(inner, _DEFINITIONS) else []
-        _collect(inner, f"{name}.{inner.name}" if isinstance(inner, _DEFINITIONS) else name, said, writer)
+        _collect(
+            inner, f"{name}.{inner.name}" if isinstance(inner, _DEFINITIONS) else name, said, writer
+        )
 
 
 class _Writer:
-    """Writes syntax trees as text, identical in every Python version, and notes in a part what they name and import."""
+    """Writes syntax trees as text, identical in every Python version, and notes in a part what they
+    name and import.
+    """
 
     def __init__(self, part: Definition) -> None:
         self._part = part
         self._for_types = False
 
     def write(self, node: Any, *, is_base: bool = False) -> str:
-        """A node, a list of nodes or a plain value; empty for code without effect. `is_base`: the text takes an attribute of it."""
+        """A node, a list of nodes or a plain value.
+
+        Empty for code without effect. `is_base`: the text takes an attribute of it.
+        """
         kind = type(node)
         if kind is ast.Name or kind is ast.Attribute:  # these three are most of a tree
             if not self._for_types:
                 self._note_name(node, is_base=is_base)
-            return f"Name(id={node.id!r})" if kind is ast.Name else f"Attribute(value={self.write(node.value, is_base=True)},attr={node.attr!r})"
+            return (
+                f"Name(id={node.id!r})"
+                if kind is ast.Name
+                else f"Attribute(value={self.write(node.value, is_base=True)},attr={node.attr!r})"
+            )
         if kind is ast.Constant:
             if not self._for_types and isinstance(node.value, str) and _NAME.fullmatch(node.value):
                 self._part.attributes.update(re.split("[.:]", node.value))
@@ -146,12 +212,22 @@ class _Writer:
             return f"[{','.join([text for one in node if (text := self.write(one))])}]"
         if not isinstance(node, ast.AST):
             return repr(node)
-        if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        if isinstance(node, ast.Pass) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ):
             return ""  # including docstrings
         if not self._for_types:
             self._note(node)
-        is_for_types, self._for_types = self._for_types, self._for_types or (isinstance(node, ast.If) and _callee_name(node.test) == "TYPE_CHECKING")
-        parts = [f"{name}={self.write(value)}" for name in _fields(kind) if (value := getattr(node, name, None)) is not None and value != []]
+        is_for_types, self._for_types = (
+            self._for_types,
+            self._for_types
+            or (isinstance(node, ast.If) and _callee_name(node.test) == "TYPE_CHECKING"),
+        )
+        parts = [
+            f"{name}={self.write(value)}"
+            for name in _fields(kind)
+            if (value := getattr(node, name, None)) is not None and value != []
+        ]
         self._for_types = is_for_types
         return f"{kind.__name__}({','.join(parts)})"
 
@@ -165,17 +241,33 @@ class _Writer:
     def _note(self, node: ast.AST) -> None:
         part = self._part
         if isinstance(node, ast.Import):
-            part.imports += [Import(0, alias.name, alias=alias.asname or "") for alias in node.names]
+            part.imports += [
+                Import(0, alias.name, alias=alias.asname or "") for alias in node.names
+            ]
         elif isinstance(node, ast.ImportFrom):
-            part.imports += [Import(node.level, node.module or "", alias.name, alias.asname or "") for alias in node.names]
-            part.computes |= node.module == "sys" and any(alias.name == "modules" for alias in node.names)
-        elif isinstance(node, ast.Call) and _callee_name(node.func) == "import_module" and (name := _literal(node)):
+            part.imports += [
+                Import(node.level, node.module or "", alias.name, alias.asname or "")
+                for alias in node.names
+            ]
+            part.computes |= node.module == "sys" and any(
+                alias.name == "modules" for alias in node.names
+            )
+        elif (
+            isinstance(node, ast.Call)
+            and _callee_name(node.func) == "import_module"
+            and (name := _literal(node))
+        ):
             part.imports.append(Import(0, name, alias=name))
             part.values.add(name)
-        elif isinstance(node, ast.Call) and (_callee_name(node.func) in _HIDING or (isinstance(node.func, ast.Name) and node.func.id in _HIDING_BUILTINS)):
+        elif isinstance(node, ast.Call) and (
+            _callee_name(node.func) in _HIDING
+            or (isinstance(node.func, ast.Name) and node.func.id in _HIDING_BUILTINS)
+        ):
             part.hides = part.computes = True
         elif isinstance(node, ast.keyword | ast.FunctionDef):
-            part.computes |= (node.arg if isinstance(node, ast.keyword) else node.name) in _COMPUTING
+            part.computes |= (
+                node.arg if isinstance(node, ast.keyword) else node.name
+            ) in _COMPUTING
 
 
 @functools.cache
@@ -184,15 +276,34 @@ def _fields(kind: type[ast.AST]) -> list[str]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """The text of a name with attributes; it begins with a dot if it is an attribute of something else."""
-    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else _callee_name(node)
+    """The text of a name with attributes.
+
+    It begins with a dot if it is an attribute of something else.
+    """
+    return (
+        f"{_dotted(node.value)}.{node.attr}"
+        if isinstance(node, ast.Attribute)
+        else _callee_name(node)
+    )
 
 
 def _callee_name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
 
 
 def _literal(call: ast.Call) -> str:
     """The only argument of a call, if it is a literal absolute name."""
     first = call.args[0] if len(call.args) == 1 and not call.keywords else None
-    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) and not first.value.startswith(".") else ""
+    return (
+        first.value
+        if isinstance(first, ast.Constant)
+        and isinstance(first.value, str)
+        and not first.value.startswith(".")
+        else ""
+    )

@@ -16,11 +16,16 @@ from samewise.runner.records.files import write_atomically
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, on the CPU; ValueError if it is not such a file or is cut short, OSError if it cannot be read."""
+    """The tensors in a file, on the CPU.
+
+    ValueError if it is not such a file or is cut short, OSError if it cannot be read.
+    """
     if path.exists() and not path.is_file():
         raise ValueError("it is not a regular file")
     if (size := path.stat().st_size) > (free := free_memory()):
-        raise ValueError(f"its tensors take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory is free")
+        raise ValueError(
+            f"its tensors take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory is free"
+        )
     try:
         tensors = load(path.read_bytes())
     except (SafetensorError, KeyError) as error:
@@ -28,14 +33,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return {name: tensors[name] for name in sorted(tensors)}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors in row-major order; the same tensors give the same bytes. `about` becomes the header's `__metadata__`."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors in row-major order.
+
+    The same tensors give the same bytes. `about` becomes the header's `__metadata__`.
+    """
     # copies, since the format does not take tensors that share memory
-    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    content = save(
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    )
     if about:
         # by hand, since the library writes entries of the metadata in another order each time
         start = 8 + int.from_bytes(content[:8], "little")
-        header = json.dumps({"__metadata__": dict(about), **json.loads(content[8:start])}, separators=(",", ":")).encode()
+        header = json.dumps(
+            {"__metadata__": dict(about), **json.loads(content[8:start])}, separators=(",", ":")
+        ).encode()
         header += b" " * (-len(header) % 8)
         content = len(header).to_bytes(8, "little") + header + content[start:]
     write_atomically(path, content)

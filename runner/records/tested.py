@@ -1,4 +1,6 @@
-"""The newest releases that samewise was tested with: `make test` or `make test-newest` ran with them."""
+"""The newest releases that samewise was tested with: `make test` or `make test-newest` ran with
+them.
+"""
 
 from __future__ import annotations
 

@@ -29,41 +29,61 @@ STAGES = {
     "batch": "the data: a different batch was loaded",
     "input": "the transforms: the same batch became a different input",
     "loss": "the forward pass: the same input gave a different loss",
-    "gradients": "the backward pass: the same loss gave different gradients (or the forward pass, if the loss is the same by rounding)",
+    "gradients": "the backward pass: the same loss gave different "
+    "gradients (or the forward pass, if "
+    "the loss is the same by rounding)",
     "weights": "the optimizer: the same gradients gave different weights",
 }
 
 
 def parameters_in(head: Mapping[str, Any]) -> list[str]:
-    """The names of the parameters in a trace's head, with those that a hook gives some of them in the model's state_dict."""
+    """The names of the parameters in a trace's head, with those that a hook gives some of them in
+    the model's state_dict.
+    """
     return [*head.get("gradients", ()), *head.get("renamed", ())]
 
 
-def describe_stage(stage: str, layer: str, head: Mapping[str, Any], settings: Collection[str] = ()) -> str:
-    """What it means that a stage is the first to differ, first in this layer, in a trace with this head, if these settings differ."""
+def describe_stage(
+    stage: str, layer: str, head: Mapping[str, Any], settings: Collection[str] = ()
+) -> str:
+    """What it means that a stage is the first to differ, first in this layer, in a trace with this
+    head, if these settings differ.
+    """
     if stage == "weights" and layer and layer not in parameters_in(head):
         return "the forward pass: it gave the same loss and gradients, but other values in a buffer"
     if stage == "batch" and not {"replicas", "accumulate"}.isdisjoint(settings):
-        return "the data: the batch is divided into other micro-batches, each of which has a digest, or another batch was loaded"
-    return STAGES[stage] + ("; or they were clipped otherwise" if stage == "gradients" and "clip_norm" in settings else "")
+        return (
+            "the data: the batch is divided into other micro-batches, each of which has a "
+            "digest, or another batch was loaded"
+        )
+    return STAGES[stage] + (
+        "; or they were clipped otherwise"
+        if stage == "gradients" and "clip_norm" in settings
+        else ""
+    )
 
 
 ANYWHERE = ("batch", "loss")
 """The stages that are told alike by every algorithm."""
 
 _EVERY_S = 0.1
-"""The interval between writes if lines come faster: a system call for each would be a tenth of a small network's step."""
+"""The interval between writes if lines come faster: a system call for each would be a tenth of a
+small network's step."""
 
 
 class Trace:
-    """Writes `trace.jsonl`. The first line names the parameters and buffers, and has digests of the initial ones; each other line describes a step.
+    """Writes `trace.jsonl`.
+
+    The first line names the parameters and buffers, and has digests of the initial ones; each other
+    line describes a step.
 
     A line holds no time and no path, so two runs that are the same have the same file.
 
     Args:
         path: The file.
         model: Its parameters' gradients, and its state, are digested.
-        digests_of: Begins to digest some tensors by an algorithm, and gives what reads the digests, on the process that writes; all processes call it.
+        digests_of: Begins to digest some tensors by an algorithm, and gives what reads the digests,
+            on the process that writes; all processes call it.
         algorithm: Of `ALGORITHMS`: how tensors are digested. An existing file keeps its own.
         shards: Into how many parts each parameter was cut for that.
         every_steps: Record every so many steps; 0: never.
@@ -90,18 +110,36 @@ class Trace:
         self._model = model
         self._parameters = list(model.parameters())
         self._state: dict[str, Tensor | None] = model.state_dict(keep_vars=True)
-        own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        own = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
         self._is_made = any(own.get(name) is not tensor for name, tensor in self._state.items())
-        """Whether the model itself makes or names some of its state, by get_extra_state or a hook, so that it has to be asked for it at each step."""
+        """Whether the model itself makes or names some of its state, by get_extra_state or a hook,
+        so that it has to be asked for it at each step."""
         held = [(path, one._buffers) for path, one in model.named_modules(remove_duplicate=False)]  # pyright: ignore[reportPrivateUsage]
-        self._buffers = [(key, name, buffers) for path, buffers in held for name in buffers.keys() if (key := f"{path}.{name}".lstrip(".")) in self._state]  # noqa: SIM118
+        self._buffers = [
+            (key, name, buffers)
+            for path, buffers in held
+            for name in buffers.keys()  # noqa: SIM118
+            if (key := f"{path}.{name}".lstrip(".")) in self._state
+        ]
         trained = {id(one) for one in self._parameters}
-        renamed = [name for name, tensor in self._state.items() if id(tensor) in trained and own.get(name) is not tensor]
-        self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(self._state), **({"renamed": renamed} if renamed else {})}
+        renamed = [
+            name
+            for name, tensor in self._state.items()
+            if id(tensor) in trained and own.get(name) is not tensor
+        ]
+        self._names = {
+            "gradients": [name for name, _ in model.named_parameters()],
+            "weights": list(self._state),
+            **({"renamed": renamed} if renamed else {}),
+        }
         self._chain = 0
         self._gradients: list[Callable[[], list[int]]] = []
         self._weights: Callable[[], list[int]] = list
-        """These two read the digests of the current step, once they have been begun: of the gradients of each phase, and of the weights."""
+        """These two read the digests of the current step, once they have been begun: of the
+        gradients of each phase, and of the weights."""
         self._begun: Callable[[], None] | None = None
         """Writes the line of the newest step, once its digests can be read."""
         self._file: BinaryIO | None = None
@@ -110,11 +148,17 @@ class Trace:
         self._last = b"{}"
 
     def digest_initial(self) -> Callable[[], list[int]] | None:
-        """Begin to digest the weights with which training begins, for `open`; all processes call it."""
+        """Begin to digest the weights with which training begins, for `open`.
+
+        All processes call it.
+        """
         return self._digest_state() if self._every else None
 
     def open(self, step: int, chain: int, initial: Callable[[], list[int]] | None = None) -> None:
-        """Continue after `step`: later lines are removed, since their steps will be computed again. `initial`: for the head of a new file."""
+        """Continue after `step`: later lines are removed, since their steps will be computed again.
+
+        `initial`: for the head of a new file.
+        """
         self._chain = chain
         if not self._every:
             if self._path.exists() and not _drop_after(self._path, after=step):
@@ -124,16 +168,25 @@ class Trace:
             _, head = next(read_lines(self._path))
             self.algorithm = algorithm_of(self._path, parse_json(head))
         else:
-            form = {"format": 1} if self.algorithm == XXH3 else {"format": 2, "algorithm": self.algorithm}
+            form = (
+                {"format": 1}
+                if self.algorithm == XXH3
+                else {"format": 2, "algorithm": self.algorithm}
+            )
             begun = {"initial": {"step": step, "weights": shorten(initial())}} if initial else {}
-            self._path.write_text(json.dumps({**form, **self._shards, **self._names, **begun}, separators=(",", ":")) + "\n")
+            self._path.write_text(
+                json.dumps({**form, **self._shards, **self._names, **begun}, separators=(",", ":"))
+                + "\n"
+            )
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         fsync_folder(self._path.parent)
 
     def digest_gradients(self, step: int) -> None:
         """Begin to digest the gradients of a phase of `step`, before the next phase clears them."""
         if self.records(step):
-            self._gradients.append(self._digests([parameter.grad for parameter in self._parameters], self.algorithm))
+            self._gradients.append(
+                self._digests([parameter.grad for parameter in self._parameters], self.algorithm)
+            )
 
     def digest_weights(self, step: int) -> None:
         """Begin to digest the weights after `step`."""
@@ -150,7 +203,10 @@ class Trace:
         return self._digests(list(self._state.values()), self.algorithm)
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
-        """Write the step's line, whose digests have been begun; on a device only once the next step's is started, or when it is requested."""
+        """Write the step's line, whose digests have been begun.
+
+        On a device only once the next step's is started, or when it is requested.
+        """
         if not self.records(step):
             return
         self._write()
@@ -166,16 +222,29 @@ class Trace:
         if begun:
             begun()
 
-    def _line(self, step: int, batch: int, inputs: int, loss: float, phases: Sequence[Callable[[], list[int]]], read_weights: Callable[[], list[int]]) -> None:
+    def _line(
+        self,
+        step: int,
+        batch: int,
+        inputs: int,
+        loss: float,
+        phases: Sequence[Callable[[], list[int]]],
+        read_weights: Callable[[], list[int]],
+    ) -> None:
         each, weights = [read() for read in phases], read_weights()
         gradients = each[0] if len(each) == 1 else [combine(one) for one in zip(*each, strict=True)]
         total = combine(gradients), combine(weights)
         self._chain = combine([self._chain, batch, inputs, *total])
         layers = self._layers_every and step % self._layers_every == 0
-        by_layer = f',"layers":{{"gradients":"{shorten(gradients)}","weights":"{shorten(weights)}"}}' if layers else ""
+        by_layer = (
+            f',"layers":{{"gradients":"{shorten(gradients)}","weights":"{shorten(weights)}"}}'
+            if layers
+            else ""
+        )
         head = f'"step":{step},"batch":"{batch:016x}","input":"{inputs:016x}","loss":"{loss.hex()}"'
         digests = f'"gradients":"{total[0]:016x}","weights":"{total[1]:016x}","chain":"{self._chain:016x}"'
-        self._last = f"{{{head},{digests}{by_layer}}}\n".encode()  # in a third of a JSON encoder's time
+        # In a third of a JSON encoder's time
+        self._last = f"{{{head},{digests}{by_layer}}}\n".encode()
         self._lines.append(self._last)
         if time.monotonic() >= self._write_at:
             self._write_lines()
@@ -191,10 +260,17 @@ class Trace:
         return bool(self._every) and step % self._every == 0
 
     def digests(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, Any], ...]:
-        """The digests of a micro-batch of `step` as loaded and as the model's input, or a function that reads them; none if the step gets no line."""
+        """The digests of a micro-batch of `step` as loaded and as the model's input, or a function
+        that reads them; none if the step gets no line.
+        """
         if not self.records(step):
             return ()
-        return ((value_digest(batch), value_digest(inputs) if self.algorithm == XXH3 else begin_value(inputs)),)
+        return (
+            (
+                value_digest(batch),
+                value_digest(inputs) if self.algorithm == XXH3 else begin_value(inputs),
+            ),
+        )
 
     @property
     def chain(self) -> int:
@@ -204,13 +280,18 @@ class Trace:
         return self._chain
 
     def sync(self) -> None:
-        """Make the lines up to `chain` durable, before the checkpoint that holds it; a TrainingError if that fails."""
+        """Make the lines up to `chain` durable, before the checkpoint that holds it.
+
+        A TrainingError if that fails.
+        """
         try:
             if self._file:
                 os.fsync(self._file)
         except OSError as error:
             hint = "check the storage, then run the same command again to resume"
-            raise TrainingError(Problem(str(self._path), f"cannot be flushed to disk: {error.strerror}", hint=hint)) from None
+            raise TrainingError(
+                Problem(str(self._path), f"cannot be flushed to disk: {error.strerror}", hint=hint)
+            ) from None
 
     @property
     def last(self) -> dict[str, Any]:
@@ -224,17 +305,29 @@ class Trace:
                 self._write()
                 self._write_lines()
             except OSError as error:  # training ends for another reason: at a checkpoint, and so at the end of a run, the lines are written already
-                print(f"warning: {self._path}: its last lines cannot be written: {error.strerror}", file=sys.stderr)
-            if not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
-                print(f"warning: {self._path}: was deleted or replaced during training, so the run cannot be compared with others", file=sys.stderr)
+                print(
+                    f"warning: {self._path}: its last lines cannot be written: {error.strerror}",
+                    file=sys.stderr,
+                )
+            if not self._path.exists() or not os.path.samestat(
+                os.fstat(self._file.fileno()), self._path.stat()
+            ):
+                print(
+                    f"warning: {self._path}: was deleted or replaced during training, so "
+                    "the run cannot be compared with others",
+                    file=sys.stderr,
+                )
             self._file.close()
             self._file = None
 
 
 def _drop_after(path: Path, *, after: int) -> bool:
-    """Remove the lines after that of a step up to `after`. False if there is nothing in the file to continue from.
+    """Remove the lines after that of a step up to `after`.
 
-    A line before that which cannot be read stays as it is; a file without one that can is set aside.
+    False if there is nothing in the file to continue from.
+
+    A line before that which cannot be read stays as it is; a file without one that can is set
+    aside.
     """
     end = at = 0
     spoilt, suspect = list[int](), list[int]()
@@ -250,9 +343,15 @@ def _drop_after(path: Path, *, after: int) -> bool:
     if end:
         os.truncate(path, end)
     for number in spoilt:
-        print(f"warning: {path}: line {number} cannot be read; it is left as it is", file=sys.stderr)
+        print(
+            f"warning: {path}: line {number} cannot be read; it is left as it is", file=sys.stderr
+        )
     if at and not end:
-        print(f"warning: {path}: no line can be read; moved to {set_aside(path, 'damaged').name}; a new trace begins after step {after}", file=sys.stderr)
+        print(
+            f"warning: {path}: no line can be read; moved to "
+            f"{set_aside(path, 'damaged').name}; a new trace begins after step {after}",
+            file=sys.stderr,
+        )
     return end > 0
 
 

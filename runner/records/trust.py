@@ -1,8 +1,11 @@
-"""Which runs and sweeps this user has made or trusts: those signed with a key that only the user can read.
+"""Which runs and sweeps this user has made or trusts: those signed with a key that only the user
+can read.
 
-A run's config.yaml names the classes that `eval`, `predict` and `verify` make; a sweep's sweep.json names the launcher, and the overrides that `samewise sweep`
-runs again. In a folder that was received they are a stranger's words. A digest in the folder would be the stranger's own, so the signature has a key:
-HMAC-SHA256 over the file's bytes, kept beside it in `.signature`. Imports neither torch nor mlflow.
+A run's config.yaml names the classes that `eval`, `predict` and `verify` make; a sweep's sweep.json
+names the launcher, and the overrides that `samewise sweep` runs again. In a folder that was
+received they are a stranger's words. A digest in the folder would be the stranger's own, so the
+signature has a key: HMAC-SHA256 over the file's bytes, kept beside it in `.signature`. Imports
+neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ _KEY_DIGITS = 64
 
 
 def sign(file: Path, text: str | None = None) -> bool:
-    """Record that this user has made, or trusts, a run's config.yaml or a sweep's sweep.json, whose text is about to be written.
+    """Record that this user has made, or trusts, a run's config.yaml or a sweep's sweep.json, whose
+    text is about to be written.
 
     Returns whether it could be: without a home that can be written, nothing is signed.
     """
@@ -48,20 +52,33 @@ def is_signed(file: Path) -> bool:
     except ConfigError:
         return False
     key = _key() if signature else None
-    return key is not None and text is not None and hmac.compare_digest(str(signature).strip().encode(), _signature(key, file, text).encode())
+    return (
+        key is not None
+        and text is not None
+        and hmac.compare_digest(
+            str(signature).strip().encode(), _signature(key, file, text).encode()
+        )
+    )
 
 
 def is_trusted(file: Path, *, trust: bool) -> bool:
-    """Whether this user has signed the file, or trusts it now (`--trust`), which is recorded. Read the file first, so that no damaged one is trusted."""
+    """Whether this user has signed the file, or trusts it now (`--trust`), which is recorded.
+
+    Read the file first, so that no damaged one is trusted.
+    """
     if is_signed(file):
         return True
     if trust and not sign(file):
-        print(f"note: {file.parent} cannot be signed, so --trust is not remembered for it", file=sys.stderr)
+        print(
+            f"note: {file.parent} cannot be signed, so --trust is not remembered for it",
+            file=sys.stderr,
+        )
     return trust
 
 
 def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
-    """Raise a ConfigError for a folder that this user has neither made nor trusts: it has no signature of this user's.
+    """Raise a ConfigError for a folder that this user has neither made nor trusts: it has no
+    signature of this user's.
 
     Args:
         file: Its config.yaml or sweep.json.
@@ -70,10 +87,23 @@ def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
         received: What the user named, if the folder was unpacked from it for this command alone.
     """
     if not is_trusted(file, trust=trust):
-        hint = f"this command {uses}. If you trust whoever made {'it' if received else 'the folder'}, add --trust{'' if received else '; it is remembered'}"
+        hint = (
+            f"this command {uses}. If you trust whoever made "
+            f"{'it' if received else 'the folder'}, add "
+            f"--trust{'' if received else '; it is remembered'}"
+        )
         named = received or (file.parent if file.name in _OF_FOLDERS else file)
-        yours = f"{NOT_YOURS}: someone else made it, it was altered, or you made it with another home directory or an early version"
-        raise ConfigError(Problem(str(named), "does not show who made it, even if you did" if received else yours, hint=hint))
+        yours = (
+            f"{NOT_YOURS}: someone else made it, it was altered, or you made it with another "
+            "home directory or an early version"
+        )
+        raise ConfigError(
+            Problem(
+                str(named),
+                "does not show who made it, even if you did" if received else yours,
+                hint=hint,
+            )
+        )
 
 
 def _signature_file(file: Path) -> Path:
@@ -82,7 +112,9 @@ def _signature_file(file: Path) -> Path:
 
 
 def _signature(key: str, file: Path, text: str) -> str:
-    return hmac.new(bytes.fromhex(key), f"samewise {file.name}\0{text}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(
+        bytes.fromhex(key), f"samewise {file.name}\0{text}".encode(), hashlib.sha256
+    ).hexdigest()
 
 
 def _key() -> str | None:
@@ -104,7 +136,11 @@ def _key() -> str | None:
 
 def _read(file: Path) -> str | None:
     text = (read_text(file) or "").strip()
-    return text if len(text) == _KEY_DIGITS and all(digit in "0123456789abcdef" for digit in text) else None
+    return (
+        text
+        if len(text) == _KEY_DIGITS and all(digit in "0123456789abcdef" for digit in text)
+        else None
+    )
 
 
 def _make(file: Path) -> None:
@@ -112,7 +148,9 @@ def _make(file: Path) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
+        ) as handle:
             handle.write(secrets.token_hex(_KEY_DIGITS // 2) + "\n")
             handle.flush()
             os.fsync(handle.fileno())

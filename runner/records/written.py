@@ -1,4 +1,6 @@
-"""Whether a value as Python writes it, its repr, leaves out nothing: then its digest is taken of that."""
+"""Whether a value as Python writes it, its repr, leaves out nothing: then its digest is taken of
+that.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,30 @@ import torch
 PLAIN = frozenset((int, float, str, bool, bytes, complex, NoneType))
 
 WRITTEN = PLAIN | {
-    *(bytearray, array, range, Decimal, Fraction, UUID, datetime, date, time, timedelta, timezone, ZoneInfo, EllipsisType),
-    *(type(Path()), PurePosixPath, PureWindowsPath, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(
+        bytearray,
+        array,
+        range,
+        Decimal,
+        Fraction,
+        UUID,
+        datetime,
+        date,
+        time,
+        timedelta,
+        timezone,
+        ZoneInfo,
+        EllipsisType,
+    ),
+    *(
+        type(Path()),
+        PurePosixPath,
+        PureWindowsPath,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    ),
 }
 """The types whose repr leaves out nothing, besides those of what they contain."""
 
@@ -31,9 +55,15 @@ _ENUM_REPRS = {kind.__repr__ for kind in (Enum, Flag, IntEnum, IntFlag, StrEnum)
 
 
 def is_written_whole(value: Any) -> bool:
-    """Whether a value's repr leaves out nothing: it is of a type known for that, or contains such values only. A class's own `__repr__` is not trusted."""
+    """Whether a value's repr leaves out nothing: it is of a type known for that, or contains such
+    values only. A class's own `__repr__` is not trusted.
+    """
     kind = type(value)
-    if kind in WRITTEN or isinstance(value, type | np.generic | np.dtype) or getattr(kind, "repr_is_whole", False):
+    if (
+        kind in WRITTEN
+        or isinstance(value, type | np.generic | np.dtype)
+        or getattr(kind, "repr_is_whole", False)
+    ):
         return True
     if isinstance(value, Enum):
         return kind.__repr__ in _ENUM_REPRS

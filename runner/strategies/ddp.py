@@ -1,4 +1,7 @@
-"""torch's own DistributedDataParallel, one replica per process. Fast, but its bits depend on the number of processes."""
+"""torch's own DistributedDataParallel, one replica per process.
+
+Fast, but its bits depend on the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +38,28 @@ HOOKS = ("fp16", "bf16", "powersgd")
 @final
 @dataclass(kw_only=True, eq=False)
 class DDP(OneReplicaEach):
-    """Averages gradients by all-reduce, in an unspecified order: `replicas` is the number of processes, which affects the result.
+    """Averages gradients by all-reduce, in an unspecified order: `replicas` is the number of
+    processes, which affects the result.
 
-    Run again on as many processes it gives the same bits; resumed on three or more it need not, since DDP arranges its buckets anew after the first step,
-    and PowerSGD's error feedback is not saved: a resumed run begins it anew, after `powersgd_start_step` steps.
-    Its further settings are those of `RankStrategy`.
+    Run again on as many processes it gives the same bits; resumed on three or more it need not,
+    since DDP arranges its buckets anew after the first step, and PowerSGD's error feedback is not
+    saved: a resumed run begins it anew, after `powersgd_start_step` steps. Its further settings are
+    those of `RankStrategy`.
 
     Args:
-        rank_invariant: False: all of these settings belong to the fingerprint, but for those that only say how to wait and start again.
+        rank_invariant: False: all of these settings belong to the fingerprint, but for those that
+            only say how to wait and start again.
         bucket_mb: MiB of gradients that are exchanged at a time.
         static_graph: The same parameters are used in every step, in the same order.
         find_unused_parameters: Look in each step for parameters that the loss does not depend on.
-        hook: Compress gradients as they are exchanged: fp16, bf16 or powersgd (Vogels et al. 2019, arXiv 1905.13727); null: not at all.
+        hook: Compress gradients as they are exchanged: fp16, bf16 or powersgd (Vogels et al. 2019,
+            arXiv 1905.13727); null: not at all.
         powersgd_rank: Rank of PowerSGD's approximation.
         powersgd_start_step: Steps before PowerSGD begins.
-        zero: Each process keeps the optimizer's state of its share of the parameters (Rajbhandari et al. 2019, arXiv 1910.02054, first stage).
-        sync_batch_norm: Batch norms take the mean and variance of all processes' samples (torch.nn.SyncBatchNorm); on CUDA devices only.
+        zero: Each process keeps the optimizer's state of its share of the parameters (Rajbhandari
+            et al. 2019, arXiv 1910.02054, first stage).
+        sync_batch_norm: Batch norms take the mean and variance of all processes' samples
+            (torch.nn.SyncBatchNorm); on CUDA devices only.
     """
 
     level = "R0"
@@ -68,16 +77,26 @@ class DDP(OneReplicaEach):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.hook is not None and self.hook not in HOOKS:
-            raise ConfigError(Problem("hook", "no such hook", self.hook, ", ".join(HOOKS), nearest(self.hook, HOOKS)))
+            raise ConfigError(
+                Problem(
+                    "hook", "no such hook", self.hook, ", ".join(HOOKS), nearest(self.hook, HOOKS)
+                )
+            )
         if not self.bucket_mb > 0:
             raise ConfigError(Problem("bucket_mb", "must be greater than 0", self.bucket_mb))
         if self.powersgd_rank < 1:
-            raise ConfigError(Problem("powersgd_rank", "is too small", self.powersgd_rank, "at least 1"))
+            raise ConfigError(
+                Problem("powersgd_rank", "is too small", self.powersgd_rank, "at least 1")
+            )
         if self.powersgd_start_step < 2:
             message = "PowerSGD cannot start before DDP has arranged its buckets"
-            raise ConfigError(Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2"))
+            raise ConfigError(
+                Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2")
+            )
         self._network: DistributedDataParallel | None = None
-        self._trained: list[str] = []  # the names of the parameters that DDP waits for, in its order
+        self._trained: list[
+            str
+        ] = []  # the names of the parameters that DDP waits for, in its order
         self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
         self._last = 0  # those of this process
         self._uneven = False  # whether a process has none of them
@@ -91,10 +110,24 @@ class DDP(OneReplicaEach):
             require_batch_norm(model, self._device)
             if not isinstance(self.peers, SimulatedPeers):
                 synchronise(model)
-        if expanded := next((name for name, buffer in model.named_buffers() if own_elements(buffer).shape != buffer.shape), None):
-            words = f"DistributedDataParallel sends buffers, and cannot write to {expanded}, an expanded tensor, whose elements share memory"
-            raise ConfigError(Problem("model", words, hint="add .clone(), or choose strategy=elastic"))
-        self._trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if expanded := next(
+            (
+                name
+                for name, buffer in model.named_buffers()
+                if own_elements(buffer).shape != buffer.shape
+            ),
+            None,
+        ):
+            words = (
+                f"DistributedDataParallel sends buffers, and cannot write to {expanded}, an "
+                "expanded tensor, whose elements share memory"
+            )
+            raise ConfigError(
+                Problem("model", words, hint="add .clone(), or choose strategy=elastic")
+            )
+        self._trained = [
+            name for name, parameter in model.named_parameters() if parameter.requires_grad
+        ]
         self._network = DistributedDataParallel(
             self.compiled(model),
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
@@ -102,24 +135,56 @@ class DDP(OneReplicaEach):
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused_parameters,
         )
-        if isinstance(self.peers, SimulatedPeers):  # its collectives return nothing that DDP could use
+        if isinstance(
+            self.peers, SimulatedPeers
+        ):  # its collectives return nothing that DDP could use
             self._network.register_comm_hook(None, noop_hook)
             return self._network
-        _register(self._network, hook=self.hook, rank=self.powersgd_rank, start_step=self.powersgd_start_step)
+        _register(
+            self._network,
+            hook=self.hook,
+            rank=self.powersgd_rank,
+            start_step=self.powersgd_start_step,
+        )
         return self._network
 
     def coming(self, plan: Plan, step: int) -> None:
         if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
-            message = "PowerSGD cannot exchange gradients if a process has no samples, as in an epoch's last batch here"
-            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, hint="loader.drop_last=true, or another strategy.hook"))
+            message = (
+                "PowerSGD cannot exchange gradients if a process has no samples, as in an "
+                "epoch's last batch here"
+            )
+            raise ConfigError(
+                Problem(
+                    "loader.drop_last",
+                    message,
+                    plan.drop_last,
+                    hint="loader.drop_last=true, or another strategy.hook",
+                )
+            )
         if self.sync_batch_norm and self._network is not None and not plan.fills_all:
-            message = "batch norms cannot be synchronised if a process has no samples, as in an epoch's last batch here"
-            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, hint="loader.drop_last=true, or strategy.sync_batch_norm=false"))
+            message = (
+                "batch norms cannot be synchronised if a process has no samples, as in an "
+                "epoch's last batch here"
+            )
+            raise ConfigError(
+                Problem(
+                    "loader.drop_last",
+                    message,
+                    plan.drop_last,
+                    hint="loader.drop_last=true, or strategy.sync_batch_norm=false",
+                )
+            )
         self._uneven, self._last = False, self.micro_batches[-1]
         if not plan.fills_all:
             self._with_samples = plan.with_samples(step)
-            self._uneven = len({number // self._accumulate for number in self._with_samples}) < self.peers.size
-            self._last = max((number for number in self._with_samples if number in self.micro_batches), default=-1)
+            self._uneven = (
+                len({number // self._accumulate for number in self._with_samples}) < self.peers.size
+            )
+            self._last = max(
+                (number for number in self._with_samples if number in self.micro_batches),
+                default=-1,
+            )
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         self.peers.doing = "exchanging gradients"
@@ -130,20 +195,34 @@ class DDP(OneReplicaEach):
             if unused is None:
                 raise
             names = ", ".join(self._trained[int(number)] for number in unused[1].split())
-            message = f"the loss does not depend on {names}, for which DDP waits; this happens in each phase of a recipe with several phases, and in layer drop"
+            message = (
+                f"the loss does not depend on {names}, for which DDP waits; this happens in "
+                "each phase of a recipe with several phases, and in layer drop"
+            )
             hint = "strategy.find_unused_parameters=true, or strategy=elastic"
-            raise ConfigError(Problem("strategy.find_unused_parameters", message, self.find_unused_parameters, hint=hint)) from error
+            raise ConfigError(
+                Problem(
+                    "strategy.find_unused_parameters",
+                    message,
+                    self.find_unused_parameters,
+                    hint=hint,
+                )
+            ) from error
 
     def _carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         if not self._uneven or self._network is None:
             return super().carry(micro_batches, forward)
         tallies = super().carry(micro_batches[:-1], forward)  # without an exchange
-        self._network.require_forward_param_sync = True  # like the processes with a single micro-batch
+        self._network.require_forward_param_sync = (
+            True  # like the processes with a single micro-batch
+        )
         kept = [buffer.clone() for buffer in self._network.buffers()]
         with Join([self._network]):
             tallies += super().carry(micro_batches[-1:], forward)
         Join([self._network], enable=False)
-        if not micro_batches:  # Join has copied another process's buffers here: restore batch norm's statistics of this process's samples
+        # Join has copied another process's buffers here: restore batch norm's statistics of this
+        # process's samples
+        if not micro_batches:
             copy_buffers(list(self._network.buffers()), kept)
         return tallies
 
@@ -152,25 +231,48 @@ class DDP(OneReplicaEach):
         is_last = number == self._last
         network = self._network
         if network is not None and self._uneven and not is_last:
-            network.require_forward_param_sync = False  # no exchange of buffers: some processes have finished their last micro-batch
+            network.require_forward_param_sync = (
+                False  # no exchange of buffers: some processes have finished their last micro-batch
+            )
         with nullcontext() if is_last or network is None else network.no_sync():
             yield
-        if is_last and network is not None:  # else torch tells it only in the next step, before which another process may wait for this one's gradients forever
+        # Else torch tells it only in the next step, before which another process may wait for this
+        # one's gradients forever
+        if is_last and network is not None:
             network._check_reducer_finalized()  # pyright: ignore[reportPrivateUsage]
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        parameters = [] if self._network is None else [parameter for parameter in self._network.parameters() if parameter.requires_grad]
-        everyone, touched = self.gather(tallies, [parameter.grad is not None for parameter in parameters] if self._uneven else None)
+        parameters = (
+            []
+            if self._network is None
+            else [parameter for parameter in self._network.parameters() if parameter.requires_grad]
+        )
+        everyone, touched = self.gather(
+            tallies,
+            [parameter.grad is not None for parameter in parameters] if self._uneven else None,
+        )
         if self._uneven:
             source = min(self._with_samples) // self._accumulate
-            self._follow(source, [parameter for parameter, mark in zip(parameters, touched[source], strict=True) if mark], mine=bool(tallies))
+            self._follow(
+                source,
+                [
+                    parameter
+                    for parameter, mark in zip(parameters, touched[source], strict=True)
+                    if mark
+                ],
+                mine=bool(tallies),
+            )
         total = add_tallies(everyone)
         total.nominal *= self.peers.size  # DDP has divided by the number of processes
         return total
 
     def _follow(self, source: int, parameters: Sequence[nn.Parameter], *, mine: bool) -> None:
-        """Copy the averages to processes that had no samples: Join lets them take part in the exchange, but does not give them its result."""
-        tensors = [parameter if parameter.grad is None else parameter.grad for parameter in parameters]
+        """Copy the averages to processes that had no samples: Join lets them take part in the
+        exchange, but does not give them its result.
+        """
+        tensors = [
+            parameter if parameter.grad is None else parameter.grad for parameter in parameters
+        ]
         for parameter, value in zip(parameters, from_rank(source, tensors), strict=True):
             if not mine:
                 parameter.grad = value
@@ -181,42 +283,75 @@ class DDP(OneReplicaEach):
         yield
 
 
-def _register(network: DistributedDataParallel, *, hook: str | None, rank: int, start_step: int) -> None:
+def _register(
+    network: DistributedDataParallel, *, hook: str | None, rank: int, start_step: int
+) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
     if hook == "powersgd":
-        network.register_comm_hook(power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step), power.powerSGD_hook)
+        network.register_comm_hook(
+            power.PowerSGDState(
+                None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step
+            ),
+            power.powerSGD_hook,
+        )
     elif hook is not None:
         network.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
 
 
 @final
 class DividedOptimizer(Layout):
-    """Each process holds all weights, and the optimizer state for its share of them: torch's ZeroRedundancyOptimizer, saved as the optimizer inside it."""
+    """Each process holds all weights, and the optimizer state for its share of them: torch's
+    ZeroRedundancyOptimizer, saved as the optimizer inside it.
+    """
 
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """The same optimizer, sharded: each process steps its share of the parameters and sends them to the others. It must not have stepped yet.
+        """The same optimizer, sharded: each process steps its share of the parameters and sends
+        them to the others. It must not have stepped yet.
 
         ConfigError if its parameters are not all of one dtype, which torch asks for.
         """
-        dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for group in optimizer.param_groups for parameter in group["params"]})
+        dtypes = sorted(
+            {
+                str(parameter.dtype).removeprefix("torch.")
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            }
+        )
         if len(dtypes) > 1:
-            raise ConfigError(Problem("strategy.zero", "needs parameters of one dtype", ", ".join(dtypes), expected="one", hint="strategy.zero=false"))
+            raise ConfigError(
+                Problem(
+                    "strategy.zero",
+                    "needs parameters of one dtype",
+                    ", ".join(dtypes),
+                    expected="one",
+                    hint="strategy.zero=false",
+                )
+            )
         accepted = inspect.signature(type(optimizer)).parameters
-        every = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
-        settings = {key: value for key, value in optimizer.defaults.items() if every or key in accepted}
+        every = any(
+            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()
+        )
+        settings = {
+            key: value for key, value in optimizer.defaults.items() if every or key in accepted
+        }
         return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The complete state on rank 0, as the optimizer inside would have it; nothing on the other ranks. All ranks must call it."""
+        """The complete state on rank 0, as the optimizer inside would have it.
+
+        Nothing on the other ranks. All ranks must call it.
+        """
         if not isinstance(optimizer, ZeroRedundancyOptimizer):
             return optimizer.state_dict()
         optimizer.consolidate_state_dict(to=0)
         if not self.peers.is_main:
             return {}
         state = optimizer.state_dict()
-        for parameter_state in state["state"].values():  # torch moves all of it to the CPU, but fused kernels need the step count on the parameter's device
+        # Torch moves all of it to the CPU, but fused kernels need the step count on the parameter's
+        # device
+        for parameter_state in state["state"].values():
             for name, value in parameter_state.items():
                 if isinstance(value, torch.Tensor):
                     parameter_state[name] = value.cpu()

@@ -22,18 +22,22 @@ from samewise.runner.strategies.tree import subtrees
 @final
 @dataclass(kw_only=True, eq=False)
 class Elastic(RankStrategy):
-    """`replicas` logical workers, divided equally among any number of processes: the same bits as in one process.
+    """`replicas` logical workers, divided equally among any number of processes: the same bits as
+    in one process.
 
-    Each process adds up its replicas' gradients, and the processes' sums are added, in one fixed binary tree (`runner/strategies/tree.py`).
-    Its further settings are those of `RankStrategy`; `nproc=null` means one.
+    Each process adds up its replicas' gradients, and the processes' sums are added, in one fixed
+    binary tree (`runner/strategies/tree.py`). Its further settings are those of `RankStrategy`;
+    `nproc=null` means one.
 
     Args:
         rank_invariant: Says to the fingerprint that how many processes there are does not matter.
-        uneven: Let some processes have more replicas than others, if the number of processes requires it; the others wait for them.
+        uneven: Let some processes have more replicas than others, if the number of processes
+            requires it; the others wait for them.
         bucket_mb: MiB of gradients that are exchanged at a time.
         overlap: Exchange a bucket as soon as the last backward pass has filled it; else after it.
         sync_batch_norm: False: batch statistics are each replica's own.
-        shrink: Where a process dies again before the next checkpoint, or no restart is left, go on with half as many: to the same bits.
+        shrink: Where a process dies again before the next checkpoint, or no restart is left, go on
+            with half as many: to the same bits.
     """
 
     level = "R2"
@@ -69,32 +73,78 @@ class Elastic(RankStrategy):
     def _require(self, replicas: int, ranks: int) -> None:
         """Refuse more processes than replicas, or processes that would get unequal numbers of them."""
         possible = _equal_shares(replicas)
-        words = ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
+        words = (
+            ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
+        )
         if ranks > replicas:
             message = f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}"
-            raise ConfigError(Problem("strategy.nproc", message, ranks, words, f"replicas={ranks} makes it a different experiment, which they can share"))
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    message,
+                    ranks,
+                    words,
+                    f"replicas={ranks} makes it a different experiment, which they can share",
+                )
+            )
         if ranks not in possible and not self.uneven:
             most = max(map(len, subtrees(replicas, ranks)))
             reason = f"{ranks} processes cannot share {replicas} replicas equally"
-            hint = f"strategy.uneven=true gives the same bits; a step then lasts as long as {most} replicas in one process"
+            hint = (
+                "strategy.uneven=true gives the same bits; a step then lasts as long as "
+                f"{most} replicas in one process"
+            )
             raise ConfigError(Problem("strategy.nproc", reason, ranks, words, hint))
 
     def describe(self) -> list[str]:
         sizes = self._carried.bucket_bytes()
-        return [f"gradients are exchanged in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, the largest of {max(sizes) / 2**20:.3g} MiB"] if sizes else []
+        return (
+            [
+                f"gradients are exchanged in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, "
+                f"the largest of {max(sizes) / 2**20:.3g} MiB"
+            ]
+            if sizes
+            else []
+        )
 
     def cautions(self) -> list[Problem]:
-        devices = torch.cuda.device_count() if self._device.type == "cuda" and self.nproc is None and self.size == 1 else 0
-        most = max(number for number in _equal_shares(self._parts[-1].stop) if number <= max(devices, 1))
+        devices = (
+            torch.cuda.device_count()
+            if self._device.type == "cuda" and self.nproc is None and self.size == 1
+            else 0
+        )
+        most = max(
+            number for number in _equal_shares(self._parts[-1].stop) if number <= max(devices, 1)
+        )
         hint = f"strategy.nproc={most} trains on {most}, to the same bits"
-        return [Problem("strategy.nproc", f"null starts one process, which uses one of {devices} CUDA devices", hint=hint)] if most > 1 else []
+        return (
+            [
+                Problem(
+                    "strategy.nproc",
+                    f"null starts one process, which uses one of {devices} CUDA devices",
+                    hint=hint,
+                )
+            ]
+            if most > 1
+            else []
+        )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         require_none(model, "strategy=elastic")
         mine = self._parts[self.peers.rank]
         if self._parts[-1].stop > 1:
-            exchange = TreeExchange(self.peers, self._parts, overlap=self.overlap) if isinstance(self.peers, Processes) else Exchange()
-            self._carried = Replicas(model, mine, accumulate=self._accumulate, exchange=exchange, bucket_mb=self.bucket_mb)
+            exchange = (
+                TreeExchange(self.peers, self._parts, overlap=self.overlap)
+                if isinstance(self.peers, Processes)
+                else Exchange()
+            )
+            self._carried = Replicas(
+                model,
+                mine,
+                accumulate=self._accumulate,
+                exchange=exchange,
+                bucket_mb=self.bucket_mb,
+            )
         return self.compiled(model)
 
     @property
@@ -116,4 +166,8 @@ class Elastic(RankStrategy):
 
 def _equal_shares(replicas: int) -> list[int]:
     """The numbers of processes that can share the replicas equally, so that each has a subtree."""
-    return [number for number in range(1, replicas + 1) if number == 1 or (replicas % number == 0 and (replicas // number).bit_count() == 1)]
+    return [
+        number
+        for number in range(1, replicas + 1)
+        if number == 1 or (replicas % number == 0 and (replicas // number).bit_count() == 1)
+    ]

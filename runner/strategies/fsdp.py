@@ -1,4 +1,6 @@
-"""torch's fully sharded data parallelism (FSDP2), one replica per process: each holds a shard of the weights, gradients and optimizer state."""
+"""torch's fully sharded data parallelism (FSDP2), one replica per process: each holds a shard of
+the weights, gradients and optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.second_passes import SecondPasses
-from samewise.runner.strategies.sharding import fill, parts, require_no_parameter_hooks, shard, take_whole_states, template, whole
+from samewise.runner.strategies.sharding import (
+    fill,
+    parts,
+    require_no_parameter_hooks,
+    shard,
+    take_whole_states,
+    template,
+    whole,
+)
 from samewise.runner.strategies.tree import copy_buffers
 from samewise.runner.strategies.used import Used, require_all_called
 
@@ -39,13 +49,28 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Shards(Layout):
     """Each process holds its shard of every parameter, gradient and optimizer state.
 
-    `template` is the model as it was before it was cut, without values; `cut` cuts a model as the run's is cut.
+    `template` is the model as it was before it was cut, without values; `cut` cuts a model as the
+    run's is cut.
     """
 
-    def __init__(self, peers: Processes, *, mesh: DeviceMesh, device: torch.device, template: nn.Module, cut: Callable[[nn.Module], None]) -> None:
+    def __init__(
+        self,
+        peers: Processes,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        template: nn.Module,
+        cut: Callable[[nn.Module], None],
+    ) -> None:
         super().__init__(peers)
         self.shards = peers.size
-        self._processes, self._mesh, self._device, self._template, self._cut = peers, mesh, device, template, cut
+        self._processes, self._mesh, self._device, self._template, self._cut = (
+            peers,
+            mesh,
+            device,
+            template,
+            cut,
+        )
 
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
         return take_whole_states(optimizer)
@@ -58,9 +83,19 @@ class Shards(Layout):
         return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
 
     def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
-        """The digest of a sharded tensor combines its shards' digests. Each process reads its own at once, since all processes need them."""
-        everyone = self.peers.gather(begin([one.to_local() if isinstance(one, DTensor) else one for one in tensors], algorithm)())
-        found = [combine(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
+        """The digest of a sharded tensor combines its shards' digests.
+
+        Each process reads its own at once, since all processes need them.
+        """
+        everyone = self.peers.gather(
+            begin(
+                [one.to_local() if isinstance(one, DTensor) else one for one in tensors], algorithm
+            )()
+        )
+        found = [
+            combine(shards) if isinstance(one, DTensor) else shards[0]
+            for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)
+        ]
         return lambda: found
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -78,20 +113,27 @@ class Shards(Layout):
 @final
 @dataclass(kw_only=True, eq=False)
 class FSDP(OneReplicaEach):
-    """Gathers weights for each unit's forward and backward pass, and sums and scatters gradients (`torch.distributed.fsdp.fully_shard`).
+    """Gathers weights for each unit's forward and backward pass, and sums and scatters gradients
+    (`torch.distributed.fsdp.fully_shard`).
 
-    `replicas` is the number of processes and part of what the result is. Batch norm uses each process's own statistics, and its buffers follow rank 0.
-    Its further settings are those of `RankStrategy`.
+    `replicas` is the number of processes and part of what the result is. Batch norm uses each
+    process's own statistics, and its buffers follow rank 0. Its further settings are those of
+    `RankStrategy`.
 
     Args:
-        rank_invariant: False: all of these settings belong to the fingerprint, but for those that only say how to wait and start again.
-        shard: Modules whose weights are gathered together, by class (`BasicBlock`) or name (`layer4.*`); null: the model's children that have at least
-            `shard_min_parameters`. What is in none of them is gathered for the whole step.
+        rank_invariant: False: all of these settings belong to the fingerprint, but for those that
+            only say how to wait and start again.
+        shard: Modules whose weights are gathered together, by class (`BasicBlock`) or name
+            (`layer4.*`); null: the model's children that have at least `shard_min_parameters`. What
+            is in none of them is gathered for the whole step.
         shard_min_parameters: The fewest parameters for which a child is gathered separately.
-        reshard_after_forward: Free a unit's weights between its forward and backward pass; false takes more memory and a third less traffic.
-        param_dtype: float16 or bfloat16: gather the weights, and compute, in it; null: in the weights' own. Weights and optimizer stay float32.
+        reshard_after_forward: Free a unit's weights between its forward and backward pass; false
+            takes more memory and a third less traffic.
+        param_dtype: float16 or bfloat16: gather the weights, and compute, in it; null: in the
+            weights' own. Weights and optimizer stay float32.
         reduce_dtype: float32, bfloat16 or float16: sum gradients in it; null: in `param_dtype`.
-        activation_checkpointing: What older versions had in place of the experiment's own setting, for their runs.
+        activation_checkpointing: What older versions had in place of the experiment's own setting,
+            for their runs.
     """
 
     shard: Sequence[str] | str | None = None
@@ -104,11 +146,23 @@ class FSDP(OneReplicaEach):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shard_min_parameters < 1:
-            raise ConfigError(Problem("shard_min_parameters", "is too small", self.shard_min_parameters, "at least 1"))
+            raise ConfigError(
+                Problem(
+                    "shard_min_parameters", "is too small", self.shard_min_parameters, "at least 1"
+                )
+            )
         for name in ("param_dtype", "reduce_dtype"):
             value = getattr(self, name)
             if value is not None and value not in DTYPES:
-                raise ConfigError(Problem(name, "is not a supported dtype", value, ", ".join(DTYPES), nearest(value, DTYPES)))
+                raise ConfigError(
+                    Problem(
+                        name,
+                        "is not a supported dtype",
+                        value,
+                        ", ".join(DTYPES),
+                        nearest(value, DTYPES),
+                    )
+                )
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
         self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
@@ -116,7 +170,11 @@ class FSDP(OneReplicaEach):
         self._second_passes: SecondPasses | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        chosen = large_children(model, self.shard_min_parameters) if self.shard is None else match_modules(model, self.shard, "strategy.shard")
+        chosen = (
+            large_children(model, self.shard_min_parameters)
+            if self.shard is None
+            else match_modules(model, self.shard, "strategy.shard")
+        )
         self._model, self._units = model, [name for name, _ in chosen]
         _require_one_dtype_each(model, self._units)
         recompute(model, self.activation_checkpointing, "strategy.activation_checkpointing")
@@ -124,12 +182,16 @@ class FSDP(OneReplicaEach):
             self._require_nothing_of_many()
             return model
         if not hasattr(FSDPModule, "reset_iter_state"):
-            raise ConfigError(Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14"))
+            raise ConfigError(
+                Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14")
+            )
         require_all_called(model, self._units)
         require_no_parameter_hooks(model)
         mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
         cut = partial(self._shard, mesh=mesh)
-        self.layout = Shards(self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut)
+        self.layout = Shards(
+            self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut
+        )
         cut(model)
         self._used = Used(model, reshards=self.reshard_after_forward)
         self._second_passes = SecondPasses(model)
@@ -140,11 +202,19 @@ class FSDP(OneReplicaEach):
             if getattr(self, name) is not None:
                 message = "needs more than one process: a single one has nothing to exchange"
                 raise ConfigError(
-                    Problem(f"strategy.{name}", message, getattr(self, name), "null", "replicas=2; or precision=bf16 for any number of processes")
+                    Problem(
+                        f"strategy.{name}",
+                        message,
+                        getattr(self, name),
+                        "null",
+                        "replicas=2; or precision=bf16 for any number of processes",
+                    )
                 )
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        param, reduce = (None if name is None else DTYPES[name] for name in (self.param_dtype, self.reduce_dtype))
+        param, reduce = (
+            None if name is None else DTYPES[name] for name in (self.param_dtype, self.reduce_dtype)
+        )
         shard(
             model,
             self._units,
@@ -159,7 +229,9 @@ class FSDP(OneReplicaEach):
 
     @contextmanager
     def _gather_weights(self, model: FSDPModule) -> Generator[None]:
-        """Gather all weights in every process: recipes call a model as often as a batch needs, which may differ between processes."""
+        """Gather all weights in every process: recipes call a model as often as a batch needs,
+        which may differ between processes.
+        """
         assert isinstance(model, nn.Module)
         self.peers.doing = "gathering the weights for an evaluation"
         for part in parts(model):
@@ -179,18 +251,25 @@ class FSDP(OneReplicaEach):
         self.peers.doing = "exchanging weights and gradients"
         if len(self._with_samples) == self.peers.size * self._accumulate:
             return super().carry(micro_batches, forward)
-        mine = [sum(number // self._accumulate == rank for number in self._with_samples) for rank in range(self.peers.size)]
+        mine = [
+            sum(number // self._accumulate == rank for number in self._with_samples)
+            for rank in range(self.peers.size)
+        ]
         missing = max(mine) - len(micro_batches)
         lent, lender = None, mine.index(max(mine))
         if min(mine) < max(mine):
-            lent = self.peers.gather(replace(micro_batches[0], sent=None) if self.peers.rank == lender else None)[lender]
+            lent = self.peers.gather(
+                replace(micro_batches[0], sent=None) if self.peers.rank == lender else None
+            )[lender]
         tallies = super().carry(micro_batches, forward)
         if lent is not None and missing:
             self._take_part(lent, missing, forward)
         return tallies
 
     def _take_part(self, lent: MicroBatch, times: int, forward: Forward) -> None:
-        """If others have more micro-batches, as in an epoch's last step: run another's as often as they do and discard the result, since they wait."""
+        """If others have more micro-batches, as in an epoch's last step: run another's as often as
+        they do and discard the result, since they wait.
+        """
         buffers = [buffer.clone() for buffer in self._model.buffers()]
         for _ in range(times):
             loss, first, _ = forward(lent.copied())
@@ -215,5 +294,13 @@ def _require_one_dtype_each(model: nn.Module, units: Sequence[str]) -> None:
             found.setdefault(unit, {}).setdefault(parameter.dtype, name)
     for kinds in found.values():
         if len(kinds) > 1:
-            listed = " and ".join(f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in kinds.items())
-            raise ConfigError(Problem("strategy.shard", f"gathers weights of different dtypes together: {listed}", expected="modules of one dtype each"))
+            listed = " and ".join(
+                f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in kinds.items()
+            )
+            raise ConfigError(
+                Problem(
+                    "strategy.shard",
+                    f"gathers weights of different dtypes together: {listed}",
+                    expected="modules of one dtype each",
+                )
+            )

@@ -19,7 +19,10 @@ from samewise.runner.records.digest import begin
 
 
 class Layout:
-    """Each process holds everything, as in most strategies. A strategy that shards them has another layout."""
+    """Each process holds everything, as in most strategies.
+
+    A strategy that shards them has another layout.
+    """
 
     shards = 1
     """Into how many parts the parameters are cut, each process holding one."""
@@ -28,11 +31,16 @@ class Layout:
         self.peers = peers
 
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """The optimizer to step: this new one, or one like it that holds only this process's share of the state."""
+        """The optimizer to step: this new one, or one like it that holds only this process's share
+        of the state.
+        """
         return optimizer
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state of an optimizer from `share_optimizer`, loadable by any strategy. All ranks must call it; only rank 0's result is complete."""
+        """The state of an optimizer from `share_optimizer`, loadable by any strategy.
+
+        All ranks must call it; only rank 0's result is complete.
+        """
         return optimizer.state_dict()
 
     def whole(self, state: Any) -> Any:
@@ -44,7 +52,10 @@ class Layout:
         return torch.empty(shape, dtype=dtype)
 
     def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
-        """Start to digest tensors, on rank 0; return a function that reads the digests. All ranks must call it."""
+        """Start to digest tensors, on rank 0.
+
+        Return a function that reads the digests. All ranks must call it.
+        """
         return begin(tensors if self.peers.is_main else [], algorithm)
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -55,13 +66,16 @@ class Layout:
         """A copy of the run's model with the same layout, for an average of weights."""
         with torch.no_grad():
             for module in model.modules():
-                if isinstance(module, nn.RNNBase):  # of parametrised weights, it holds tensors with a graph, which cannot be copied
+                if isinstance(
+                    module, nn.RNNBase
+                ):  # of parametrised weights, it holds tensors with a graph, which cannot be copied
                     module._init_flat_weights()  # pyright: ignore[reportPrivateUsage]
         return copy.deepcopy(model, without_graphs(model))
 
 
 def without_graphs(model: nn.Module) -> dict[int, Any]:
-    """What stands for a model's tensors with a graph in a `deepcopy`, which cannot copy them: empty ones, since torch's hooks make them in each forward pass.
+    """What stands for a model's tensors with a graph in a `deepcopy`, which cannot copy them: empty
+    ones, since torch's hooks make them in each forward pass.
 
     ConfigError for one that another part of the code has made: the copy might need it.
     """
@@ -73,8 +87,14 @@ def without_graphs(model: nn.Module) -> dict[int, Any]:
         for name, one in {**vars(module), **module._buffers}.items():  # pyright: ignore[reportPrivateUsage]
             if isinstance(one, Tensor) and not one.is_leaf:
                 if name not in made:
-                    words = f"{f'{path}.{name}'.lstrip('.')} has a graph, so that the model cannot be copied, for example for an average of its weights"
-                    hint = "compute it in forward; for a weight, torch.nn.utils.parametrize and parametrizations.weight_norm do so"
+                    words = (
+                        f"{f'{path}.{name}'.lstrip('.')} has a graph, so that the model cannot "
+                        "be copied, for example for an average of its weights"
+                    )
+                    hint = (
+                        "compute it in forward; for a weight, torch.nn.utils.parametrize and "
+                        "parametrizations.weight_norm do so"
+                    )
                     raise ConfigError(Problem("model", words, hint=hint))
                 memo[id(one)] = torch.empty(0)
     return memo

@@ -15,7 +15,12 @@ from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.processes.lost_connections import here, places
-from samewise.runner.processes.meeting import is_one_machine, listen_locally, meeting_point, wait_for
+from samewise.runner.processes.meeting import (
+    is_one_machine,
+    listen_locally,
+    meeting_point,
+    wait_for,
+)
 from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Alone, Peers, Processes
 from samewise.runner.processes.simulated import SimulatedPeers, is_simulated
@@ -24,7 +29,11 @@ from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.tree import copy_buffers
 
-BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+BACKENDS = {
+    "gloo": dist.is_gloo_available,
+    "nccl": dist.is_nccl_available,
+    "mpi": dist.is_mpi_available,
+}
 """By name: whether this torch is built with it."""
 PLACE = re.compile(r"env://|tcp://.+:\d+|file:///.+")
 LEAST = {"nproc": 1, "join_timeout_s": 1, "timeout_s": 1, "max_restarts": 0, "grace_s": 0}
@@ -36,14 +45,18 @@ class RankStrategy(Strategy, abc.ABC):
     """A strategy with several processes. Its fields are the settings that a config may set.
 
     Args:
-        nproc: Processes that `samewise train` starts on this machine; null: the strategy's own choice. Under torchrun, as many as it has started.
-        backend: gloo, nccl, or mpi if torch is built with it; null: nccl if each process has its own CUDA device, otherwise gloo.
-        init_method: Where the processes meet: tcp://HOST:PORT, file:///PATH (a new file), or env:// and null: as MASTER_ADDR and MASTER_PORT say.
+        nproc: Processes that `samewise train` starts on this machine; null: the strategy's own
+            choice. Under torchrun, as many as it has started.
+        backend: gloo, nccl, or mpi if torch is built with it; null: nccl if each process has its
+            own CUDA device, otherwise gloo.
+        init_method: Where the processes meet: tcp://HOST:PORT, file:///PATH (a new file), or env://
+            and null: as MASTER_ADDR and MASTER_PORT say.
         share_devices: Let several processes compute on one CUDA device, over gloo.
         join_timeout_s: Seconds to wait for all processes to arrive.
         timeout_s: Seconds that an exchange may take before the run ends with an error.
         max_restarts: How often to start again, from the last checkpoint, when a process dies.
-        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
+        grace_s: Seconds that processes have to finish their step and save when the run is asked to
+            stop.
     """
 
     nproc: int | None = None
@@ -65,43 +78,101 @@ class RankStrategy(Strategy, abc.ABC):
                 raise ConfigError(Problem(name, "is too small", value, f"at least {least}"))
         there = [name for name, is_there in BACKENDS.items() if is_there()]
         if self.backend is not None and self.backend not in there:
-            message = f"this torch is built without {self.backend.upper()}" if self.backend in BACKENDS else "no such backend"
-            raise ConfigError(Problem("backend", message, self.backend, " or ".join(there), "" if self.backend in BACKENDS else nearest(self.backend, there)))
+            message = (
+                f"this torch is built without {self.backend.upper()}"
+                if self.backend in BACKENDS
+                else "no such backend"
+            )
+            raise ConfigError(
+                Problem(
+                    "backend",
+                    message,
+                    self.backend,
+                    " or ".join(there),
+                    "" if self.backend in BACKENDS else nearest(self.backend, there),
+                )
+            )
         if self.init_method is not None and not PLACE.fullmatch(self.init_method):
-            raise ConfigError(Problem("init_method", "is not a rendezvous address", self.init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
+            raise ConfigError(
+                Problem(
+                    "init_method",
+                    "is not a rendezvous address",
+                    self.init_method,
+                    "tcp://HOST:PORT, file:///PATH, env:// or null",
+                )
+            )
 
     @property
     def size(self) -> int:
-        """The number of the run's processes, whoever started them. A process that was started alone does all the work."""
+        """The number of the run's processes, whoever started them.
+
+        A process that was started alone does all the work.
+        """
         return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
     def count_processes(self, device: str, *, otherwise: int) -> int:
-        """How many processes `samewise train` starts on this machine; with `nproc=null`, `otherwise`.
+        """How many processes `samewise train` starts on this machine.
 
-        ConfigError if there are not devices enough, others were started than the config says, or srun started several that do not know of each other.
+        With `nproc=null`, `otherwise`.
+
+        ConfigError if there are not devices enough, others were started than the config says, or
+        srun started several that do not know of each other.
         """
         tasks = 1 if is_rank() or self.nproc else int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if tasks > 1:
-            hint = "launcher=slurm starts ranks; in a job of your own, let srun start `torchrun -m samewise train` once on each machine"
-            raise ConfigError(Problem("strategy.nproc", f"srun has started {tasks} tasks, and each would train alone", self.nproc, "a number", hint))
+            hint = (
+                "launcher=slurm starts ranks; in a job of your own, let srun start `torchrun "
+                "-m samewise train` once on each machine"
+            )
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    f"srun has started {tasks} tasks, and each would train alone",
+                    self.nproc,
+                    "a number",
+                    hint,
+                )
+            )
         wanted = self.nproc or otherwise
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
         if local and self.nproc and local != self.nproc:
-            raise ConfigError(Problem("strategy.nproc", f"{local} processes were started on this machine", self.nproc, f"{local}, or null"))
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    f"{local} processes were started on this machine",
+                    self.nproc,
+                    f"{local}, or null",
+                )
+            )
         devices = torch.cuda.device_count() if device != "cpu" and not is_simulated() else 0
         if devices and wanted > devices and not self.share_devices:
-            reason, expected = f"there are {devices} CUDA devices for {wanted} processes", f"at most {devices}"
+            reason, expected = (
+                f"there are {devices} CUDA devices for {wanted} processes",
+                f"at most {devices}",
+            )
             hint = "strategy.share_devices=true lets several processes share a device"
             raise ConfigError(Problem("strategy.nproc", reason, wanted, expected, hint))
         return wanted
 
     def _meet(self, device: str, accumulate: int) -> None:
-        """Connect to the other processes, and choose this one's device; ConfigError if they do not come, or there are not devices enough."""
+        """Connect to the other processes, and choose this one's device.
+
+        ConfigError if they do not come, or there are not devices enough.
+        """
         if device != "cpu" and is_rank() and torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+            torch.cuda.set_device(
+                int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+            )
         wanted = choose_device(device)
-        backend = self.backend or ("nccl" if wanted.type == "cuda" and not self.share_devices else "gloo")
-        self.peers = _join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s, init_method=self.init_method)
+        backend = self.backend or (
+            "nccl" if wanted.type == "cuda" and not self.share_devices else "gloo"
+        )
+        self.peers = _join(
+            backend=backend,
+            join_timeout_s=self.join_timeout_s,
+            timeout_s=self.timeout_s,
+            init_method=self.init_method,
+        )
         self.layout = Layout(self.peers)
         self._device, self._accumulate = wanted, accumulate
 
@@ -125,16 +196,30 @@ class OneReplicaEach(RankStrategy, abc.ABC):
     def processes(self, device: str, replicas: int) -> int:
         wanted = self.count_processes(device, otherwise=replicas)
         if wanted > replicas:
-            raise ConfigError(Problem("strategy.nproc", "more processes than replicas", wanted, str(replicas), f"replicas={wanted}"))
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    "more processes than replicas",
+                    wanted,
+                    str(replicas),
+                    f"replicas={wanted}",
+                )
+            )
         return wanted
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         self.processes(device, replicas)
         if self.size != replicas:
             name = type(self).__name__
-            reason = f"{name} carries one replica in each process: {replicas} replicas cannot be carried by {self.size}"
+            reason = (
+                f"{name} carries one replica in each process: {replicas} replicas cannot be "
+                f"carried by {self.size}"
+            )
             expected = f"{replicas} processes"
-            hint = f"`samewise train` starts them; strategy=elastic carries {replicas} replicas in any number of processes"
+            hint = (
+                f"`samewise train` starts them; strategy=elastic carries {replicas} replicas "
+                "in any number of processes"
+            )
             raise ConfigError(Problem("strategy", reason, name.lower(), expected, hint))
         self._meet(device, accumulate)
 
@@ -150,10 +235,15 @@ class OneReplicaEach(RankStrategy, abc.ABC):
             copy_buffers(buffers, from_rank(0, buffers))
 
 
-def _join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None) -> Peers:
-    """Wait for the other ranks, and create the process group; ConfigError if some, which it names, do not come, or the backend is not there.
+def _join(
+    *, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None
+) -> Peers:
+    """Wait for the other ranks, and create the process group.
 
-    The backend is for tensors on the run's device. Tensors on the CPU are sent by gloo, except with mpi.
+    ConfigError if some, which it names, do not come, or the backend is not there.
+
+    The backend is for tensors on the run's device. Tensors on the CPU are sent by gloo, except with
+    mpi.
     """
     if not is_rank():
         return Alone()
@@ -173,14 +263,23 @@ def _join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method:
         numbers = ", ".join(str(expected.index(key)) for key in missing)
         reason = f"rank {numbers} of {size} did not join within {join_timeout_s:g} s"
         hint = "start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT"
-        raise ConfigError(Problem("strategy.join_timeout_s", reason, expected=f"ranks 0 to {size - 1}", hint=hint))
+        raise ConfigError(
+            Problem("strategy.join_timeout_s", reason, expected=f"ranks 0 to {size - 1}", hint=hint)
+        )
     places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
     if not dist.is_initialized():
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's flight recorder, so that a message can name the collective
+        # Torch's flight recorder, so that a message can name the collective
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")
         try:
             dist.init_process_group(
-                f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+                f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend,
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
             )
         except (RuntimeError, ValueError) as error:
-            raise ConfigError(Problem("strategy.backend", first_line(error), backend, "gloo, or nccl with CUDA")) from error
+            raise ConfigError(
+                Problem("strategy.backend", first_line(error), backend, "gloo, or nccl with CUDA")
+            ) from error
     return Processes(store, rank=rank, size=size, timeout_s=timeout_s)

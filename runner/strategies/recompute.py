@@ -1,4 +1,6 @@
-"""Activation checkpointing: a module's activations are freed and computed again in the backward pass, with the same bits (arXiv 1604.06174)."""
+"""Activation checkpointing: a module's activations are freed and computed again in the backward
+pass, with the same bits (arXiv 1604.06174).
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ Buffers = list[tuple[nn.Module, str, Tensor]]
 
 
 def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> None:
-    """Make the modules that match the patterns recompute their activations. Parameter names do not change. ConfigError if a pattern means no module.
+    """Make the modules that match the patterns recompute their activations.
 
-    Random numbers are those of the first time, of torch's generators (`torch.utils.checkpoint` keeps their state), Python's and NumPy's. The second time begins
-    with the buffers as they were before the first and leaves them alone: batch norm's statistics are updated once.
+    Parameter names do not change. ConfigError if a pattern means no module.
+
+    Random numbers are those of the first time, of torch's generators (`torch.utils.checkpoint`
+    keeps their state), Python's and NumPy's. The second time begins with the buffers as they were
+    before the first and leaves them alone: batch norm's statistics are updated once.
     """
     for _, module in match_modules(model, patterns, path):
         if not is_recomputed(module):
@@ -39,18 +44,30 @@ def is_recomputed(module: nn.Module) -> bool:
 
 
 def _forward(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **further: Any) -> Any:
-    if not torch.is_grad_enabled() or any(isinstance(one, torch.fx.Proxy) for one in (*inputs, *further.values())):  # torch.fx traces into it
+    if not torch.is_grad_enabled() or any(
+        isinstance(one, torch.fx.Proxy) for one in (*inputs, *further.values())
+    ):  # torch.fx traces into it
         return forward(*inputs, **further)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=partial(_recompute_contexts, module), **further)
+    return checkpoint(
+        forward,
+        *inputs,
+        use_reentrant=False,
+        context_fn=partial(_recompute_contexts, module),
+        **further,
+    )
 
 
-def _recompute_contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _recompute_contexts(
+    module: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of the first computation and of the others: a second derivative takes two."""
     return _First(module), _Again(module)
 
 
 class _First:
-    """Requires that a computation leaves the parameters as they are: they would be changed each time."""
+    """Requires that a computation leaves the parameters as they are: they would be changed each
+    time.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -59,23 +76,40 @@ class _First:
         self._before = [(name, one, mark(one)) for name, one in self._module.named_parameters()]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and (changed := [name for name, one, before in self._before if mark(one) != before]):
+        if kind is None and (
+            changed := [name for name, one, before in self._before if mark(one) != before]
+        ):
             words = (
-                f"recomputes a {type(self._module).__name__} that changes parameters in its forward pass ({first_few(changed, 3)}), which would be done twice"
+                f"recomputes a {type(self._module).__name__} that changes parameters in its "
+                f"forward pass ({first_few(changed, 3)}), which would be done twice"
             )
-            raise ConfigError(Problem("activation_checkpointing", words, hint="choose modules within it, or make this change outside of it"))
+            raise ConfigError(
+                Problem(
+                    "activation_checkpointing",
+                    words,
+                    hint="choose modules within it, or make this change outside of it",
+                )
+            )
 
 
 def mark(parameter: Tensor) -> tuple[int, int]:
     """Another one after a change in place, which torch counts, or of where the values are."""
-    return parameter._version, 0 if hasattr(parameter, "placements") else parameter.untyped_storage().data_ptr()  # a parameter of FSDP's has no address
+    return parameter._version, 0 if hasattr(
+        parameter, "placements"
+    ) else parameter.untyped_storage().data_ptr()  # a parameter of FSDP's has no address
 
 
 class _Again:
-    """Within it, buffers are copies of their former values, and Python's and NumPy's generators have their former state; all changes are undone."""
+    """Within it, buffers are copies of their former values, and Python's and NumPy's generators
+    have their former state; all changes are undone.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        held = [(part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)]
+        held = [
+            (part, name, buffer)
+            for part in module.modules()
+            for name, buffer in part.named_buffers(recurse=False)
+        ]
         self._before: Buffers = [(part, name, buffer.clone()) for part, name, buffer in held]
         self._python, self._numpy = random.getstate(), np.random.get_state()
         self._undo = list[ExitStack]()
@@ -83,7 +117,9 @@ class _Again:
     def __enter__(self) -> None:
         with ExitStack() as undo:
             undo.enter_context(preserve_generators())
-            undo.callback(_restore, [(part, name, getattr(part, name)) for part, name, _ in self._before])
+            undo.callback(
+                _restore, [(part, name, getattr(part, name)) for part, name, _ in self._before]
+            )
             random.setstate(self._python)
             np.random.set_state(self._numpy)
             _restore([(part, name, buffer.clone()) for part, name, buffer in self._before])

@@ -1,4 +1,6 @@
-"""The replicas of one process, run one after another, and the exchange of the ranks' partial gradient sums in the meantime."""
+"""The replicas of one process, run one after another, and the exchange of the ranks' partial
+gradient sums in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additi
 
 
 class Exchange:
-    """Turns this process's sums into the sums over all processes; with a single process they are the same."""
+    """Turns this process's sums into the sums over all processes.
+
+    With a single process they are the same.
+    """
 
     shards = 1
     """Into how many parts of one length a buffer is cut."""
@@ -28,7 +33,10 @@ class Exchange:
         self._sums: list[Flat] = []
 
     def start(self, flat: Flat) -> None:
-        """Start with the next bucket's sum. All processes call it for the same buckets in the same order."""
+        """Start with the next bucket's sum.
+
+        All processes call it for the same buckets in the same order.
+        """
         self._sums.append(flat)
 
     def finish(self) -> list[Flat]:
@@ -36,7 +44,9 @@ class Exchange:
         sums, self._sums = self._sums, []
         return sums
 
-    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
+    def follow_first(
+        self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]
+    ) -> None:
         """Replace the values by rank 0's."""
 
 
@@ -44,8 +54,9 @@ class Exchange:
 class TreeExchange(Exchange):
     """Adds the ranks' sums in the upper levels of the tree of replicas.
 
-    Each rank receives its shard of every rank's sum (all-to-all), adds them in the tree's order, and the shards' sums are gathered: the traffic of
-    a ring all-reduce, in a fixed order. A bucket is gathered when the next one is started, so that the network is busy during the backward pass.
+    Each rank receives its shard of every rank's sum (all-to-all), adds them in the tree's order,
+    and the shards' sums are gathered: the traffic of a ring all-reduce, in a fixed order. A bucket
+    is gathered when the next one is started, so that the network is busy during the backward pass.
     """
 
     def __init__(self, peers: Processes, parts: Sequence[range], *, overlap: bool) -> None:
@@ -60,7 +71,8 @@ class TreeExchange(Exchange):
     def start(self, flat: Flat) -> None:
         number = len(self._started)
         if number == len(self._received):
-            self._received.append(torch.zeros_like(flat.tensor))  # a simulated exchange leaves it unchanged
+            # A simulated exchange leaves it unchanged
+            self._received.append(torch.zeros_like(flat.tensor))
         self._peers.doing = f"exchanging bucket {number} of the gradients"
         work = dist.all_to_all_single(self._received[number], flat.tensor, async_op=True)
         self._started.append((flat, work))
@@ -85,25 +97,36 @@ class TreeExchange(Exchange):
         self._started, self._gathered = [], []
         return sums
 
-    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
+    def follow_first(
+        self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]
+    ) -> None:
         if tensors:
             self._peers.doing = "sharing batch norm's statistics"
             put(from_rank(0, tensors))
 
 
 class Carried:
-    """How the replicas of this process contribute to the step's gradient; with one replica, the backward pass's gradients are used directly."""
+    """How the replicas of this process contribute to the step's gradient.
+
+    With one replica, the backward pass's gradients are used directly.
+    """
 
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
         """Around a forward and backward pass."""
         return nullcontext()
 
     def close(self) -> list[list[bool]]:
-        """After the last micro-batch: exchange what is left. Returns, by bucket, which parameters had a gradient here."""
+        """After the last micro-batch: exchange what is left.
+
+        Returns, by bucket, which parameters had a gradient here.
+        """
         return []
 
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
-        """Set the sums as the parameters' gradients; `touched` combines the results of `close` of all processes."""
+        """Set the sums as the parameters' gradients.
+
+        `touched` combines the results of `close` of all processes.
+        """
 
     def bucket_bytes(self) -> list[int]:
         """The size of each exchanged bucket in bytes."""
@@ -116,9 +139,20 @@ class Carried:
 
 @final
 class Replicas(Carried):
-    """Some of the run's replicas (a subtree) in this process; their gradients are exchanged in buckets of `bucket_mb` MiB."""
+    """Some of the run's replicas (a subtree) in this process.
 
-    def __init__(self, model: nn.Module, carried: range, *, accumulate: int, exchange: Exchange, bucket_mb: float) -> None:
+    Their gradients are exchanged in buckets of `bucket_mb` MiB.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        carried: range,
+        *,
+        accumulate: int,
+        exchange: Exchange,
+        bucket_mb: float,
+    ) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._buckets = buckets(trained, megabytes=bucket_mb, shards=exchange.shards)
         self._buffers = ReplicaBuffers(model)
@@ -160,7 +194,14 @@ class Replicas(Carried):
         for bucket in self._buckets[: self._sent]:
             if any(parameter.grad is not None for parameter in bucket.parameters):
                 hint = "set strategy.overlap=false"
-                raise TrainingError(Problem("strategy.overlap", "a parameter had a gradient twice in one backward pass", True, hint=hint))
+                raise TrainingError(
+                    Problem(
+                        "strategy.overlap",
+                        "a parameter had a gradient twice in one backward pass",
+                        True,
+                        hint=hint,
+                    )
+                )
         for bucket in self._buckets[self._sent :]:
             self._add(bucket, self._at)
             while bucket.added < len(self._carried):
@@ -173,11 +214,16 @@ class Replicas(Carried):
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
         sums = self._exchange.finish()
         self._exchange.follow_first(self._buffers.tensors, self._buffers.set)
-        for bucket, flat, marks in zip(self._buckets, sums, zip(*touched, strict=True), strict=True):
+        for bucket, flat, marks in zip(
+            self._buckets, sums, zip(*touched, strict=True), strict=True
+        ):
             bucket.give_back(flat, [any(mark) for mark in zip(*marks, strict=True)])
 
     def _add(self, bucket: Bucket, place: int) -> None:
-        """Add the replica at `place`, whose gradients the parameters hold; replicas before it that were left out had no samples."""
+        """Add the replica at `place`, whose gradients the parameters hold.
+
+        Replicas before it that were left out had no samples.
+        """
         while bucket.added < place:
             bucket.add_nothing()
         if place >= 0:
@@ -188,7 +234,9 @@ class Replicas(Carried):
         self._sent += 1
 
     def _hook(self, number: int, place: int) -> Callable[[Tensor], None]:
-        """Called when a parameter has its gradient: in the last backward pass, sends its bucket once it is full and the earlier ones are sent."""
+        """Called when a parameter has its gradient: in the last backward pass, sends its bucket
+        once it is full and the earlier ones are sent.
+        """
 
         def ready(_: Tensor) -> None:
             if not self._last:

@@ -1,4 +1,6 @@
-"""A model and its optimizer in shards (torch's DTensor), and how to reassemble them for checkpoints, digests and averages of weights."""
+"""A model and its optimizer in shards (torch's DTensor), and how to reassemble them for
+checkpoints, digests and averages of weights.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,21 @@ REFUSED = (torch.optim.Adafactor, torch.optim.Rprop)
 """Optimizers whose arithmetic torch cannot do on shards."""
 
 
-def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: MixedPrecisionPolicy, output_dtype: torch.dtype | None, reshard: bool) -> None:
+def shard(
+    model: nn.Module,
+    units: Sequence[str],
+    *,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    output_dtype: torch.dtype | None,
+    reshard: bool,
+) -> None:
     """Shard a model's parameters over the processes, in place.
 
     Args:
         model: On its device.
-        units: The names of the modules whose weights are gathered together, each for its own forward and backward pass; the model has the rest.
+        units: The names of the modules whose weights are gathered together, each for its own
+            forward and backward pass; the model has the rest.
         mesh: The processes.
         policy: What weights and gradients are exchanged and computed in.
         output_dtype: What the model's own outputs are turned into; None: they stay.
@@ -37,11 +48,17 @@ def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: M
     """
     if policy.param_dtype is not None:
         _normalise_in_float32(model)
-    for parameter in model.parameters():  # channels_last ones are not contiguous: torch shards only contiguous tensors
+    for parameter in (
+        model.parameters()
+    ):  # channels_last ones are not contiguous: torch shards only contiguous tensors
         parameter.data = parameter.data.contiguous()
     for name in reversed(units):  # submodules before their module
-        fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    whole = MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype, output_dtype, policy.cast_forward_inputs)
+        fully_shard(
+            model.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard
+        )
+    whole = MixedPrecisionPolicy(
+        policy.param_dtype, policy.reduce_dtype, output_dtype, policy.cast_forward_inputs
+    )
     fully_shard(model, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
     for part in parts(model):
         part.set_force_sum_reduction_for_comms(True)  # gloo cannot average
@@ -52,23 +69,38 @@ def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: M
 
 
 def require_no_parameter_hooks(model: nn.Module) -> None:
-    """Raise a ConfigError if a parameter has hooks: `shard` replaces it, and torch does not call them."""
+    """Raise a ConfigError if a parameter has hooks: `shard` replaces it, and torch does not call
+    them.
+    """
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
-            message = "has a parameter with hooks (register_hook, or register_post_accumulate_grad_hook), which torch's FSDP does not call"
-            raise ConfigError(Problem("model", message, name, hint="strategy=elastic, or strategy=ddp"))
+            message = (
+                "has a parameter with hooks (register_hook, or "
+                "register_post_accumulate_grad_hook), which torch's FSDP does not call"
+            )
+            raise ConfigError(
+                Problem("model", message, name, hint="strategy=elastic, or strategy=ddp")
+            )
 
 
 def _set_root(model: nn.Module) -> None:
-    """Tell torch which module is the root: by default it is the first one called, and a recipe may call a part."""
+    """Tell torch which module is the root: by default it is the first one called, and a recipe may
+    call a part.
+    """
     fully_shard.state(model)._lazy_init()  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]
 
 
 def _normalise_in_float32(model: nn.Module) -> None:
-    """Make batch norms that keep (float32) statistics convert their weights to float32 first, as torch requires."""
+    """Make batch norms that keep (float32) statistics convert their weights to float32 first, as
+    torch requires.
+    """
     for norm in model.modules():
         statistics: Any = norm
-        if isinstance(norm, BatchNorm) and statistics.affine and statistics.running_mean is not None:
+        if (
+            isinstance(norm, BatchNorm)
+            and statistics.affine
+            and statistics.running_mean is not None
+        ):
             given = dict[str, Any]()
             norm.register_forward_pre_hook(partial(_lend_float32, given))
             norm.register_forward_hook(partial(_take_back, given), always_call=True)
@@ -91,8 +123,13 @@ def parts(model: nn.Module) -> list[FSDPModule]:
 
 
 def template(model: nn.Module) -> nn.Module:
-    """A copy of an unsharded model without values: its parameters and buffers are on the `meta` device."""
-    empty: dict[int, Any] = {id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad) for one in model.parameters()}
+    """A copy of an unsharded model without values: its parameters and buffers are on the `meta`
+    device.
+    """
+    empty: dict[int, Any] = {
+        id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
+        for one in model.parameters()
+    }
     empty |= {id(one): torch.empty_like(one, device="meta") for one in model.buffers()}
     return copy.deepcopy(model, empty | without_graphs(model))
 
@@ -109,22 +146,38 @@ def fill(copied: nn.Module, model: nn.Module, device: torch.device) -> None:
 
 
 def whole(value: Any, *, is_main: bool) -> Any:
-    """A state with its sharded tensors reassembled on rank 0's CPU; the other ranks, which must also call it, get empty tensors."""
+    """A state with its sharded tensors reassembled on rank 0's CPU.
+
+    The other ranks, which must also call it, get empty tensors.
+    """
     if isinstance(value, DTensor):
         gathered = cast(DTensor, value.detach()).full_tensor()
         return gathered.cpu() if is_main else torch.empty(0, dtype=value.dtype)
     if isinstance(value, Mapping):
-        return {name: whole(item, is_main=is_main) for name, item in cast("Mapping[Any, Any]", value).items()}
+        return {
+            name: whole(item, is_main=is_main)
+            for name, item in cast("Mapping[Any, Any]", value).items()
+        }
     if isinstance(value, list | tuple):
         return type(value)(whole(item, is_main=is_main) for item in cast("Sequence[Any]", value))  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
     return value
 
 
 def take_whole_states(optimizer: Optimizer) -> Optimizer:
-    """Make the optimizer of a sharded model load unsharded states and read whole numbers; ConfigError if torch cannot step it on shards."""
+    """Make the optimizer of a sharded model load unsharded states and read whole numbers.
+
+    ConfigError if torch cannot step it on shards.
+    """
     if isinstance(optimizer, REFUSED):
         name = type(optimizer).__name__
-        raise ConfigError(Problem("optimizer", f"torch cannot step {name} on sharded parameters", name, hint="another optimizer, or strategy=elastic"))
+        raise ConfigError(
+            Problem(
+                "optimizer",
+                f"torch cannot step {name} on sharded parameters",
+                name,
+                hint="another optimizer, or strategy=elastic",
+            )
+        )
     optimizer.register_load_state_dict_pre_hook(_shard_states)
     if not is_known(optimizer):
         optimizer.step = MethodType(_step_with_whole_numbers, optimizer)
@@ -132,9 +185,18 @@ def take_whole_states(optimizer: Optimizer) -> Optimizer:
 
 
 class _WholeNumbers(TorchDispatchMode):
-    """Within it, a number that is read from a sharded tensor, as by `float`, is the whole tensor's; torch gives each process its shard's."""
+    """Within it, a number that is read from a sharded tensor, as by `float`, is the whole tensor's.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    Torch gives each process its shard's.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if func is local_scalar_dense and isinstance(args[0], DTensor):
             return func(args[0].full_tensor())
         return func(*args, **(kwargs or {}))
@@ -147,9 +209,16 @@ def _step_with_whole_numbers(optimizer: Optimizer, *arguments: Any) -> Any:
 
 def _like(value: Any, other: Any) -> Any:
     """This process's shard of an unsharded tensor, sharded like `other`; other values unchanged."""
-    if not isinstance(other, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor) or value.shape != other.shape:
+    if (
+        not isinstance(other, DTensor)
+        or not isinstance(value, Tensor)
+        or isinstance(value, DTensor)
+        or value.shape != other.shape
+    ):
         return value
-    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None)
+    return distribute_tensor(
+        value.to(other.device), other.device_mesh, other.placements, src_data_rank=None
+    )
 
 
 def _keep_shards(model: nn.Module, state: dict[str, Any], prefix: str, *further: Any) -> None:
@@ -161,11 +230,19 @@ def _keep_shards(model: nn.Module, state: dict[str, Any], prefix: str, *further:
 def _shard_states(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    by_number = dict(zip(numbers, parameters, strict=False))  # torch itself reports groups that do not fit
-    shards = {number: _sharded_state(values, by_number.get(number)) for number, values in state["state"].items()}
+    # Torch itself reports groups that do not fit
+    by_number = dict(zip(numbers, parameters, strict=False))
+    shards = {
+        number: _sharded_state(values, by_number.get(number))
+        for number, values in state["state"].items()
+    }
     return {**state, "state": shards}
 
 
 def _sharded_state(values: Any, parameter: Any) -> Any:
     make = partial(_like, other=parameter)
-    return {name: make(value) for name, value in values.items()} if isinstance(values, Mapping) else make(values)
+    return (
+        {name: make(value) for name, value in values.items()}
+        if isinstance(values, Mapping)
+        else make(values)
+    )

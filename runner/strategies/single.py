@@ -23,7 +23,8 @@ class Single(Strategy):
         sync_batch_norm: False: batch statistics are each replica's own.
     """
 
-    level = "R2"  # the same computation as `strategy=elastic` on any number of ranks, with the same fingerprint
+    # The same computation as `strategy=elastic` on any number of ranks, with the same fingerprint
+    level = "R2"
     unfreezes = True
     compiles = True
 
@@ -46,7 +47,13 @@ class Single(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._replicas > 1:
-            self._carried = Replicas(model, range(self._replicas), accumulate=self._accumulate, exchange=Exchange(), bucket_mb=float("inf"))
+            self._carried = Replicas(
+                model,
+                range(self._replicas),
+                accumulate=self._accumulate,
+                exchange=Exchange(),
+                bucket_mb=float("inf"),
+            )
         return self.compiled(model)
 
     @property

@@ -25,8 +25,14 @@ class Generators:
     @classmethod
     def now(cls, device: torch.device | None = None) -> Generators:
         """Those of the CPU, and the device's if it is CUDA."""
-        cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
-        return cls(random.getstate(), np.random.get_state(), torch.default_generator.get_state(), cuda)
+        cuda = (
+            torch.cuda.get_rng_state(device)
+            if device is not None and device.type == "cuda"
+            else None
+        )
+        return cls(
+            random.getstate(), np.random.get_state(), torch.default_generator.get_state(), cuda
+        )
 
     def set(self, device: torch.device) -> None:
         random.setstate(self.python)
@@ -38,7 +44,10 @@ class Generators:
     def differ(self, device: torch.device | None = None) -> bool:
         """Whether any was drawn from since."""
         now = Generators.now(device)
-        pairs = [(self.torch, now.torch), *([(self.cuda, now.cuda)] if self.cuda is not None and now.cuda is not None else [])]
+        pairs = [
+            (self.torch, now.torch),
+            *([(self.cuda, now.cuda)] if self.cuda is not None and now.cuda is not None else []),
+        ]
         tensors = all(torch.equal(before, after) for before, after in pairs)
         numpy = self.numpy[2:] == now.numpy[2:] and np.array_equal(self.numpy[1], now.numpy[1])
         return not (tensors and numpy and self.python == now.python)
@@ -56,7 +65,12 @@ class Surroundings:
     @classmethod
     def now(cls, device: torch.device) -> Surroundings:
         kind = device.type
-        return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), Generators.now(device))
+        return cls(
+            kind,
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind),
+            Generators.now(device),
+        )
 
     @contextmanager
     def enter(self, device: torch.device) -> Generator[None]:

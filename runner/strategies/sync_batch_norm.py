@@ -1,4 +1,6 @@
-"""Batch norm over the samples of all replicas: torch.nn.SyncBatchNorm, for strategies that support it."""
+"""Batch norm over the samples of all replicas: torch.nn.SyncBatchNorm, for strategies that support
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,41 @@ from samewise.runner.optim.frozen import is_kept_in_eval_mode, keep_in_eval_mode
 from samewise.runner.torch_private import BatchNorm
 
 HINT = (
-    "strategy=ddp strategy.sync_batch_norm=true, with a CUDA device for each replica (level R0); or norms that do not use the batch, such as torch.nn.GroupNorm"
+    "strategy=ddp strategy.sync_batch_norm=true, with a CUDA device for each replica (level "
+    "R0); or norms that do not use the batch, such as torch.nn.GroupNorm"
 )
 
 
 def require_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Raise a ConfigError unless the model has batch norms that torch's SyncBatchNorm can replace, and the device is CUDA."""
+    """Raise a ConfigError unless the model has batch norms that torch's SyncBatchNorm can replace,
+    and the device is CUDA.
+    """
     if device.type != "cuda":
         expected = "a CUDA device for each process"
-        raise ConfigError(Problem("strategy.sync_batch_norm", "torch's SyncBatchNorm computes on CUDA devices only", str(device), expected, "device=cuda"))
+        raise ConfigError(
+            Problem(
+                "strategy.sync_batch_norm",
+                "torch's SyncBatchNorm computes on CUDA devices only",
+                str(device),
+                expected,
+                "device=cuda",
+            )
+        )
     if not any(isinstance(module, BatchNorm) for module in model.modules()):
-        raise ConfigError(Problem("strategy.sync_batch_norm", "the model has no batch norm to synchronise", True, "false"))
+        raise ConfigError(
+            Problem(
+                "strategy.sync_batch_norm",
+                "the model has no batch norm to synchronise",
+                True,
+                "false",
+            )
+        )
 
 
 def synchronise(model: nn.Module) -> None:
-    """Replace the batch norms in place: parameters, buffers and names stay, and frozen norms stay frozen."""
+    """Replace the batch norms in place: parameters, buffers and names stay, and frozen norms stay
+    frozen.
+    """
     held = [name for name, module in model.named_modules() if is_kept_in_eval_mode(module)]
     nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for name in held:
@@ -32,15 +54,36 @@ def synchronise(model: nn.Module) -> None:
 
 
 def refuse(asked: bool, strategy: str) -> None:
-    """Raise a ConfigError if it is set for a strategy without it: there each replica has its own statistics, so any process can run it."""
+    """Raise a ConfigError if it is set for a strategy without it: there each replica has its own
+    statistics, so any process can run it.
+    """
     if asked:
-        message = f"{strategy} gives each replica batch statistics of its own, so that any number of processes computes the same bits"
+        message = (
+            f"{strategy} gives each replica batch statistics of its own, so that any number of "
+            "processes computes the same bits"
+        )
         raise ConfigError(Problem("sync_batch_norm", message, True, "false", HINT))
 
 
 def require_none(model: nn.Module, strategy: str) -> None:
-    """Raise a ConfigError that names layers which would exchange statistics between processes without the strategy."""
+    """Raise a ConfigError that names layers which would exchange statistics between processes
+    without the strategy.
+    """
     found = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
     if found:
-        message = f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises the same bits on any number of them"
-        raise ConfigError(*(Problem(f"model.{name}".rstrip("."), message, "SyncBatchNorm", "torch.nn.BatchNorm2d", HINT) for name in found))
+        message = (
+            f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises the "
+            "same bits on any number of them"
+        )
+        raise ConfigError(
+            *(
+                Problem(
+                    f"model.{name}".rstrip("."),
+                    message,
+                    "SyncBatchNorm",
+                    "torch.nn.BatchNorm2d",
+                    HINT,
+                )
+                for name in found
+            )
+        )

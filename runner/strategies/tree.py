@@ -1,7 +1,9 @@
-"""The sum of gradients over replicas in one fixed binary tree, whichever process has them: pairs of neighbours first, then pairs of pairs.
+"""The sum of gradients over replicas in one fixed binary tree, whichever process has them: pairs of
+neighbours first, then pairs of pairs.
 
-The tree over n replicas splits off the largest power of two below n to the left. A rank carries one subtree and adds it up by a binary counter; the
-ranks' partial sums are then added in the tree's upper levels, so the result depends on the replicas' numbers alone.
+The tree over n replicas splits off the largest power of two below n to the left. A rank carries one
+subtree and adds it up by a binary counter; the ranks' partial sums are then added in the tree's
+upper levels, so the result depends on the replicas' numbers alone.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from torch import Tensor, nn
 from samewise.runner.torch_private import foreach_copy_, foreach_zero_
 
 ALIGNMENT = 512
-"""Bytes. Some CUDA kernels add in another order if a tensor is not aligned, so each gradient is aligned as in separate memory."""
+"""Bytes. Some CUDA kernels add in another order if a tensor is not aligned, so each gradient is
+aligned as in separate memory."""
 
 
 def subtrees(replicas: int, ranks: int) -> list[range]:
-    """The replicas of each rank: subtrees of the tree, made by splitting the largest. Equal in size if `replicas / ranks` is a power of two."""
+    """The replicas of each rank: subtrees of the tree, made by splitting the largest.
+
+    Equal in size if `replicas / ranks` is a power of two.
+    """
     assert 1 <= ranks <= replicas
     parts = [range(replicas)]
     while len(parts) < ranks:
@@ -31,7 +37,10 @@ def subtrees(replicas: int, ranks: int) -> list[range]:
 
 
 def additions(parts: Sequence[range]) -> list[tuple[int, int]]:
-    """The order in which to add the parts' sums: (left, right) means `left += right`; the total ends up in the first."""
+    """The order in which to add the parts' sums: (left, right) means `left += right`.
+
+    The total ends up in the first.
+    """
     order: list[tuple[int, int]] = []
     number = {part: place for place, part in enumerate(parts)}
 
@@ -52,7 +61,10 @@ def _halves(node: range) -> list[range]:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a dense tensor with this one's layout (such as channels_last); its own if it has no gaps."""
+    """The strides of a dense tensor with this one's layout (such as channels_last).
+
+    Its own if it has no gaps.
+    """
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -66,7 +78,9 @@ class Flat:
 
 @final
 class Bucket:
-    """Parameters of one dtype, and the tree sum of their gradients: at most log2(replicas) + 1 flat buffers, whose length is a multiple of `shards`."""
+    """Parameters of one dtype, and the tree sum of their gradients: at most log2(replicas) + 1 flat
+    buffers, whose length is a multiple of `shards`.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int) -> None:
         self.parameters = list(parameters)
@@ -81,14 +95,20 @@ class Bucket:
         """Which parameters have had a gradient from a replica carried here, in this step."""
         self.added = 0
         """Replicas added in this step."""
-        self._partial: list[tuple[int, Flat]] = []  # (height of the subtree, its sum), in descending order of height
+        self._partial: list[
+            tuple[int, Flat]
+        ] = []  # (height of the subtree, its sum), in descending order of height
         self._free: list[Flat] = []
         self._given: list[Flat] = []
 
     def add(self) -> None:
         """Add the parameters' gradients as the next replica's, and clear them."""
         flat = self._buffer()
-        given = {number: parameter.grad for number, parameter in enumerate(self.parameters) if parameter.grad is not None}
+        given = {
+            number: parameter.grad
+            for number, parameter in enumerate(self.parameters)
+            if parameter.grad is not None
+        }
         copy_all([flat.views[number] for number in given], list(given.values()))
         if without := [view for number, view in enumerate(flat.views) if number not in given]:
             foreach_zero_(without)
@@ -112,17 +132,27 @@ class Bucket:
         return flat
 
     def give_back(self, flat: Flat, touched: Sequence[bool]) -> None:
-        """Set the sum as the parameters' gradients (none where no replica had one), and start a new step."""
+        """Set the sum as the parameters' gradients (none where no replica had one), and start a new
+        step.
+        """
         for parameter, view, wanted in zip(self.parameters, flat.views, touched, strict=True):
             parameter.grad = view if wanted else None
         self.touched = [False] * len(self.parameters)
         self.added = 0
 
     def new_buffer(self) -> Flat:
-        """Zeros with views in the parameters' layouts: fused optimizers read parameters and gradients in memory order."""
+        """Zeros with views in the parameters' layouts: fused optimizers read parameters and
+        gradients in memory order.
+        """
         first = self.parameters[0]
         tensor = torch.zeros(self.length, dtype=first.dtype, device=first.device)
-        return Flat(tensor, [tensor.as_strided(p.shape, dense_strides(p), start) for start, p in zip(self._offsets, self.parameters, strict=True)])
+        return Flat(
+            tensor,
+            [
+                tensor.as_strided(p.shape, dense_strides(p), start)
+                for start, p in zip(self._offsets, self.parameters, strict=True)
+            ],
+        )
 
     def _buffer(self) -> Flat:
         if self.added == 0:  # the gradients of the last step are no longer in use
@@ -145,10 +175,15 @@ class Bucket:
 
 
 def buckets(parameters: Sequence[nn.Parameter], *, megabytes: float, shards: int) -> list[Bucket]:
-    """The parameters in buckets of about so many MiB, in the order of the backward pass, one dtype and device per bucket."""
+    """The parameters in buckets of about so many MiB, in the order of the backward pass, one dtype
+    and device per bucket.
+    """
     made, row, size = list[Bucket](), list[nn.Parameter](), 0
     for parameter in reversed(parameters):
-        if row and (size >= megabytes * 2**20 or (parameter.dtype, parameter.device) != (row[0].dtype, row[0].device)):
+        if row and (
+            size >= megabytes * 2**20
+            or (parameter.dtype, parameter.device) != (row[0].dtype, row[0].device)
+        ):
             made.append(Bucket(row, shards=shards))
             row, size = [], 0
         row.append(parameter)
@@ -158,22 +193,36 @@ def buckets(parameters: Sequence[nn.Parameter], *, megabytes: float, shards: int
 
 @final
 class ReplicaBuffers:
-    """Buffers, such as batch norm's running statistics: each replica starts from the step's initial ones, and replica 0's are kept.
+    """Buffers, such as batch norm's running statistics: each replica starts from the step's initial
+    ones, and replica 0's are kept.
 
-    A forward pass may change a buffer in place or assign another tensor to it, so the model's own are looked up each time.
+    A forward pass may change a buffer in place or assign another tensor to it, so the model's own
+    are looked up each time.
     """
 
     def __init__(self, model: nn.Module) -> None:
         held = [module._buffers for module in model.modules()]  # pyright: ignore[reportPrivateUsage]
-        self._slots = [(buffers, name, tensor) for buffers in held for name, tensor in buffers.items()]
+        self._slots = [
+            (buffers, name, tensor) for buffers in held for name, tensor in buffers.items()
+        ]
         self._start: Snapshot | None = None
         self._kept: Snapshot | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The buffers as they are; the first tensor of one whose shape or dtype has changed, such as a cache that grows: processes differ in it."""
+        """The buffers as they are.
+
+        The first tensor of one whose shape or dtype has changed, such as a cache that grows:
+        processes differ in it.
+        """
         pairs = [(held[name], first) for held, name, first in self._slots if first is not None]
-        return [first if now is None or (now is not first and (now.shape, now.dtype) != (first.shape, first.dtype)) else now for now, first in pairs]
+        return [
+            first
+            if now is None
+            or (now is not first and (now.shape, now.dtype) != (first.shape, first.dtype))
+            else now
+            for now, first in pairs
+        ]
 
     def begin(self, replica: int) -> None:
         """Before a replica's first forward pass."""
@@ -182,7 +231,9 @@ class ReplicaBuffers:
         if not self._start:
             self._start = self._snapshot()
         if replica > 0:
-            if not self._kept:  # replica 0's buffers, or the step's initial ones if replica 0 is in another process or had no samples
+            # Replica 0's buffers, or the step's initial ones if replica 0 is in another process or
+            # had no samples
+            if not self._kept:
                 self._kept = self._snapshot()
             self.restore()
 
@@ -234,7 +285,9 @@ Snapshot = tuple[list[Tensor | None], list[Tensor]]
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each source to its target, with one operator per kind of tensor: a model has hundreds of small ones."""
+    """Copy each source to its target, with one operator per kind of tensor: a model has hundreds of
+    small ones.
+    """
     kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         pairs = kinds.setdefault((target.device, target.dtype), ([], []))
@@ -245,14 +298,24 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def copy_buffers(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy as `copy_all`, also to expanded tensors, to which torch does not copy: each element of their memory is written once."""
+    """Copy as `copy_all`, also to expanded tensors, to which torch does not copy: each element of
+    their memory is written once.
+    """
     owned = [own_elements(target) for target in targets]
     pairs = zip(owned, targets, sources, strict=True)
-    copy_all(owned, [source if own is target else source[tuple(map(slice, own.shape))] for own, target, source in pairs])
+    copy_all(
+        owned,
+        [
+            source if own is target else source[tuple(map(slice, own.shape))]
+            for own, target, source in pairs
+        ],
+    )
 
 
 def own_elements(tensor: Tensor) -> Tensor:
-    """The part of a tensor whose elements each have memory of their own: all of it, unless it was expanded."""
+    """The part of a tensor whose elements each have memory of their own: all of it, unless it was
+    expanded.
+    """
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]

@@ -20,8 +20,10 @@ OTHER_STRATEGIES = "strategy=elastic, or strategy=ddp with strategy.find_unused_
 class Used:
     """Marks the parameters that get a gradient in this process, and the units that it calls.
 
-    torch would sum a unit's gradients packed: those of different parameters together, without an error if they have as many elements. So all take part, those
-    that were not used with zeros; what no process used has no gradient after that, as in other strategies, since weight decay and momentum would move it.
+    torch would sum a unit's gradients packed: those of different parameters together, without an
+    error if they have as many elements. So all take part, those that were not used with zeros; what
+    no process used has no gradient after that, as in other strategies, since weight decay and
+    momentum would move it.
     """
 
     def __init__(self, model: nn.Module, *, reshards: bool) -> None:
@@ -35,7 +37,9 @@ class Used:
             part.unshard()  # the tensors that get the gradients exist from here on
             for name, parameter in part.named_parameters(prefix=names[id(part)]):
                 if parameter.requires_grad and not isinstance(parameter, DTensor):
-                    parameter.register_post_accumulate_grad_hook(partial(self._mark, self._place[name]))
+                    parameter.register_post_accumulate_grad_hook(
+                        partial(self._mark, self._place[name])
+                    )
             part.reshard()
             if number:  # the model's own weights, which are part 0, are gathered for the whole step
                 part.register_forward_pre_hook(partial(self._enter, number))
@@ -55,10 +59,23 @@ class Used:
         return taken
 
     def settle(self, everyone: Sequence[tuple[int, str]]) -> None:
-        """Remove the gradients of what no process used; ConfigError if the processes called different units, whose weights torch has then mixed up."""
+        """Remove the gradients of what no process used.
+
+        ConfigError if the processes called different units, whose weights torch has then mixed up.
+        """
         if len({calls for _, calls in everyone}) > 1:
-            message = "the processes call different layers, or in another order, and each layer is gathered in all of them as it is called"
-            raise ConfigError(Problem("strategy.shard", message, expected="modules that every process calls in every step", hint=OTHER_STRATEGIES))
+            message = (
+                "the processes call different layers, or in another order, and each layer is "
+                "gathered in all of them as it is called"
+            )
+            raise ConfigError(
+                Problem(
+                    "strategy.shard",
+                    message,
+                    expected="modules that every process calls in every step",
+                    hint=OTHER_STRATEGIES,
+                )
+            )
         used = 0
         for marks, _ in everyone:
             used |= marks
@@ -68,14 +85,37 @@ class Used:
 
 
 def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
-    """Raise a ConfigError if the model drops layers at random: each process draws the layers that it leaves out."""
+    """Raise a ConfigError if the model drops layers at random: each process draws the layers that
+    it leaves out.
+    """
     for name, module in model.named_modules():
         rate = getattr(module, "layer_drop", None)  # torchaudio's
-        if isinstance(rate, float) and rate > 0 and (own := [unit for unit in units if unit.startswith(f"{name}.")]):
-            message = f"each process drops other layers ({name}.layer_drop = {rate:g}), where each of strategy.shard is called by all or none"
+        if (
+            isinstance(rate, float)
+            and rate > 0
+            and (own := [unit for unit in units if unit.startswith(f"{name}.")])
+        ):
+            message = (
+                f"each process drops other layers ({name}.layer_drop = {rate:g}), where each "
+                "of strategy.shard is called by all or none"
+            )
             hint = f"shard {name} as a whole; {OTHER_STRATEGIES}"
-            raise ConfigError(Problem("strategy.shard", message, own, f"modules above {name}, or layer_drop = 0", hint))
-        for key, rate in getattr(getattr(module, "config", None), "__dict__", {}).items():  # of transformers, which then drops no layer
-            if key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop") and isinstance(rate, float) and rate > 0:
-                message = f"transformers drops no layers under FSDP, and the model's {key} is {rate:g}"
-                raise ConfigError(Problem("strategy", message, "fsdp", f"{key} = 0", OTHER_STRATEGIES))
+            raise ConfigError(
+                Problem(
+                    "strategy.shard", message, own, f"modules above {name}, or layer_drop = 0", hint
+                )
+            )
+        for key, rate in getattr(
+            getattr(module, "config", None), "__dict__", {}
+        ).items():  # of transformers, which then drops no layer
+            if (
+                key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+                and isinstance(rate, float)
+                and rate > 0
+            ):
+                message = (
+                    f"transformers drops no layers under FSDP, and the model's {key} is {rate:g}"
+                )
+                raise ConfigError(
+                    Problem("strategy", message, "fsdp", f"{key} = 0", OTHER_STRATEGIES)
+                )

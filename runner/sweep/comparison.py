@@ -1,4 +1,7 @@
-"""Addresses of pages in the MLflow UI that compare a sweep's runs. Imports neither torch nor mlflow."""
+"""Addresses of pages in the MLflow UI that compare a sweep's runs.
+
+Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ class Pages:
     """Addresses in the MLflow UI.
 
     Args:
-        compare: The runs side by side: parallel coordinates, scatter, box and contour plots, params and metrics.
+        compare: The runs side by side: parallel coordinates, scatter, box and contour plots, params
+            and metrics.
         table: The experiment's runs of this sweep: the table, and the charts at a click.
         opens: The command that serves them; empty if a server does already.
     """
@@ -53,20 +57,31 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     remote = uri.startswith(("http://", "https://"))
     base = uri.rstrip("/") if remote else _LOCAL
     compare = f"{base}/#/compare-runs?runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}&{FOR_TRAINING}"
-    reused = any(one.tries == 0 for one in found)  # trained alone or by another sweep, whose tag it has
+    # Trained alone or by another sweep, whose tag it has
+    reused = any(one.tries == 0 for one in found)
     names = ", ".join(f"'{run}'" for run in runs)
     wanted = quote(f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'")
     one = found[0]
-    name = column(one.objective) if one.objective == one.point.monitor else key(one.objective.removeprefix("final/"))
+    name = (
+        column(one.objective)
+        if one.objective == one.point.monitor
+        else key(one.objective.removeprefix("final/"))
+    )
     order = f"orderByKey={quote(f'metrics.`{name}`', safe='')}&orderByAsc={str(one.mode == 'min').lower()}"
-    table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}&{FOR_TRAINING}"
+    table = (
+        f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}&{FOR_TRAINING}"
+    )
     return Pages(compare, table, "" if remote else ui_command(uri, Path(folder.facts["run_root"])))
 
 
 def _mlflow_ids(one: PointResult) -> tuple[str, str] | None:
     """The ids of a run and its experiment in MLflow."""
     known = read_mapping(one.point.run.tracking, shapes.TRACKING)
-    return (str(known["run_id"]), str(known["experiment_id"])) if known.get("run_id") and known.get("experiment_id") is not None else None
+    return (
+        (str(known["run_id"]), str(known["experiment_id"]))
+        if known.get("run_id") and known.get("experiment_id") is not None
+        else None
+    )
 
 
 def _compact(values: Sequence[str]) -> str:

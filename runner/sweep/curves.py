@@ -1,4 +1,7 @@
-"""Metrics over the steps of a sweep's runs, and the runs' cost, from their journals. Imports neither torch nor mlflow."""
+"""Metrics over the steps of a sweep's runs, and the runs' cost, from their journals.
+
+Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ def curve(one: PointResult, metric: str) -> list[tuple[int, float]]:
     path = one.point.run.metrics
     if not path.is_file():
         return []
-    found = {entry.step: entry.metrics[metric] for entry, _ in journal.read_entries(path) if metric in entry.metrics}
+    found = {
+        entry.step: entry.metrics[metric]
+        for entry, _ in journal.read_entries(path)
+        if metric in entry.metrics
+    }
     line = sorted(found.items())
     stride = -(-len(line) // _MOST) or 1
     return [*line[:-1:stride], line[-1]] if line else []
@@ -29,7 +36,8 @@ class Cost:
     """The time and work that a sweep has taken.
 
     Args:
-        training_s: Seconds of training, summed over its runs that did not fail; of an unfinished run, the time that its jobs took.
+        training_s: Seconds of training, summed over its runs that did not fail; of an unfinished
+            run, the time that its jobs took.
         span_s: From the first job's beginning to the last one's end.
         steps: Optimizer steps of all runs.
         tries: Jobs started.
@@ -52,4 +60,6 @@ def cost(folder: SweepFolder, found: Sequence[PointResult]) -> Cost:
     once = {one.point.folder: one for one in found}.values()
     span = max(0.0, max(ended) - min(began)) if began and ended else 0.0
     trained = sum(one.seconds for one in once if one.state is not State.failed)
-    return Cost(trained, span, sum(one.steps for one in once), sum(one.tries for one in found), lost)
+    return Cost(
+        trained, span, sum(one.steps for one in once), sum(one.tries for one in found), lost
+    )

@@ -1,4 +1,7 @@
-"""Runs a sweep: asks the sweeper for settings, starts jobs, watches them, reports results. It can be interrupted at any time and resumes."""
+"""Runs a sweep: asks the sweeper for settings, starts jobs, watches them, reports results.
+
+It can be interrupted at any time and resumes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,13 @@ from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import kept_sources, locks, sources
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep import shared_runs
-from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
+from samewise.runner.sweep.points import (
+    Composer,
+    compose_points,
+    identity,
+    same_runs,
+    write_configs,
+)
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, PointResult, State, point_result, repeat_failure
 from samewise.runner.sweep.settings import distinct_runs
@@ -29,12 +38,16 @@ from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
 
 MOST_TRIES = 3
-"""How often a job that ends without a reason (killed for memory, a dead machine) is started per call."""
+"""How often a job that ends without a reason (killed for memory, a dead machine) is started per
+call."""
 
 
 @dataclass
 class Sweep:
-    """A running sweep: points are started in order, as many at a time as the launcher allows. Its sweeper and launcher are open."""
+    """A running sweep: points are started in order, as many at a time as the launcher allows.
+
+    Its sweeper and launcher are open.
+    """
 
     folder: SweepFolder
     space: Space
@@ -60,14 +73,21 @@ class Sweep:
     _stopping: int = 0
 
     def prepare(self) -> int:
-        """Compose and check the points that are known but not written yet, and find those still to do; ConfigError with what is wrong with any of them.
+        """Compose and check the points that are known but not written yet, and find those still to
+        do; ConfigError with what is wrong with any of them.
 
         Returns how many are to do now, those included that the sweeper will be asked for.
         """
         known = self.folder.points()
         if changed := sources.list_changes(self.folder.sources):
             hint = "restore it, or start a new sweep with a different name="
-            raise ConfigError(Problem(self.folder.id, f"the code of some of its points has changed: {'; '.join(changed)}", hint=hint))
+            raise ConfigError(
+                Problem(
+                    self.folder.id,
+                    f"the code of some of its points has changed: {'; '.join(changed)}",
+                    hint=hint,
+                )
+            )
         if self.sweeper.listed:
             settings = list(self.sweeper.settings())
             self._add(settings[len(known) // self._seeds :], known, some=len(known) % self._seeds)
@@ -77,17 +97,38 @@ class Sweep:
             some = len(known) % self._seeds  # after a crash, a setting may lack some of its seeds
             if some:
                 self._add([Setting(known[-1].setting, known[-1].values)], known, some=some)
-        self._pruned = {point.setting for point in self._points if self.folder.word(point.number).get("pruned")}
+        self._pruned = {
+            point.setting for point in self._points if self.folder.word(point.number).get("pruned")
+        }
         firsts = set(same_runs(self._points).values())
-        standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
+        standing = (
+            self.launcher.look([point.number for point in self._points])
+            if self.launcher.detached
+            else {}
+        )
         for point in self._points:
             now = self._prune_with_setting(self._result(point, standing.get(point.number)))
             wanted, trained = self.folder.config(point.number), point.run.config
-            if now.state is State.finished and not now.tries and not satisfies(point.run, compose.load(trained), compose.load(wanted).cfg):
-                now = dataclasses.replace(now, state=State.waiting)  # trained on data elsewhere: its job compares their content
+            if (
+                now.state is State.finished
+                and not now.tries
+                and not satisfies(point.run, compose.load(trained), compose.load(wanted).cfg)
+            ):
+                # Trained on data elsewhere: its job compares their content
+                now = dataclasses.replace(now, state=State.waiting)
             if now.state is State.failed and self.retry_failed:
-                self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None, refused=None)
-            elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
+                self.folder.note(
+                    point.number,
+                    ended=None,
+                    exit_code=None,
+                    said=None,
+                    reason=None,
+                    began=None,
+                    refused=None,
+                )
+            elif now.state in ENDED or (
+                now.state in (State.waiting, State.running) and point.number in standing
+            ):
                 if now.state in ENDED:
                     self.watcher.show_found(now)
                     self._keep_failure(now)
@@ -96,7 +137,11 @@ class Sweep:
                 continue
             if point.number in firsts or not self.sweeper.listed:
                 self._todo.append(point)
-        to_ask = (self.sweeper.count() or 0) * self._seeds - len(self._points) if not self.sweeper.listed else 0
+        to_ask = (
+            (self.sweeper.count() or 0) * self._seeds - len(self._points)
+            if not self.sweeper.listed
+            else 0
+        )
         return len(self._todo) + max(0, to_ask)
 
     def submit(self) -> int:
@@ -108,27 +153,50 @@ class Sweep:
         return len(jobs)
 
     def run(self) -> None:
-        """Start and watch jobs until nothing is left to do; Interrupted if asked to stop, once the jobs that ran have saved."""
+        """Start and watch jobs until nothing is left to do.
+
+        Interrupted if asked to stop, once the jobs that ran have saved.
+        """
         with on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._ask_stop):
             self._report_ended()
             while True:
                 self._fill()
-                if not self._running and (self._stopping or not any(point.number in self._elsewhere for point in self._todo)):
+                if not self._running and (
+                    self._stopping
+                    or not any(point.number in self._elsewhere for point in self._todo)
+                ):
                     break
                 self._collect()
-                self.watcher.show([point for point, _ in self._running.values()], waiting=len(self._todo))
+                self.watcher.show(
+                    [point for point, _ in self._running.values()], waiting=len(self._todo)
+                )
                 time.sleep(self.launcher.poll_s)
         if self._stopping:
-            raise Interrupted(Problem(self.folder.id, "stopped; the running jobs have saved", hint="run the same command again to resume"))
+            raise Interrupted(
+                Problem(
+                    self.folder.id,
+                    "stopped; the running jobs have saved",
+                    hint="run the same command again to resume",
+                )
+            )
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
-        """Start no more jobs, and ask the running ones to save and stop; on a second call, end them."""
-        self.watcher.say("stopping: running jobs will finish their step and save; press Ctrl-C again to stop them immediately")
+        """Start no more jobs, and ask the running ones to save and stop.
+
+        On a second call, end them.
+        """
+        self.watcher.say(
+            "stopping: running jobs will finish their step and save; press Ctrl-C again to "
+            "stop them immediately"
+        )
         self._stopping += 1
         self.launcher.cancel(list(self._running), kill=self._stopping > 1)
 
     def _fill(self) -> None:
-        """Start jobs while there is room. Points whose runs another process trains wait, and others go first."""
+        """Start jobs while there is room.
+
+        Points whose runs another process trains wait, and others go first.
+        """
         while not self._stopping:
             room = self.launcher.room([job for _, job in self._running.values()])
             if room is not None and room <= 0:
@@ -136,18 +204,25 @@ class Sweep:
             if not self._todo and (self._is_held or not self._ask()):
                 return
             if self._drop_failed():
-                self._is_held = bool(self._running)  # a running job's result may lead the sweeper elsewhere
+                # A running job's result may lead the sweeper elsewhere
+                self._is_held = bool(self._running)
                 continue
             batch = self._next(room)
             if not batch:
                 return
             jobs = [self._job(point) for point in batch]
-            self._running |= {point.number: (point, job) for point, job in zip(batch, jobs, strict=True)}
+            self._running |= {
+                point.number: (point, job) for point, job in zip(batch, jobs, strict=True)
+            }
             self._starts.update(point.number for point in batch)
             self.launcher.submit(jobs)
 
     def _next(self, room: int | None) -> list[Point]:
-        """Up to `room` points to start now. A point that is the same experiment as a running one, here or in another process, waits for its result."""
+        """Up to `room` points to start now.
+
+        A point that is the same experiment as a running one, here or in another process, waits for
+        its result.
+        """
         busy, found = {point.folder for point, _ in self._running.values()}, list[Point]()
         for point in list(self._todo):
             if room is not None and len(found) >= room:
@@ -169,15 +244,27 @@ class Sweep:
         return holder is not None
 
     def _drop_failed(self) -> bool:
-        """Let points fail that are the same run as one that failed in this sweep, without starting it again. True if there were some."""
-        again = [now for point in self._todo if point.folder in self._failed and (now := self._result(point)).state is State.failed]
+        """Let points fail that are the same run as one that failed in this sweep, without starting
+        it again. True if there were some.
+        """
+        again = [
+            now
+            for point in self._todo
+            if point.folder in self._failed and (now := self._result(point)).state is State.failed
+        ]
         for now in again:
             self._todo.remove(now.point)
             self.watcher.show_ended(now)
         if again:
             if not self._is_repeating:
-                hint = "if it goes on, leave these values out, which makes another sweep, or remove the cause and use --retry-failed"
-                self.watcher.say(f"warning: {again[0].point.label} failed in this sweep, and was chosen again: it is not run again; {hint}")
+                hint = (
+                    "if it goes on, leave these values out, which makes another sweep, or "
+                    "remove the cause and use --retry-failed"
+                )
+                self.watcher.say(
+                    f"warning: {again[0].point.label} failed in this sweep, and was chosen "
+                    f"again: it is not run again; {hint}"
+                )
             self._is_repeating = True
             self._report_ended()
         return bool(again)
@@ -187,7 +274,9 @@ class Sweep:
             self._failed.setdefault(now.point.folder, now)
 
     def _result(self, point: Point, seen: Seen | None = None) -> PointResult:
-        return repeat_failure(point_result(self.folder, point, seen), self._failed.get(point.folder))
+        return repeat_failure(
+            point_result(self.folder, point, seen), self._failed.get(point.folder)
+        )
 
     def _ask(self) -> bool:
         """Ask the sweeper for one more setting. False if there is none now."""
@@ -205,20 +294,35 @@ class Sweep:
             return self._ask()
         return True
 
-    def _add(self, settings: Sequence[Setting], known: Sequence[Point], *, some: int = 0) -> list[Point]:
-        """Compose, check and write the points of more settings; of the first setting, `some` exist already."""
-        made = compose_points(settings, self.space, self.folder, self.composer, first=len(known) - some)[some:]
+    def _add(
+        self, settings: Sequence[Setting], known: Sequence[Point], *, some: int = 0
+    ) -> list[Point]:
+        """Compose, check and write the points of more settings.
+
+        Of the first setting, `some` exist already.
+        """
+        made = compose_points(
+            settings, self.space, self.folder, self.composer, first=len(known) - some
+        )[some:]
         require_sound(made, self.project, elsewhere=self.launcher.detached)
         composed = {one.point.number: one.composed for one in made}
         every = [*known, *(one.point for one in made)]
-        found = shared_runs.require_separate(every, lambda point: composed.get(point.number) or self.composer.compose(point.overrides))
+        found = shared_runs.require_separate(
+            every,
+            lambda point: composed.get(point.number) or self.composer.compose(point.overrides),
+        )
         for note in shared_runs.notes(found, self._shared, start=len(known)):
             self.watcher.say(f"note: {note}")
         for caution in cautions(made, self._cautions):
             self.watcher.say(f"warning: {caution}")
         write_configs(made, self.folder)
         points = [one.point for one in made]
-        files = {**sources.files_in(self.folder.sources), **{label: digests for one in made for label, digests in one.composed.code.files.items()}}
+        files = {
+            **sources.files_in(self.folder.sources),
+            **{
+                label: digests for one in made for label, digests in one.composed.code.files.items()
+            },
+        }
         if files:
             config, _ = identity(self.space, self.composer, with_code=False)
             kept_sources.write_record(self.folder.sources, config, files)
@@ -245,7 +349,12 @@ class Sweep:
                 self._todo.append(point)
                 continue
             silent = now.state is State.interrupted and "ended" not in self.folder.word(number)
-            if silent and not self.launcher.detached and not self._stopping and self._starts[number] < MOST_TRIES:
+            if (
+                silent
+                and not self.launcher.detached
+                and not self._stopping
+                and self._starts[number] < MOST_TRIES
+            ):
                 self.watcher.show_restart(now)
                 self._todo.appendleft(point)
                 continue
@@ -263,7 +372,13 @@ class Sweep:
         for point in [point for point in self._todo if point.setting == pruned.setting]:
             self._todo.remove(point)
             self.watcher.show_ended(self._prune_with_setting(point_result(self.folder, point)))
-        self.launcher.cancel([number for number, (point, _) in self._running.items() if point.setting == pruned.setting])
+        self.launcher.cancel(
+            [
+                number
+                for number, (point, _) in self._running.items()
+                if point.setting == pruned.setting
+            ]
+        )
 
     def _prune_with_setting(self, now: PointResult) -> PointResult:
         """Count a point that could resume as pruned if its setting was."""
@@ -273,7 +388,10 @@ class Sweep:
         return point_result(self.folder, now.point)
 
     def _report_ended(self) -> None:
-        """Report settings of which all seeds have ended to the sweeper. Interrupted points resume with the sweep, and are reported then."""
+        """Report settings of which all seeds have ended to the sweeper.
+
+        Interrupted points resume with the sweep, and are reported then.
+        """
         if self.sweeper.listed:
             return
         by_setting = dict[int, list[Point]]()
@@ -291,8 +409,13 @@ class Sweep:
 
     def _job(self, point: Point) -> Job:
         seed = (self.space.seeds or (None,)).index(point.seed)
-        variables = {**point.needs["variables"], **self.sweeper.variables(Setting(point.setting, point.values), seed)}
-        needs = {name: point.needs[name] for name in ("threads", "processes", "wants_gpu", "spread")}
+        variables = {
+            **point.needs["variables"],
+            **self.sweeper.variables(Setting(point.setting, point.values), seed),
+        }
+        needs = {
+            name: point.needs[name] for name in ("threads", "processes", "wants_gpu", "spread")
+        }
         return Job(point.number, point.label, self.folder.path, environment=variables, **needs)
 
 
@@ -303,12 +426,24 @@ def _together(ends: Sequence[PointResult]) -> Result:
             known = [one.best for one in ends if one.best]
             return Result(state.value, dict(known[-1]) if known else {})
     several = [one.metrics for one in distinct_runs(ends)]
-    return Result("finished", {name: statistics.fmean(one[name] for one in several) for name in several[0] if all(name in one for one in several)})
+    return Result(
+        "finished",
+        {
+            name: statistics.fmean(one[name] for one in several)
+            for name in several[0]
+            if all(name in one for one in several)
+        },
+    )
 
 
 def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
-    """Raise a ConfigError if a sweeper that chooses settings one by one is to be submitted as a whole."""
+    """Raise a ConfigError if a sweeper that chooses settings one by one is to be submitted as a
+    whole.
+    """
     if launcher.detached and not sweeper.listed:
-        hint = "add --wait: this process then asks the sweeper, submits one job at a time, and must stay running"
+        hint = (
+            "add --wait: this process then asks the sweeper, submits one job at a time, and "
+            "must stay running"
+        )
         words = "chooses points by earlier results, so the sweep cannot be submitted all at once"
         raise ConfigError(Problem("sweeper", words, type(sweeper).__name__, hint=hint))

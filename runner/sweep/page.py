@@ -18,7 +18,18 @@ from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, left_out
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
 from samewise.runner.sweep.results import PointResult, State
-from samewise.runner.sweep.rows import PARETO, Row, columns, cost_in_words, count_points, effect_rows, front_rows, not_best, point_rows, setting_rows
+from samewise.runner.sweep.rows import (
+    PARETO,
+    Row,
+    columns,
+    cost_in_words,
+    count_points,
+    effect_rows,
+    front_rows,
+    not_best,
+    point_rows,
+    setting_rows,
+)
 from samewise.runner.sweep.settings import goals
 
 _STYLE = """
@@ -31,12 +42,22 @@ svg { max-width: 100%; height: auto; } .failed { color: #b00020; } .pruned, .int
 """
 
 
-def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Effect], spent: Cost, pages: Pages | None) -> str:
+def page(
+    folder: SweepFolder,
+    found: Sequence[PointResult],
+    effects: Sequence[Effect],
+    spent: Cost,
+    pages: Pages | None,
+) -> str:
     """The page; `pages` are those of the MLflow UI."""
     several = any(one.point.seed is not None for one in found)
     alike = len(goals(found)) == 1
     objective = found[0].objective.removeprefix("final/")
-    parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>" if alike else "<h2>Settings</h2>", table(setting_rows(found))]
+    parts = [
+        _head(folder, found, spent, pages),
+        "<h2>Settings, the best first</h2>" if alike else "<h2>Settings</h2>",
+        table(setting_rows(found)),
+    ]
     if note := not_best(found):
         parts.append(f"<p class=note>{note}</p>")
     if front := front_rows(found):
@@ -46,7 +67,8 @@ def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Ef
             "<h2>Effect of each parameter</h2>",
             _draw(effects_plot, found, effects),
             table(effect_rows(effects)),
-            "<p class=note>The share is eta squared: the part of the variance between settings that lies between the parameter's values, one parameter at a "
+            "<p class=note>The share is eta squared: the part of the variance between "
+            "settings that lies between the parameter's values, one parameter at a "
             "time. Black: the mean over all settings with the value, and its 95 % interval.</p>",
         ]
     if note := left_out(found):
@@ -63,7 +85,18 @@ def page(folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Ef
 def document(title: str, parts: Sequence[str]) -> str:
     """A self-contained page without passwords and tokens. `parts` are HTML."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-    return redact("\n".join(["<!doctype html>", f'<html lang="en"><head>{head}</head>', "<body>", *parts, "</body></html>", ""]))
+    return redact(
+        "\n".join(
+            [
+                "<!doctype html>",
+                f'<html lang="en"><head>{head}</head>',
+                "<body>",
+                *parts,
+                "</body></html>",
+                "",
+            ]
+        )
+    )
 
 
 def _draw(plot: Callable[..., str], *given: Any) -> str:
@@ -72,16 +105,29 @@ def _draw(plot: Callable[..., str], *given: Any) -> str:
         return plot(*given)
     except Exception as error:  # any error of matplotlib, or in the results
         reason = f"cannot be drawn: {type(error).__name__}: {first_line(error)}"
-        print(f"warning: {Problem(plot.__name__.replace('_', ' '), reason, hint=raised_at(error))}", file=sys.stderr)
+        print(
+            f"warning: {Problem(plot.__name__.replace('_', ' '), reason, hint=raised_at(error))}",
+            file=sys.stderr,
+        )
         return ""
 
 
-def _head(folder: SweepFolder, found: Sequence[PointResult], spent: Cost, pages: Pages | None) -> str:
-    lines = [f"<h1>{html.escape(folder.id)}</h1>", f"<p><code>samewise sweep {html.escape(shlex.join(folder.facts['overrides']))}</code></p>"]
-    lines.append(f"<p>{number_of(len(found), 'point')}: {count_points(found)}. {cost_in_words(spent)}.</p>")
+def _head(
+    folder: SweepFolder, found: Sequence[PointResult], spent: Cost, pages: Pages | None
+) -> str:
+    lines = [
+        f"<h1>{html.escape(folder.id)}</h1>",
+        f"<p><code>samewise sweep {html.escape(shlex.join(folder.facts['overrides']))}</code></p>",
+    ]
+    lines.append(
+        f"<p>{number_of(len(found), 'point')}: {count_points(found)}. {cost_in_words(spent)}.</p>"
+    )
     if pages:
         opens = f" (after <code>{html.escape(pages.opens)}</code>)" if pages.opens else ""
-        links = f'<a href="{html.escape(pages.compare)}">side by side</a>, <a href="{html.escape(pages.table)}">in the table of runs</a>'
+        links = (
+            f'<a href="{html.escape(pages.compare)}">side by side</a>, <a '
+            f'href="{html.escape(pages.table)}">in the table of runs</a>'
+        )
         lines.append(f"<p>In the MLflow UI{opens}: {links}.</p>")
     return "\n".join(lines)
 
@@ -95,7 +141,9 @@ def table(rows: Sequence[Row], *, state: bool = False) -> str:
         shade = f' class="{row["state"]}"' if state and row["state"] != State.finished.value else ""
         cells = "".join(f"<td>{html.escape(str(row.get(name, '')))}</td>" for name in names)
         lines.append(f"<tr{shade}>{cells}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table>"
+    return (
+        f"<table><thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table>"
+    )
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -1,4 +1,7 @@
-"""Plots of a sweep as SVG, reproducible to the bit. matplotlib is imported when a plot is drawn, and its global state is not used."""
+"""Plots of a sweep as SVG, reproducible to the bit.
+
+Matplotlib is imported when a plot is drawn, and its global state is not used.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,13 @@ from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, as_number, pareto, settled_means
 from samewise.runner.sweep.results import PointResult, State
-from samewise.runner.sweep.settings import Spread, group_by_setting, objective_means, rank_settings, spread
+from samewise.runner.sweep.settings import (
+    Spread,
+    group_by_setting,
+    objective_means,
+    rank_settings,
+    spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +34,10 @@ _GREY = "#c8c8c8"
 
 
 def effects_plot(found: Sequence[PointResult], effects: Sequence[Effect]) -> str:
-    """The metric of each setting against each parameter, with each value's mean and 95 % interval; the strongest parameter first."""
+    """The metric of each setting against each parameter, with each value's mean and 95 % interval.
+
+    The strongest parameter first.
+    """
     figure = _figure(4.2 * min(3, len(effects)), 3.4 * math.ceil(len(effects) / 3))
     for number, effect in enumerate(effects):
         axes = figure.add_subplot(math.ceil(len(effects) / 3), min(3, len(effects)), number + 1)
@@ -34,7 +46,9 @@ def effects_plot(found: Sequence[PointResult], effects: Sequence[Effect]) -> str
 
 
 def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
-    known = [(values[effect.key], mean) for values, mean in settled_means(found) if effect.key in values]
+    known = [
+        (values[effect.key], mean) for values, mean in settled_means(found) if effect.key in values
+    ]
     numbers = [as_number(value) for value, _ in known]
     scale = [value for value in numbers if value is not None]
     numeric = len(scale) == len(known) and len(set(scale)) > 2
@@ -44,13 +58,28 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
         if min(scale) > 0 and max(scale) / min(scale) >= 20:
             axes.set_xscale("log")
     else:
-        axes.scatter([names.index(value) for value, _ in known], [mean for _, mean in known], s=18, color=_COLOURS[0], alpha=0.6)
+        axes.scatter(
+            [names.index(value) for value, _ in known],
+            [mean for _, mean in known],
+            s=18,
+            color=_COLOURS[0],
+            alpha=0.6,
+        )
         axes.set_xticks(range(len(names)), [_shorten(name) for name in names])
     if all(as_number(name) is not None for name in names) or not numeric:
         places = [float(name) for name in names] if numeric else list(range(len(names)))
         means = [level.spread.mean for level in effect.levels]
         margins = [_margins(level.spread, found[0].objective) for level in effect.levels]
-        axes.errorbar(places, means, yerr=[*zip(*margins, strict=True)], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
+        axes.errorbar(
+            places,
+            means,
+            yerr=[*zip(*margins, strict=True)],
+            fmt="D",
+            markersize=5,
+            color="black",
+            capsize=3,
+            linewidth=1,
+        )
     share = "" if math.isnan(effect.share) else f": {effect.share:.0%} of the variance"
     axes.set_title(_literal(f"{effect.key.lstrip('+~')}{share}"), fontsize=9)
     axes.set_ylabel(_literal(found[0].objective), fontsize=8)
@@ -68,19 +97,39 @@ def seeds_plot(found: Sequence[PointResult]) -> str:
     figure = _figure(7.5, 1.2 + 0.34 * len(settings))
     axes = figure.add_subplot()
     for place, setting in enumerate(settings):
-        values = [one.value for one in setting if one.state is State.finished and not math.isnan(one.value)]
+        values = [
+            one.value
+            for one in setting
+            if one.state is State.finished and not math.isnan(one.value)
+        ]
         total = spread(setting)
         axes.scatter(values, [place] * len(values), s=20, color=_COLOURS[0], alpha=0.6)
         below, above = _margins(total, setting[0].objective)
-        axes.errorbar([total.mean], [place], xerr=[[below], [above]], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
-    axes.set_yticks(range(len(settings)), [_shorten(label(setting[0].point.values), 60) for setting in settings])
+        axes.errorbar(
+            [total.mean],
+            [place],
+            xerr=[[below], [above]],
+            fmt="D",
+            markersize=5,
+            color="black",
+            capsize=3,
+            linewidth=1,
+        )
+    axes.set_yticks(
+        range(len(settings)), [_shorten(label(setting[0].point.values), 60) for setting in settings]
+    )
     axes.invert_yaxis()
-    axes.set_xlabel(f"{_literal(found[0].objective)}: seeds, mean, 95 % interval of the mean", fontsize=8)
+    axes.set_xlabel(
+        f"{_literal(found[0].objective)}: seeds, mean, 95 % interval of the mean", fontsize=8
+    )
     return _svg(figure)
 
 
 def curves_plot(found: Sequence[PointResult], metric: str) -> str:
-    """A metric over the steps of every run, coloured for the best settings; empty if no run has logged it."""
+    """A metric over the steps of every run, coloured for the best settings.
+
+    Empty if no run has logged it.
+    """
     figure = _figure(7.5, 4.2)
     axes = figure.add_subplot()
     drawn = False
@@ -92,8 +141,19 @@ def curves_plot(found: Sequence[PointResult], metric: str) -> str:
             if not line:
                 continue
             drawn = True
-            name = _shorten(label(setting[0].point.values), 50) if number == 0 and place < _SHOWN else None
-            axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.2, alpha=0.8, label=name, marker="." if len(line) < 15 else None)
+            name = (
+                _shorten(label(setting[0].point.values), 50)
+                if number == 0 and place < _SHOWN
+                else None
+            )
+            axes.plot(
+                *zip(*line, strict=True),
+                color=colour,
+                linewidth=1.2,
+                alpha=0.8,
+                label=name,
+                marker="." if len(line) < 15 else None,
+            )
     if not drawn:
         return ""
     handles, names = axes.get_legend_handles_labels()
@@ -110,10 +170,19 @@ def objectives_plot(found: Sequence[PointResult]) -> str:
     first, second = list(objectives)[:2]
     figure = _figure(5.5, 4.2)
     axes = figure.add_subplot()
-    every, front = ([(objective_means(one)[first], objective_means(one)[second]) for one in settings] for settings in (group_by_setting(found), pareto(found)))
+    every, front = (
+        [(objective_means(one)[first], objective_means(one)[second]) for one in settings]
+        for settings in (group_by_setting(found), pareto(found))
+    )
     axes.scatter(*zip(*every, strict=True), s=18, color=_GREY)
     if front:
-        axes.plot(*zip(*sorted(front), strict=True), color=_COLOURS[0], marker="o", markersize=5, linewidth=1)
+        axes.plot(
+            *zip(*sorted(front), strict=True),
+            color=_COLOURS[0],
+            marker="o",
+            markersize=5,
+            linewidth=1,
+        )
     axes.set_xlabel(_literal(f"{first} ({objectives[first]})"), fontsize=8)
     axes.set_ylabel(_literal(f"{second} ({objectives[second]})"), fontsize=8)
     return _svg(figure)
@@ -132,7 +201,9 @@ def _svg(figure: Figure) -> str:
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "samewise", "svg.fonttype": "none", "font.family": "sans-serif"}):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "samewise", "svg.fonttype": "none", "font.family": "sans-serif"}
+    ):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
 
@@ -142,5 +213,8 @@ def _shorten(text: str, most: int = 24) -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape dollars, which would start a formula. The labels of a logarithmic axis are formulas."""
+    """Escape dollars, which would start a formula.
+
+    The labels of a logarithmic axis are formulas.
+    """
     return text.replace("$", r"\$")

@@ -1,4 +1,6 @@
-"""Shows a sweep's progress: a line for each running job, and one for each that has ended, on standard error; without a terminal only the latter."""
+"""Shows a sweep's progress: a line for each running job, and one for each that has ended, on
+standard error; without a terminal only the latter.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,27 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.results import PointResult, State, latest
 
 _EVERY_S = 1.0
-_STYLES = {State.finished: "green", State.failed: "bold red", State.pruned: "yellow", State.interrupted: "yellow"}
+_STYLES = {
+    State.finished: "green",
+    State.failed: "bold red",
+    State.pruned: "yellow",
+    State.interrupted: "yellow",
+}
 
 
 class Watcher:
     """Displays a running sweep."""
 
-    def __init__(self, folder: SweepFolder, *, total: int | None, console: PlainConsole | None = None) -> None:
+    def __init__(
+        self, folder: SweepFolder, *, total: int | None, console: PlainConsole | None = None
+    ) -> None:
         self._folder, self.total = folder, total
         self._console = console or PlainConsole(stderr=True, highlight=False, soft_wrap=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
+        self._live = (
+            Live(console=self._console, auto_refresh=False, transient=True)
+            if self._console.is_terminal
+            else None
+        )
         self._counts = Counter[State]()
         self._drawn = 0.0
         self._began = time.monotonic()
@@ -51,7 +64,10 @@ class Watcher:
 
     def show_restart(self, now: PointResult) -> None:
         """A job that died is restarted."""
-        self.say(f"{self._head(now.point)}  {now.reason}; restarting it from its last checkpoint", "yellow")
+        self.say(
+            f"{self._head(now.point)}  {now.reason}; restarting it from its last checkpoint",
+            "yellow",
+        )
 
     def show_ended(self, now: PointResult) -> None:
         """A job has ended; printed at once."""
@@ -72,7 +88,10 @@ class Watcher:
             return
         self._drawn = now
         lines = [self._line(point) for point in sorted(running, key=lambda point: point.number)]
-        self._live.update(Group(*lines[: max(1, self._console.height - 3)], self._foot(len(running), waiting)), refresh=True)
+        self._live.update(
+            Group(*lines[: max(1, self._console.height - 3)], self._foot(len(running), waiting)),
+            refresh=True,
+        )
 
     def _head(self, point: Point) -> str:
         of = f"/{self.total}" if self.total else ""
@@ -97,9 +116,15 @@ class Watcher:
         return (total - step) * (now - began) / (step - first)
 
     def _foot(self, running: int, waiting: int) -> Text:
-        counts = ", ".join(f"{count} {state.value}" for state, count in sorted(self._counts.items()))
-        left = ", ".join(filter(None, [counts, f"{running} running", f"{waiting} waiting" if waiting else ""]))
-        return Text(f"{self._folder.id}: {left}, {clock(time.monotonic() - self._began)}", style="dim")
+        counts = ", ".join(
+            f"{count} {state.value}" for state, count in sorted(self._counts.items())
+        )
+        left = ", ".join(
+            filter(None, [counts, f"{running} running", f"{waiting} waiting" if waiting else ""])
+        )
+        return Text(
+            f"{self._folder.id}: {left}, {clock(time.monotonic() - self._began)}", style="dim"
+        )
 
 
 def clock(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""The result of each point of a sweep, from its run's folder and its job's record. Imports neither torch nor mlflow."""
+"""The result of each point of a sweep, from its run's folder and its job's record.
+
+Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ class State(enum.StrEnum):
 
 
 ENDED = (State.finished, State.pruned, State.failed)
-"""States in which nothing more happens on its own. Interrupted points resume when the sweep does."""
+"""States in which nothing more happens on its own. Interrupted points resume when the sweep does.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,16 @@ class PointResult:
         point: Which.
         state: Where it stands.
         reason: The reason, if it is not obvious: the error's first line, "killed by SIGKILL".
-        best: Metrics at the step that was best by `evaluate.monitor`, so far if it has not finished.
+        best: Metrics at the step that was best by `evaluate.monitor`, so far if it has not
+            finished.
         final: Metrics of the last evaluation.
         steps: Optimizer steps taken.
         seconds: Spent training; of an unfinished run, the time that its jobs took.
         weights_sha256: Of the final weights.
         mlflow_run_id: The MLflow run's.
         tries: How often the job was started.
-        objectives: `sweeper.objectives`: metrics, each with min or max; empty if `evaluate.monitor` is the objective.
+        objectives: `sweeper.objectives`: metrics, each with min or max; empty if `evaluate.monitor`
+            is the objective.
     """
 
     point: Point
@@ -79,7 +85,9 @@ class PointResult:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The metrics by the names that objectives have: at the best step, and with the prefix `final/` at the last."""
+        """The metrics by the names that objectives have: at the best step, and with the prefix
+        `final/` at the last.
+        """
         return {**self.best, **{f"final/{name}": value for name, value in self.final.items()}}
 
     @property
@@ -99,7 +107,11 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
         return PointResult(point, state, reason, tries=tries, objectives=folder.objectives)
     if summary.get("status") == "finished":
         metrics: Mapping[str, Any] = summary["metrics"]
-        best = {name: value for name, value in (metrics["best"] or metrics["final"]).items() if name != "step"}
+        best = {
+            name: value
+            for name, value in (metrics["best"] or metrics["final"]).items()
+            if name != "step"
+        }
         return PointResult(
             point,
             State.finished,
@@ -115,7 +127,18 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
         )
     steps, last = latest(point.run, point.monitor)
     best = best_evaluations(point.run, {point.monitor: point.mode}).get(point.monitor, {})
-    return PointResult(point, state, reason, best, last, steps, folder.spent_s(point), mlflow_run_id=tracked, tries=tries, objectives=folder.objectives)
+    return PointResult(
+        point,
+        state,
+        reason,
+        best,
+        last,
+        steps,
+        folder.spent_s(point),
+        mlflow_run_id=tracked,
+        tries=tries,
+        objectives=folder.objectives,
+    )
 
 
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
@@ -127,17 +150,34 @@ def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -
 
 
 def repeat_failure(one: PointResult, first: PointResult | None) -> PointResult:
-    """The result of a point; failed if it has none of its own yet, and the first point that is the same run has failed: it is not run again."""
+    """The result of a point.
+
+    Failed if it has none of its own yet, and the first point that is the same run has failed: it is
+    not run again.
+    """
     if one.state is not State.waiting or first is None or first.state is not State.failed:
         return one
-    return dataclasses.replace(one, state=State.failed, reason=f"the same run as point {first.point.number + 1}, which failed: {first.reason}")
+    return dataclasses.replace(
+        one,
+        state=State.failed,
+        reason=f"the same run as point {first.point.number + 1}, which failed: {first.reason}",
+    )
 
 
-def current_results(folder: SweepFolder, project: Project, *, trusted: bool = True) -> list[PointResult]:
-    """The results of all points, in order, with the launcher's information about jobs; a launcher named by someone else is not asked."""
+def current_results(
+    folder: SweepFolder, project: Project, *, trusted: bool = True
+) -> list[PointResult]:
+    """The results of all points, in order, with the launcher's information about jobs.
+
+    A launcher named by someone else is not asked.
+    """
     if folder.facts["launcher"]["_target_"] != LOCAL:
         if not trusted:
-            print(f"warning: {folder.path} {trust.NOT_YOURS}. Its launcher is not asked for the state of its jobs; --trust allows it", file=sys.stderr)
+            print(
+                f"warning: {folder.path} {trust.NOT_YOURS}. Its launcher is not asked for "
+                "the state of its jobs; --trust allows it",
+                file=sys.stderr,
+            )
             return point_results(folder)
         launcher = open_launcher(folder, project)
         if launcher.detached:
@@ -147,7 +187,11 @@ def current_results(folder: SweepFolder, project: Project, *, trusted: bool = Tr
     found = point_results(folder)
     if folder.holder() is not None:
         return found
-    return [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]  # its jobs ended with it
+    # Its jobs ended with it
+    return [
+        dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one
+        for one in found
+    ]
 
 
 UNSUBMITTED = "not submitted"
@@ -155,21 +199,32 @@ UNSUBMITTED = "not submitted"
 
 
 def _name_unsubmitted(found: Sequence[PointResult], seen: Mapping[int, Seen]) -> list[PointResult]:
-    """The results, with the reason for points that wait, but for no job; those that are the same run as an earlier one have none of their own."""
+    """The results, with the reason for points that wait, but for no job.
+
+    Those that are the same run as an earlier one have none of their own.
+    """
     firsts = {one.point.folder: one.point.number for one in reversed(found)}
     left = {number for number in firsts.values() if number not in seen}
-    return [dataclasses.replace(one, reason=UNSUBMITTED) if one.state is State.waiting and one.point.number in left else one for one in found]
+    return [
+        dataclasses.replace(one, reason=UNSUBMITTED)
+        if one.state is State.waiting and one.point.number in left
+        else one
+        for one in found
+    ]
 
 
 LOCAL = "samewise.runner.launchers.local.Local"
 
 
 def open_launcher(folder: SweepFolder, project: Project) -> Launcher:
-    """The launcher of a trusted sweep; only a detached one knows jobs that another process has submitted.
+    """The launcher of a trusted sweep.
+
+    Only a detached one knows jobs that another process has submitted.
 
     Args:
         folder: The sweep's.
-        project: The user's, whose packages may contain the launcher: packages that the folder names are not trusted.
+        project: The user's, whose packages may contain the launcher: packages that the folder names
+            are not trusted.
     """
     from samewise.runner.config.instantiate import instantiate
 
@@ -189,12 +244,20 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
     if "ended" in word:
         code = word.get("exit_code")
         how = seen.reason if seen is not None and code == INTERRUPTED else ""
-        why = "; ".join(filter(None, [how, strip_heading(said).partition("\n")[0].partition("; hint: ")[0]]))
-        return (State.interrupted if code == INTERRUPTED else State.failed), why or reason or f"exit code {code}"
+        why = "; ".join(
+            filter(None, [how, strip_heading(said).partition("\n")[0].partition("; hint: ")[0]])
+        )
+        return (
+            State.interrupted if code == INTERRUPTED else State.failed
+        ), why or reason or f"exit code {code}"
     if seen is not None and seen.failed:
         return State.failed, reason
     if "began" in word:
-        return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it ended without a message")
+        return (
+            (State.running, "")
+            if seen is None and not reason
+            else (State.interrupted, reason or "it ended without a message")
+        )
     return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")
 
 
@@ -202,7 +265,9 @@ _NOT_EVALUATED = ("train/", "system/")
 
 
 def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
-    """The last logged step of a run and its last evaluation, from the last `window` bytes of its journal."""
+    """The last logged step of a run and its last evaluation, from the last `window` bytes of its
+    journal.
+    """
     try:
         handle = open_to_read(run.metrics)
         if handle is None:
@@ -220,15 +285,28 @@ def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int,
             continue
         step = max(step, entry.step)
         if not evaluated and monitor in entry.metrics:
-            evaluated = {name: value for name, value in entry.metrics.items() if not name.startswith(_NOT_EVALUATED)}
+            evaluated = {
+                name: value
+                for name, value in entry.metrics.items()
+                if not name.startswith(_NOT_EVALUATED)
+            }
         if step and evaluated:
             break
     return step, evaluated
 
 
 def best_evaluations(run: RunFolder, modes: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """A run's best evaluation so far by each of these metrics, if it has one and its journal can be read."""
+    """A run's best evaluation so far by each of these metrics, if it has one and its journal can be
+    read.
+    """
     with contextlib.suppress(ConfigError):
         found = best_so_far(run.metrics, modes)
-        return {by: {name: one[name] for name in one if name == by or not (name == "step" or name.startswith(_NOT_EVALUATED))} for by, one in found.items()}
+        return {
+            by: {
+                name: one[name]
+                for name in one
+                if name == by or not (name == "step" or name.startswith(_NOT_EVALUATED))
+            }
+            for by, one in found.items()
+        }
     return {}

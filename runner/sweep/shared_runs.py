@@ -1,4 +1,6 @@
-"""Points of a sweep that are one run, since their settings differ in nothing that the fingerprint contains."""
+"""Points of a sweep that are one run, since their settings differ in nothing that the fingerprint
+contains.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,24 @@ from samewise.runner.sweepers.space import Space
 _SHOWN = 5
 
 
-def require_separate(points: Sequence[Point], composed: Callable[[Point], Composed]) -> dict[tuple[str, ...], list[tuple[int, int]]]:
+def require_separate(
+    points: Sequence[Point], composed: Callable[[Point], Composed]
+) -> dict[tuple[str, ...], list[tuple[int, int]]]:
     """Find the points that are the same run as an earlier one.
 
-    Returns the numbers of the point and of the first one with its run, by the keys in which the two differ. ConfigError if two differ in their data's location
-    or their device: only one would be trained, and its result shown for both.
+    Returns the numbers of the point and of the first one with its run, by the keys in which the two
+    differ. ConfigError if two differ in their data's location or their device: only one would be
+    trained, and its result shown for both.
 
     Args:
         points: All of the sweep so far.
         composed: Gives a point's config; called only for points that share a run.
     """
     firsts, configs = dict[str, Point](), dict[int, Composed]()
-    found, wrong = dict[tuple[str, ...], list[tuple[int, int]]](), dict[tuple[str, ...], list[tuple[Point, Point]]]()
+    found, wrong = (
+        dict[tuple[str, ...], list[tuple[int, int]]](),
+        dict[tuple[str, ...], list[tuple[Point, Point]]](),
+    )
     for point in points:
         first = firsts.setdefault(point.folder, point)
         if first is point:
@@ -45,14 +53,20 @@ def require_separate(points: Sequence[Point], composed: Callable[[Point], Compos
 
 
 def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> None:
-    """Raise a ConfigError if a sweep that exists was made with data elsewhere, or for another device, than its command now names."""
+    """Raise a ConfigError if a sweep that exists was made with data elsewhere, or for another
+    device, than its command now names.
+    """
     point = next(iter(folder.points()), None)
     if point is None:
         return
     saved = compose.load(folder.config(point.number))
-    now = composer.compose(space.at({**point.values, **({"seed": point.seed} if point.seed is not None else {})}))
+    now = composer.compose(
+        space.at({**point.values, **({"seed": point.seed} if point.seed is not None else {})})
+    )
     if changed := _decisive(differing_keys(saved.cfg, now.cfg)):
-        words = ", ".join(f"{key}={at(saved.whole, key)} (now {at(now.whole, key)})" for key in changed)
+        words = ", ".join(
+            f"{key}={at(saved.whole, key)} (now {at(now.whole, key)})" for key in changed
+        )
         hint = "restore it, or choose a different name= for a separate sweep"
         raise ConfigError(Problem(folder.id, f"this sweep was made with {words}", hint=hint))
 
@@ -62,7 +76,12 @@ def _decisive(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(key for key in keys if key == "device" or finds_data(key))
 
 
-def notes(found: dict[tuple[str, ...], list[tuple[int, int]]], told: set[tuple[str, ...]], *, start: int = 0) -> list[str]:
+def notes(
+    found: dict[tuple[str, ...], list[tuple[int, int]]],
+    told: set[tuple[str, ...]],
+    *,
+    start: int = 0,
+) -> list[str]:
     """Say which points are the same run as another; each set of keys once.
 
     Args:
@@ -79,9 +98,15 @@ def notes(found: dict[tuple[str, ...], list[tuple[int, int]]], told: set[tuple[s
         more = ", ..." if len(new) > _SHOWN else ""
         which = ", ".join(f"{number} as {first}" for number, first in new[:_SHOWN])
         several = f"{len(new)} points are the same runs as earlier ones ({which}{more})"
-        what = several if len(new) > 1 else f"point {new[0][0]} is the same run as point {new[0][1]}"
+        what = (
+            several if len(new) > 1 else f"point {new[0][0]} is the same run as point {new[0][1]}"
+        )
         shown = f"{', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
-        said.append(f"{what}: they differ only in {shown}, which does not change the result" if keys else f"{what}: they have the same settings")
+        said.append(
+            f"{what}: they differ only in {shown}, which does not change the result"
+            if keys
+            else f"{what}: they have the same settings"
+        )
     return said
 
 
@@ -89,6 +114,9 @@ def _problem(keys: tuple[str, ...], pairs: Sequence[tuple[Point, Point]]) -> Pro
     first, second = pairs[0]
     more = f", and {len(pairs) - 1} more" if len(pairs) > 1 else ""
     labels = f"{first.number + 1} ({first.label}) and {second.number + 1} ({second.label})"
-    words = f"is not part of the fingerprint, so points {labels}{more} would be one run, trained only once"
+    words = (
+        f"is not part of the fingerprint, so points {labels}{more} would be one run, trained "
+        "only once"
+    )
     hint = f"'name=NAME-{'-'.join(f'${{{key}}}' for key in keys)}' makes them separate runs"
     return Problem(", ".join(keys), words, hint=hint)

@@ -14,8 +14,11 @@ from samewise.runner.records.sweep_folder import Point
 from samewise.runner.sweep.points import ComposedPoint
 
 
-def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> None:
-    """Raise all problems of the points as a ConfigError: each once, with the number of points that have it.
+def require_sound(
+    points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False
+) -> None:
+    """Raise all problems of the points as a ConfigError: each once, with the number of points that
+    have it.
 
     Args:
         points: Which.
@@ -30,23 +33,38 @@ def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewher
     found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
     seen, seen_here = dict[str, list[Problem]](), dict[str, list[Problem]]()
     for made in points:
-        of_components = [*components.required_are_there(made.whole), *_find_once(seen, made.whole, find)]
+        of_components = [
+            *components.required_are_there(made.whole),
+            *_find_once(seen, made.whole, find),
+        ]
         for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
         what = {"machine": [made.whole[key] for key in ("device", "run_root", "strategy")]}
-        for problem in _find_once(seen_here, what, lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere)):
+        for problem in _find_once(
+            seen_here,
+            what,
+            lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere),
+        ):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     if not found and not elsewhere:
         for made in points:
-            what = {"processes": [made.whole[key] for key in ("strategy", "device", "replicas", "accumulate")]}
-            for problem in _find_once(seen_here, what, lambda _, made=made: _misfits(made.composed, project)):
+            what = {
+                "processes": [
+                    made.whole[key] for key in ("strategy", "device", "replicas", "accumulate")
+                ]
+            }
+            for problem in _find_once(
+                seen_here, what, lambda _, made=made: _misfits(made.composed, project)
+            ):
                 found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     if found:
         raise ConfigError(*(_count_points(each, len(points)) for each in found.values()))
 
 
 def cautions(points: Sequence[ComposedPoint], told: set[tuple[str, str]]) -> list[Problem]:
-    """Settings left out of the points' configs, and those kept; each once, with the number of points.
+    """Settings left out of the points' configs, and those kept.
+
+    Each once, with the number of points.
 
     Args:
         points: Which.
@@ -71,7 +89,11 @@ def _misfits(composed: Composed, project: Project) -> list[Problem]:
     return []
 
 
-def _find_once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Callable[[Mapping[str, Any]], list[Problem]]) -> list[Problem]:
+def _find_once(
+    seen: dict[str, list[Problem]],
+    whole: Mapping[str, Any],
+    find: Callable[[Mapping[str, Any]], list[Problem]],
+) -> list[Problem]:
     """The results of `find` for the parts of a config, each distinct part checked once."""
     found = list[Problem]()
     for key, part in whole.items():
@@ -85,4 +107,8 @@ def _find_once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: C
 def _count_points(each: Sequence[tuple[Point, Problem]], points: int) -> Problem:
     (first, problem), count = each[0], len({point.number for point, _ in each})
     where = "every point" if count == points else f"{count} of {points} points, first {first.label}"
-    return problem if points == 1 else dataclasses.replace(problem, message=f"{problem.message} (in {where})")
+    return (
+        problem
+        if points == 1
+        else dataclasses.replace(problem, message=f"{problem.message} (in {where})")
+    )

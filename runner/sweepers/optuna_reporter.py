@@ -1,4 +1,6 @@
-"""Runs in a job: reports each evaluation to Optuna's study, and ends the run if the pruner decides so."""
+"""Runs in a job: reports each evaluation to Optuna's study, and ends the run if the pruner decides
+so.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from samewise.runner.tracking import journal
 
 @final
 class Reporter(Callback):
-    """Reports from the main process. A pruned run stops like an interrupted one: it saves, and can be resumed to its full length.
+    """Reports from the main process.
+
+    A pruned run stops like an interrupted one: it saves, and can be resumed to its full length.
 
     Args:
         folder: The sweep's.
@@ -29,23 +33,43 @@ class Reporter(Callback):
         pruner_options: Its arguments.
     """
 
-    def __init__(self, *, folder: str, trial: int, metric: str, pruner: str, pruner_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        folder: str,
+        trial: int,
+        metric: str,
+        pruner: str,
+        pruner_options: Mapping[str, Any],
+    ) -> None:
         self._folder, self._number, self._metric = SweepFolder(Path(folder)), trial, metric
         self._pruner, self._pruner_options = pruner, pruner_options
         self._trial: optuna.Trial | None = None
         self._pruned = ""
 
     def on_start(self, run: RunView) -> None:
-        """Attach to the trial, and report the evaluations of a run that was begun outside of the sweep. A trial that had failed cannot be changed."""
+        """Attach to the trial, and report the evaluations of a run that was begun outside of the
+        sweep. A trial that had failed cannot be changed.
+        """
         if not run.is_main:
             return
-        trial = optuna_study.attach(self._folder.path, self._number, pruner=optuna_study.pruner(self._pruner, self._pruner_options))
+        trial = optuna_study.attach(
+            self._folder.path,
+            self._number,
+            pruner=optuna_study.pruner(self._pruner, self._pruner_options),
+        )
         state = trial.storage.get_trial(trial._trial_id)  # pyright: ignore[reportPrivateUsage]
         if state.state.is_finished():
             return
         self._trial = trial
-        done = {key: value for key, value in journal.logged_values(RunFolder(run.folder).metrics).items() if key[0] <= run.step}
-        for number, value in optuna_study.logged(done, self._metric, run.evaluation_interval).items():
+        done = {
+            key: value
+            for key, value in journal.logged_values(RunFolder(run.folder).metrics).items()
+            if key[0] <= run.step
+        }
+        for number, value in optuna_study.logged(
+            done, self._metric, run.evaluation_interval
+        ).items():
             if number not in state.intermediate_values:
                 self._report(run, value, number)
 
@@ -53,8 +77,19 @@ class Reporter(Callback):
         if self._trial is None:
             return
         if self._metric not in metrics:
-            raise ConfigError(Problem("sweeper.objectives", "the run does not have this metric", self._metric, hint=nearest(self._metric, sorted(metrics))))
-        self._report(run, metrics[self._metric], optuna_study.evaluation_number(run.step, run.evaluation_interval))
+            raise ConfigError(
+                Problem(
+                    "sweeper.objectives",
+                    "the run does not have this metric",
+                    self._metric,
+                    hint=nearest(self._metric, sorted(metrics)),
+                )
+            )
+        self._report(
+            run,
+            metrics[self._metric],
+            optuna_study.evaluation_number(run.step, run.evaluation_interval),
+        )
 
     def _report(self, run: RunView, value: float, number: int) -> None:
         if self._trial is None or self._pruned:
@@ -73,6 +108,8 @@ class Reporter(Callback):
         if not self._pruned or run.is_over or not run.is_saved:
             return
         write_json(RunFolder(run.folder).tags, {"sweep.pruned": self._pruned})
-        point = next((point for point in self._folder.points() if point.setting == self._number), None)
+        point = next(
+            (point for point in self._folder.points() if point.setting == self._number), None
+        )
         if point is not None:
             self._folder.note(point.number, pruned=self._pruned)

@@ -1,4 +1,7 @@
-"""A sweep's Optuna study: its file, and samplers and pruners by name. Used by the sweep's process and by jobs that report to it."""
+"""A sweep's Optuna study: its file, and samplers and pruners by name.
+
+Used by the sweep's process and by jobs that report to it.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,41 @@ from samewise.runner.records.files import cut_torn_line
 
 try:
     import optuna
-    from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-    from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+    from optuna.pruners import (
+        BasePruner,
+        HyperbandPruner,
+        MedianPruner,
+        NopPruner,
+        SuccessiveHalvingPruner,
+    )
+    from optuna.samplers import (
+        BaseSampler,
+        CmaEsSampler,
+        GPSampler,
+        NSGAIISampler,
+        RandomSampler,
+        TPESampler,
+    )
     from optuna.storages import BaseStorage
     from optuna.storages.journal import JournalFileBackend, JournalStorage
     from optuna.study import StudyDirection
 except ImportError as missing:
-    raise ConfigError(Problem("sweeper", f"needs Optuna 5: {missing}", hint="pip install 'samewise[sweep]'")) from None
+    raise ConfigError(
+        Problem("sweeper", f"needs Optuna 5: {missing}", hint="pip install 'samewise[sweep]'")
+    ) from None
 
-SAMPLERS: Mapping[str, type[BaseSampler]] = {"tpe": TPESampler, "gp": GPSampler, "cmaes": CmaEsSampler, "nsgaii": NSGAIISampler, "random": RandomSampler}
-PRUNERS: Mapping[str, type[BasePruner]] = {"median": MedianPruner, "successive_halving": SuccessiveHalvingPruner, "hyperband": HyperbandPruner}
+SAMPLERS: Mapping[str, type[BaseSampler]] = {
+    "tpe": TPESampler,
+    "gp": GPSampler,
+    "cmaes": CmaEsSampler,
+    "nsgaii": NSGAIISampler,
+    "random": RandomSampler,
+}
+PRUNERS: Mapping[str, type[BasePruner]] = {
+    "median": MedianPruner,
+    "successive_halving": SuccessiveHalvingPruner,
+    "hyperband": HyperbandPruner,
+}
 FILE = "optuna.log"
 """The study's journal, in the sweep's folder: what `optuna-dashboard` reads."""
 
@@ -45,7 +73,10 @@ class _Journal(JournalFileBackend):
         self._path = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append whole lines, after removing an unfinished last one. `make_durable` makes them durable."""
+        """Append whole lines, after removing an unfinished last one.
+
+        `make_durable` makes them durable.
+        """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         with locks.hold(self._path, wait=True, sign=False), open(self._path, "ab+") as handle:
             cut_torn_line(handle.fileno())
@@ -64,19 +95,37 @@ def make_durable(folder: Path) -> None:
 
 
 def sampler(name: str, options: Mapping[str, Any], *, seed: int) -> BaseSampler:
-    """The sampler with this name in `SAMPLERS`; ConfigError if the choice, or one of its options, does not exist."""
+    """The sampler with this name in `SAMPLERS`.
+
+    ConfigError if the choice, or one of its options, does not exist.
+    """
     return _make(SAMPLERS, name, "sampler", {"seed": seed, **options})
 
 
 def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
-    """The pruner with this name in `PRUNERS`; None never stops a trial. ConfigError if the choice, or one of its options, does not exist."""
+    """The pruner with this name in `PRUNERS`.
+
+    None never stops a trial. ConfigError if the choice, or one of its options, does not exist.
+    """
     return NopPruner() if name is None else _make(PRUNERS, name, "pruner", options)
 
 
-def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
+def open_study(
+    folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner
+) -> optuna.Study:
     """The study of a sweep, created if it does not exist yet."""
-    directions = [StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE for mode in objectives.values()]
-    study = optuna.create_study(storage=storage(folder), study_name=folder.name, directions=directions, sampler=sampler, pruner=pruner, load_if_exists=True)
+    directions = [
+        StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
+        for mode in objectives.values()
+    ]
+    study = optuna.create_study(
+        storage=storage(folder),
+        study_name=folder.name,
+        directions=directions,
+        sampler=sampler,
+        pruner=pruner,
+        load_if_exists=True,
+    )
     if study.metric_names is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -84,9 +133,19 @@ def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSamp
     return study
 
 
-def attach(folder: Path, number: int, *, pruner: BasePruner, store: BaseStorage | None = None) -> optuna.Trial:
-    """A trial of the sweep's study, to report its evaluations and to ask the pruner: it is given no values."""
-    study = optuna.load_study(study_name=folder.name, storage=store or storage(folder), sampler=RandomSampler(), pruner=pruner)  # the sampler is never asked
+def attach(
+    folder: Path, number: int, *, pruner: BasePruner, store: BaseStorage | None = None
+) -> optuna.Trial:
+    """A trial of the sweep's study, to report its evaluations and to ask the pruner: it is given no
+    values.
+    """
+    # The sampler is never asked
+    study = optuna.load_study(
+        study_name=folder.name,
+        storage=store or storage(folder),
+        sampler=RandomSampler(),
+        pruner=pruner,
+    )
     return optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)  # pyright: ignore[reportPrivateUsage]  (Optuna's way to attach to a trial)
 
 
@@ -109,15 +168,39 @@ def evaluation_number(step: int, interval: int) -> int:
 
 def logged(values: Mapping[tuple[int, str], float], metric: str, interval: int) -> dict[int, float]:
     """A metric's value at each evaluation of a run, by its number, from the values of its journal."""
-    return {evaluation_number(step, interval): values[step, name] for step, name in sorted(values) if name == metric}
+    return {
+        evaluation_number(step, interval): values[step, name]
+        for step, name in sorted(values)
+        if name == metric
+    }
 
 
-def _make(classes: Mapping[str, type[Any]], name: str, path: str, options: Mapping[str, Any]) -> Any:
+def _make(
+    classes: Mapping[str, type[Any]], name: str, path: str, options: Mapping[str, Any]
+) -> Any:
     if name not in classes:
-        raise ConfigError(Problem(path, "no such choice", name, f"one of: {', '.join(classes)}", nearest(name, classes)))
+        raise ConfigError(
+            Problem(
+                path,
+                "no such choice",
+                name,
+                f"one of: {', '.join(classes)}",
+                nearest(name, classes),
+            )
+        )
     known = inspect.signature(classes[name]).parameters
     unknown = [option for option in options if option not in known]
     if unknown:
         message = f"Optuna's {classes[name].__name__} has no such argument"
-        raise ConfigError(*(Problem(f"{path}_options.{option}", message, options[option], hint=nearest(option, known)) for option in unknown))
+        raise ConfigError(
+            *(
+                Problem(
+                    f"{path}_options.{option}",
+                    message,
+                    options[option],
+                    hint=nearest(option, known),
+                )
+                for option in unknown
+            )
+        )
     return call(classes[name], f"{path}_options", **options)

@@ -14,7 +14,8 @@ from samewise.runner.sweepers.space import Dimension, Space
 
 
 class _RandomSweeper(Sweeper, abc.ABC):
-    """So many settings, each a function of the seed and its number: with more trials, the first settings stay the same.
+    """So many settings, each a function of the seed and its number: with more trials, the first
+    settings stay the same.
 
     Args:
         trials: How many settings to try.
@@ -31,7 +32,11 @@ class _RandomSweeper(Sweeper, abc.ABC):
         dimensions = space.dimensions
         rows = self._shares(dimensions)
         self._settings = [
-            Setting(number, {one.key: one.at(share) for one, share in zip(dimensions, shares, strict=True)}) for number, shares in enumerate(rows)
+            Setting(
+                number,
+                {one.key: one.at(share) for one, share in zip(dimensions, shares, strict=True)},
+            )
+            for number, shares in enumerate(rows)
         ]
 
     def settings(self) -> Iterable[Setting]:
@@ -44,23 +49,41 @@ class _RandomSweeper(Sweeper, abc.ABC):
 
 @final
 class Random(_RandomSweeper):
-    """Draws each value independently: uniformly from a list, or from an interval on its scale (Bergstra and Bengio, JMLR 13, 2012)."""
+    """Draws each value independently: uniformly from a list, or from an interval on its scale
+    (Bergstra and Bengio, JMLR 13, 2012).
+    """
 
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
-        return [[_share(self._seed, number, one.key) for one in dimensions] for number in range(self._trials)]
+        return [
+            [_share(self._seed, number, one.key) for one in dimensions]
+            for number in range(self._trials)
+        ]
 
 
 @final
 class Sobol(_RandomSweeper):
-    """The points of a scrambled Sobol sequence, which leave smaller gaps than random draws (Owen 1998; SciPy's `qmc.Sobol`)."""
+    """The points of a scrambled Sobol sequence, which leave smaller gaps than random draws (Owen
+    1998; SciPy's `qmc.Sobol`).
+    """
 
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
         from scipy.stats import qmc
 
         if len(dimensions) > qmc.Sobol.MAXDIM:
-            raise ConfigError(Problem("sweeper", f"Sobol sequences have at most {qmc.Sobol.MAXDIM} dimensions", len(dimensions), hint="sweeper=random"))
+            raise ConfigError(
+                Problem(
+                    "sweeper",
+                    f"Sobol sequences have at most {qmc.Sobol.MAXDIM} dimensions",
+                    len(dimensions),
+                    hint="sweeper=random",
+                )
+            )
         rounded = 1 << (self._trials - 1).bit_length()  # the sequence is balanced at powers of two
-        return qmc.Sobol(len(dimensions), scramble=True, rng=self._seed).random(rounded)[: self._trials].tolist()
+        return (
+            qmc.Sobol(len(dimensions), scramble=True, rng=self._seed)
+            .random(rounded)[: self._trials]
+            .tolist()
+        )
 
 
 def _share(seed: int, number: int, key: str) -> float:

@@ -1,4 +1,5 @@
-"""What a sweep varies, in Hydra's syntax: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
+"""What a sweep varies, in Hydra's syntax: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`,
+`interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
 
 `int(interval(1,9))` has whole numbers only, both ends included.
 """
@@ -41,16 +42,24 @@ class Interval:
     def at(self, share: float) -> str:
         """The number at `share` in [0, 1) of the interval, in override syntax.
 
-        A whole number takes the share of all numbers that round to it, also at the ends, as in Optuna.
+        A whole number takes the share of all numbers that round to it, also at the ends, as in
+        Optuna.
         """
         if self.whole and not self.log:
-            return str(int(self.low) + min(int(share * (self.high - self.low + 1)), int(self.high - self.low)))
+            return str(
+                int(self.low)
+                + min(int(share * (self.high - self.low + 1)), int(self.high - self.low))
+            )
         if not self.log:
             return repr(self.low + share * (self.high - self.low))
         half = 0.5 if self.whole else 0.0
         low, high = math.log(self.low - half), math.log(self.high + half)
         value = math.exp(low + share * (high - low))
-        return str(min(max(round(value), int(self.low)), int(self.high))) if self.whole else repr(value)
+        return (
+            str(min(max(round(value), int(self.low)), int(self.high)))
+            if self.whole
+            else repr(value)
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,11 @@ class Dimension:
 
     def at(self, share: float) -> str:
         """The value at `share` in [0, 1)."""
-        return self.interval.at(share) if self.interval else self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+        return (
+            self.interval.at(share)
+            if self.interval
+            else self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+        )
 
     @property
     def name(self) -> str:
@@ -92,12 +105,21 @@ class Space:
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
         """What varies, without the seed."""
-        return tuple(part for part in self.parts if isinstance(part, Dimension) and part.key != SEED)
+        return tuple(
+            part for part in self.parts if isinstance(part, Dimension) and part.key != SEED
+        )
 
     @property
     def seeds(self) -> tuple[str, ...]:
         """The seeds with which each setting is repeated; none if the seed does not vary."""
-        return next((part.values for part in self.parts if isinstance(part, Dimension) and part.key == SEED), ())
+        return next(
+            (
+                part.values
+                for part in self.parts
+                if isinstance(part, Dimension) and part.key == SEED
+            ),
+            (),
+        )
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -107,24 +129,58 @@ class Space:
     def require_dimensions(self) -> None:
         """Raise ConfigError if only the seed varies, which leaves a sweeper nothing to choose."""
         if not self.dimensions:
-            raise ConfigError(Problem("sweeper", "only the seed varies", expected="keys with several values, or an interval", hint="sweeper=grid"))
+            raise ConfigError(
+                Problem(
+                    "sweeper",
+                    "only the seed varies",
+                    expected="keys with several values, or an interval",
+                    hint="sweeper=grid",
+                )
+            )
 
     def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        """The overrides of one point, in the command line's order, without keys that `values` lacks."""
-        chosen = [part if isinstance(part, str) else f"{part.key}={values[part.key]}" for part in self.parts if isinstance(part, str) or part.key in values]
+        """The overrides of one point, in the command line's order, without keys that `values`
+        lacks.
+        """
+        chosen = [
+            part if isinstance(part, str) else f"{part.key}={values[part.key]}"
+            for part in self.parts
+            if isinstance(part, str) or part.key in values
+        ]
         return tuple(chosen)
 
     def grid(self) -> Iterator[dict[str, str]]:
-        """All combinations, the last dimension changing fastest; ConfigError if a dimension is an interval, which cannot be listed."""
+        """All combinations, the last dimension changing fastest.
+
+        ConfigError if a dimension is an interval, which cannot be listed.
+        """
         endless = [dimension for dimension in self.dimensions if dimension.interval]
         if endless:
             hint = "give values, or choose sweeper=random, sobol or optuna"
             raise ConfigError(
-                *(Problem(one.name, "an interval has infinitely many values, which a grid cannot list", one.text, "values", hint) for one in endless)
+                *(
+                    Problem(
+                        one.name,
+                        "an interval has infinitely many values, which a grid cannot list",
+                        one.text,
+                        "values",
+                        hint,
+                    )
+                    for one in endless
+                )
             )
-        count = math.prod(len(dimension.values) for dimension in self.dimensions) * max(len(self.seeds), 1)
+        count = math.prod(len(dimension.values) for dimension in self.dimensions) * max(
+            len(self.seeds), 1
+        )
         if count > MOST:
-            raise ConfigError(Problem("sweeper", f"a grid of {count} runs is too large", expected=f"at most {MOST}", hint="sweeper=random sweeper.trials=100"))
+            raise ConfigError(
+                Problem(
+                    "sweeper",
+                    f"a grid of {count} runs is too large",
+                    expected=f"at most {MOST}",
+                    hint="sweeper=random sweeper.trials=100",
+                )
+            )
         for values in itertools.product(*(dimension.values for dimension in self.dimensions)):
             yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
 
@@ -144,7 +200,11 @@ def read_space(given: Sequence[str], *, project: Project) -> Space:
         except ConfigError as error:
             problems += error.problems
     problems += _set_again(read, groups)
-    problems += [_of_whole_sweep(part) for part in parts if isinstance(part, Dimension) and part.name.partition(".")[0] in ("sweeper", "launcher")]
+    problems += [
+        _of_whole_sweep(part)
+        for part in parts
+        if isinstance(part, Dimension) and part.name.partition(".")[0] in ("sweeper", "launcher")
+    ]
     if problems:
         raise ConfigError(*problems)
     return Space(tuple(parts))
@@ -152,25 +212,54 @@ def read_space(given: Sequence[str], *, project: Project) -> Space:
 
 def _of_whole_sweep(part: Dimension) -> Problem:
     """The problem with several sweepers or launchers, or with several values of one's settings."""
-    hint = "run the command once with each; finished runs are not trained again" if part.name.startswith("sweeper") else ""
-    return Problem(part.name, "cannot vary: it is the same for all points of a sweep", part.text, "one value", hint)
+    hint = (
+        "run the command once with each; finished runs are not trained again"
+        if part.name.startswith("sweeper")
+        else ""
+    )
+    return Problem(
+        part.name,
+        "cannot vary: it is the same for all points of a sweep",
+        part.text,
+        "one value",
+        hint,
+    )
 
 
 def _set_again(given: Sequence[Override], known: Container[str]) -> list[Problem]:
-    """A problem for each key that varies and is set once more, with other values than in the points' names. One value before several is replaced by them."""
+    """A problem for each key that varies and is set once more, with other values than in the
+    points' names. One value before several is replaced by them.
+    """
     problems = dict[str, Problem]()
     for place, later in enumerate(given):
-        adds = later.is_sweep_override() and later.is_add() and later.key_or_group in known  # to an earlier choice, which stays
+        # To an earlier choice, which stays
+        adds = later.is_sweep_override() and later.is_add() and later.key_or_group in known
         for earlier in given[:place]:
-            if (earlier.is_sweep_override() or adds) and any(_overlap(one, other) for one in _paths(earlier, known) for other in _paths(later, known)):
-                words = "varies twice" if earlier.is_sweep_override() and later.is_sweep_override() else "varies, and is set once more"
-                again, expected = str((earlier if adds else later).input_line), "one override for each key that varies"
-                problems.setdefault(earlier.key_or_group, Problem(earlier.key_or_group, words, again, expected))
+            if (earlier.is_sweep_override() or adds) and any(
+                _overlap(one, other)
+                for one in _paths(earlier, known)
+                for other in _paths(later, known)
+            ):
+                words = (
+                    "varies twice"
+                    if earlier.is_sweep_override() and later.is_sweep_override()
+                    else "varies, and is set once more"
+                )
+                again, expected = (
+                    str((earlier if adds else later).input_line),
+                    "one override for each key that varies",
+                )
+                problems.setdefault(
+                    earlier.key_or_group, Problem(earlier.key_or_group, words, again, expected)
+                )
     return list(problems.values())
 
 
 def _paths(override: Override, known: Container[str]) -> list[str]:
-    """The keys that an override sets, those of a mapping one by one; if it chooses from a group, what is before its `=`, and the `=`."""
+    """The keys that an override sets, those of a mapping one by one.
+
+    If it chooses from a group, what is before its `=`, and the `=`.
+    """
     value: Any = override.value()
     values: list[Any] = value.list if isinstance(value, ChoiceSweep) else [value]
     key = override.get_key_element().lstrip("+~")
@@ -191,29 +280,55 @@ def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
-def _part(override: Override, text: str, parser: OverridesParser, groups: Mapping[str, Sequence[str]]) -> str | Dimension:
+def _part(
+    override: Override, text: str, parser: OverridesParser, groups: Mapping[str, Sequence[str]]
+) -> str | Dimension:
     if not override.is_sweep_override():
         return text
-    key, after = SEED if override.key_or_group == SEED and not override.is_add() else override.get_key_element(), text.partition("=")[2]
+    key, after = (
+        SEED
+        if override.key_or_group == SEED and not override.is_add()
+        else override.get_key_element(),
+        text.partition("=")[2],
+    )
     value: Any = override.value()
     if unknown := sorted({*getattr(value, "tags", ())} - {"log"}):
-        raise ConfigError(Problem(key, "there is no such tag", unknown[0], "log", nearest(unknown[0], ["log"])))
+        raise ConfigError(
+            Problem(key, "there is no such tag", unknown[0], "log", nearest(unknown[0], ["log"]))
+        )
     if isinstance(value, IntervalSweep):
         _require_whole_ends(key, value, after, parser)
         return Dimension(key, after, interval=_interval(key, value, after))
-    if isinstance(value, RangeSweep) and value.step and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MOST:
+    if (
+        isinstance(value, RangeSweep)
+        and value.step
+        and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MOST
+    ):
         raise ConfigError(Problem(key, "has too many values", after, f"at most {MOST}"))
     before = random.getstate()
     random.seed(text)  # `shuffle(...)`: the same command gives the same order
     try:
-        found = value.filter(list(groups.get(override.key_or_group, ()))) if isinstance(value, Glob) else override.sweep_string_iterator()
+        found = (
+            value.filter(list(groups.get(override.key_or_group, ())))
+            if isinstance(value, Glob)
+            else override.sweep_string_iterator()
+        )
         values = tuple(dict.fromkeys(found))
     finally:
         random.setstate(before)
     if not values and isinstance(value, RangeSweep):
-        raise ConfigError(Problem(key, "is an empty range", after, "range(FIRST, END), with END greater than FIRST, or range(NUMBER)"))
+        raise ConfigError(
+            Problem(
+                key,
+                "is an empty range",
+                after,
+                "range(FIRST, END), with END greater than FIRST, or range(NUMBER)",
+            )
+        )
     if not values:
-        raise ConfigError(Problem(key, "no such choice", after, hint=f"`samewise list {key}` shows the choices"))
+        raise ConfigError(
+            Problem(key, "no such choice", after, hint=f"`samewise list {key}` shows the choices")
+        )
     return Dimension(key, after, values)
 
 
@@ -224,9 +339,13 @@ def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
     if not low < high:
         raise ConfigError(Problem(key, "is an empty interval", text, "interval(LOWEST, HIGHEST)"))
     if log and low <= 0:
-        raise ConfigError(Problem(key, "a logarithmic scale must start above 0", text, "a lowest value above 0"))
+        raise ConfigError(
+            Problem(key, "a logarithmic scale must start above 0", text, "a lowest value above 0")
+        )
     if key == SEED:
-        raise ConfigError(Problem(key, "seeds are repeats, so they must be listed", text, "seed=range(5)"))
+        raise ConfigError(
+            Problem(key, "seeds are repeats, so they must be listed", text, "seed=range(5)")
+        )
     return Interval(low, high, log=log, whole=isinstance(low, int) and isinstance(high, int))
 
 
@@ -237,4 +356,12 @@ def _require_whole_ends(key: str, sweep: IntervalSweep, text: str, parser: Overr
     if (written.start, written.end) != (sweep.start, sweep.end) and isinstance(sweep.start, int):
         low, high = math.ceil(written.start), math.floor(written.end)
         hint = f"int(interval({low},{high}))" if low < high else ""
-        raise ConfigError(Problem(key, "an interval of whole numbers must begin and end with one", text, "whole numbers", hint))
+        raise ConfigError(
+            Problem(
+                key,
+                "an interval of whole numbers must begin and end with one",
+                text,
+                "whole numbers",
+                hint,
+            )
+        )

@@ -26,43 +26,82 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
     scheme, separator, _ = uri.partition("://")
     dialect, _, driver = scheme.partition("+")
     if re.match(r"(?:file://)?[^/@]*:[^/@]*@", uri):
-        return Problem(path, "is not a tracking address: it does not begin with the kind of store", HIDDEN + uri[uri.rindex("@") :], _EXAMPLES)
+        return Problem(
+            path,
+            "is not a tracking address: it does not begin with the kind of store",
+            HIDDEN + uri[uri.rindex("@") :],
+            _EXAMPLES,
+        )
     if not separator or scheme == "file":
         here = (uri.removeprefix("file://") if separator else uri).rstrip("/") or "."
         store = here if here.endswith((".db", ".sqlite")) else f"{here}/mlflow.db"
-        return Problem(path, "MLflow no longer stores runs as files in a folder", uri, _EXAMPLES, f"use sqlite:///{store}")
+        return Problem(
+            path,
+            "MLflow no longer stores runs as files in a folder",
+            uri,
+            _EXAMPLES,
+            f"use sqlite:///{store}",
+        )
     if dialect == "sqlite":
         file = sqlite_file(uri)
         if file is None:
             return Problem(path, "an SQLite store needs a file", uri, "sqlite:///FOLDER/mlflow.db")
         if file.is_dir():
-            return Problem(path, "is a folder, not an SQLite file", uri, "sqlite:///FOLDER/mlflow.db", f"use {uri.rstrip('/')}/mlflow.db")
+            return Problem(
+                path,
+                "is a folder, not an SQLite file",
+                uri,
+                "sqlite:///FOLDER/mlflow.db",
+                f"use {uri.rstrip('/')}/mlflow.db",
+            )
         return None
     if dialect in _SQL:
-        module = {"psycopg": "psycopg", "pymysql": "pymysql", "pyodbc": "pyodbc"}.get(driver, driver or _SQL[dialect])
+        module = {"psycopg": "psycopg", "pymysql": "pymysql", "pyodbc": "pyodbc"}.get(
+            driver, driver or _SQL[dialect]
+        )
         if dialect == "postgresql" and not driver:
-            reason = "name the driver: the driver that a bare postgresql:// uses depends on SQLAlchemy's version"
+            reason = (
+                "name the driver: the driver that a bare postgresql:// uses depends on "
+                "SQLAlchemy's version"
+            )
             expected = "postgresql+psycopg2://..."
             return Problem(path, reason, remove_password(uri), expected)
         if importlib.util.find_spec(module) is None:
-            return Problem(path, f"the database driver '{module}' is not installed", remove_password(uri), _EXAMPLES, f"pip install {_package(module)}")
+            return Problem(
+                path,
+                f"the database driver '{module}' is not installed",
+                remove_password(uri),
+                _EXAMPLES,
+                f"pip install {_package(module)}",
+            )
         return None
     if scheme in _REMOTE:
         try:
             named = urlsplit(uri).hostname
             _ = urlsplit(uri).port
         except ValueError as error:  # invalid brackets or port
-            return Problem(path, f"is not a valid address: {error}", remove_password(uri), "http://HOST:5000")
+            return Problem(
+                path, f"is not a valid address: {error}", remove_password(uri), "http://HOST:5000"
+            )
         if not named:
             return Problem(path, "the server's name is missing", uri, "http://HOST:5000")
         return None
     if scheme == "databricks":
         return None
-    return Problem(path, f"'{scheme}' is not a tracking address", remove_password(uri), _EXAMPLES, nearest(dialect, ["sqlite", "http", "https", *_SQL]))
+    return Problem(
+        path,
+        f"'{scheme}' is not a tracking address",
+        remove_password(uri),
+        _EXAMPLES,
+        nearest(dialect, ["sqlite", "http", "https", *_SQL]),
+    )
 
 
 def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
-    """The URI as any process in any folder can use it, with an absolute path for an SQLite file; ConfigError if MLflow does not accept it as a tracking URI."""
+    """The URI as any process in any folder can use it, with an absolute path for an SQLite file.
+
+    ConfigError if MLflow does not accept it as a tracking URI.
+    """
     found = problem(uri, path=path)
     if found is not None:
         raise ConfigError(found)
@@ -74,10 +113,20 @@ def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
 
 
 def require_there(uri: str, *, path: str) -> None:
-    """Raise a ConfigError if a store does not exist or a server does not answer: MLflow would create the store, and retry the server for minutes."""
+    """Raise a ConfigError if a store does not exist or a server does not answer: MLflow would
+    create the store, and retry the server for minutes.
+    """
     file = sqlite_file(uri)
     if file is not None and not (file.is_file() and file.stat().st_size):
-        raise ConfigError(Problem(path, "there is no MLflow store here yet", str(file), "a store made by a training run", _MAKE_ONE))
+        raise ConfigError(
+            Problem(
+                path,
+                "there is no MLflow store here yet",
+                str(file),
+                "a store made by a training run",
+                _MAKE_ONE,
+            )
+        )
     if not uri.startswith(("http://", "https://")):
         return
     try:
@@ -86,7 +135,14 @@ def require_there(uri: str, *, path: str) -> None:
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise ConfigError(Problem(path, f"the server does not answer: {reason}", remove_password(uri), "the address of an MLflow server")) from None
+        raise ConfigError(
+            Problem(
+                path,
+                f"the server does not answer: {reason}",
+                remove_password(uri),
+                "the address of an MLflow server",
+            )
+        ) from None
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -104,20 +160,37 @@ def remove_password(uri: str) -> str:
 
 
 def without_sql(said: str) -> str:
-    """An error without what SQLAlchemy adds to the database's words: how it came to the statement, the statement with its values, and a link."""
+    """An error without what SQLAlchemy adds to the database's words: how it came to the statement,
+    the statement with its values, and a link.
+    """
     return re.sub(
-        r"\(raised as a result of Query-invoked autoflush;[^)]*\)\s*|\s*\[SQL: .*|\s*\(Background on this error at: [^)]*\)", "", said, flags=re.DOTALL
+        r"\(raised as a result of Query-invoked autoflush;[^)]*\)\s*|\s*\[SQL: "
+        r".*|\s*\(Background on this error at: [^)]*\)",
+        "",
+        said,
+        flags=re.DOTALL,
     )
 
 
 def describe_failure(said: str) -> str:
-    """An error of MLflow's or W&B's client on one line, with what to do if the server requires authentication, or an SQLite file cannot be written."""
+    """An error of MLflow's or W&B's client on one line, with what to do if the server requires
+    authentication, or an SQLite file cannot be written.
+    """
     if re.match("UsageError: No API key|AuthenticationError: ", said):
-        return f"{REFUSED} (not logged in): run `wandb login`, or set WANDB_API_KEY; WANDB_MODE=offline needs neither"
+        return (
+            f"{REFUSED} (not logged in): run `wandb login`, or set WANDB_API_KEY; "
+            "WANDB_MODE=offline needs neither"
+        )
     refused = re.search(r"failed with error code (401|403)\b", said)
     if refused is None:
-        closed = re.search("attempt to write a readonly database|unable to open database file", said)
-        access = ": you need access, to read and to write, to the store's file and folder" if closed else ""
+        closed = re.search(
+            "attempt to write a readonly database|unable to open database file", said
+        )
+        access = (
+            ": you need access, to read and to write, to the store's file and folder"
+            if closed
+            else ""
+        )
         return truncate(" ".join(without_sql(said).split()), _SHOWN) + access
     which = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     if refused[1] == "401":
@@ -126,4 +199,8 @@ def describe_failure(said: str) -> str:
 
 
 def _package(module: str) -> str:
-    return {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient", "psycopg": "psycopg[binary]"}.get(module, module)
+    return {
+        "psycopg2": "psycopg2-binary",
+        "MySQLdb": "mysqlclient",
+        "psycopg": "psycopg[binary]",
+    }.get(module, module)

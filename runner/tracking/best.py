@@ -1,7 +1,9 @@
-"""`best/METRIC`, logged to MLflow with each value of the monitored metric: the best so far, NaN before the first evaluation.
+"""`best/METRIC`, logged to MLflow with each value of the monitored metric: the best so far, NaN
+before the first evaluation.
 
-MLflow's table and compare page know a metric's last value only, and the compare page colours by the metric that a run had first: so this one is
-logged before any other. It also stands first wherever MLflow sorts metrics by name.
+MLflow's table and compare page know a metric's last value only, and the compare page colours by the
+metric that a run had first: so this one is logged before any other. It also stands first wherever
+MLflow sorts metrics by name.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class Best:
         self._monitor, self._mode = monitor, mode
 
     def take(self, metrics: Mapping[str, float]) -> bool:
-        """Update with logged metrics, in order. Returns whether the monitored metric is among them."""
+        """Update with logged metrics, in order.
+
+        Returns whether the monitored metric is among them.
+        """
         value = metrics.get(self._monitor)
         if value is None:
             return False
@@ -43,21 +48,33 @@ class Best:
 
 def is_better(value: float, best: float, mode: str) -> bool:
     """Whether a value is better than the best before it; any number is better than NaN."""
-    return (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)
+    return (math.isnan(best) and not math.isnan(value)) or (
+        value < best if mode == "min" else value > best
+    )
 
 
-def best_so_far(journal: Path, modes: Mapping[str, str], *, until: float = math.inf) -> dict[str, dict[str, float]]:
-    """The first best evaluation by each metric in a journal: all that was logged with it, and its step. Of lines without one only the bytes are searched.
+def best_so_far(
+    journal: Path, modes: Mapping[str, str], *, until: float = math.inf
+) -> dict[str, dict[str, float]]:
+    """The first best evaluation by each metric in a journal: all that was logged with it, and its
+    step. Of lines without one only the bytes are searched.
 
     Args:
         journal: Of the run.
-        modes: The metrics, each with min or max. Those without an evaluation are left out of the result.
+        modes: The metrics, each with min or max. Those without an evaluation are left out of the
+            result.
         until: The last step that counts.
     """
     found, marks = dict[str, dict[str, float]](), [json.dumps(name).encode() for name in modes]
     for _, line in read_lines(journal):
-        if any(mark in line for mark in marks) and (entry := parse_line(line)) is not None and entry.step <= until:
+        if (
+            any(mark in line for mark in marks)
+            and (entry := parse_line(line)) is not None
+            and entry.step <= until
+        ):
             for name in modes.keys() & entry.metrics.keys():
-                if name not in found or is_better(entry.metrics[name], found[name][name], modes[name]):
+                if name not in found or is_better(
+                    entry.metrics[name], found[name][name], modes[name]
+                ):
                     found[name] = {**entry.metrics, "step": entry.step}
     return {name: found[name] for name in modes if name in found}

@@ -1,4 +1,7 @@
-"""A run's copies in its backends: opened, and synchronised until complete. Only the chosen backends are imported."""
+"""A run's copies in its backends: opened, and synchronised until complete.
+
+Only the chosen backends are imported.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def open_backend(name: str, folder: RunFolder, settings: Mapping[str, Any]) -> B
 
 
 class Copy:
-    """A run's copy in one backend, retried until it is complete. Errors of a backend do not affect the others."""
+    """A run's copy in one backend, retried until it is complete.
+
+    Errors of a backend do not affect the others.
+    """
 
     def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
         self._name, self._folder, self._settings = name, folder, settings
@@ -69,7 +75,9 @@ class Copy:
         except RunGone as error:
             _LOG.warning("%s", error)
             self.wait = 0.0
-        except Exception as error:  # any error: the journal has what was not sent, and the next pass sends it
+        except (
+            Exception
+        ) as error:  # any error: the journal has what was not sent, and the next pass sends it
             if (said := without_sql(f"{type(error).__name__}: {error}")[:2000]) != self.trouble:
                 _LOG.warning("%s %s%s %s", FAILING, TITLES[self._name], TROUBLE, said)
             self.wait = min(_LONGEST_WAIT_S, max(0.25, 2 * self.wait) if self.trouble else 0.25)

@@ -1,4 +1,6 @@
-"""Describes a run apart from its metrics: params, tags, a note and the data sets, from the run's folder."""
+"""Describes a run apart from its metrics: params, tags, a note and the data sets, from the run's
+folder.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def key(name: str) -> str:
-    """`name` as a valid MLflow name of a metric, param or tag: letters, digits and `_-. /:`, no path tricks, at most 250 characters."""
-    parts = [part for part in re.sub(r"[^\w\-. /:]", "_", name).split("/") if part not in ("", ".", "..")]
+    """`name` as a valid MLflow name of a metric, param or tag: letters, digits and `_-. /:`, no
+    path tricks, at most 250 characters.
+    """
+    parts = [
+        part for part in re.sub(r"[^\w\-. /:]", "_", name).split("/") if part not in ("", ".", "..")
+    ]
     return _fit("/".join(parts) or "_", _KEY_LENGTH)
 
 
@@ -41,7 +47,8 @@ def apart(name: str) -> str:
 
 
 class MetricKeys:
-    """The valid MLflow names of a run's metrics, given in the journal's order: of several with the same `key` the first has it, the others are kept `apart`.
+    """The valid MLflow names of a run's metrics, given in the journal's order: of several with the
+    same `key` the first has it, the others are kept `apart`.
 
     `before`: the names that precede, of what was sent already.
     """
@@ -62,15 +69,25 @@ class MetricKeys:
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
     """The flattened resolved config: `optimizer.lr` to `"0.1"`."""
-    return {key(name): _fit(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)}
+    return {
+        key(name): _fit(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)
+    }
 
 
 def choices(text: str) -> dict[str, str]:
-    """The choice of each config group, from the first line of `config.yaml`: `choices.model` to `"resnet18"`."""
+    """The choice of each config group, from the first line of `config.yaml`: `choices.model` to
+    `"resnet18"`.
+    """
     return params({"choices": header.read(text)[0]})
 
 
-def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], *, own: Mapping[str, Any]) -> dict[str, str]:
+def tags(
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    *,
+    own: Mapping[str, Any],
+) -> dict[str, str]:
     """The run's tags: what it is, its level, where it ran, and the user's `own`."""
     fingerprint = str(environment.get("fingerprint") or folder.path.name)
     reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
@@ -88,12 +105,29 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
         "mlflow.user": _user(),
         "mlflow.note.content": _note(folder, config, environment, fingerprint),
     }
-    facts = {name: value for name, value in environment.items() if name not in ("code_state", "code_used", "data", "decides", "git", "fingerprint", "level")}
+    facts = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("code_state", "code_used", "data", "decides", "git", "fingerprint", "level")
+    }
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
-    facts["code"] = own_code.digest(environment["code"]) if isinstance(environment.get("code"), Mapping) else None  # one tag; environment.json has each file
-    found |= {key(f"env.{name}"): _fit(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
+    # One tag; environment.json has each file
+    facts["code"] = (
+        own_code.digest(environment["code"])
+        if isinstance(environment.get("code"), Mapping)
+        else None
+    )
+    found |= {
+        key(f"env.{name}"): _fit(_text(value), _TAG_LENGTH)
+        for name, value in flat(facts, lists=False)
+        if value not in (None, {}, [])
+    }
     found = {name: str(value) for name, value in found.items() if value not in (None, "")}
-    return found | {key(str(name)): _fit(str(value), _OWN_TAG_LENGTH) for name, value in own.items() if value is not None}
+    return found | {
+        key(str(name)): _fit(str(value), _OWN_TAG_LENGTH)
+        for name, value in own.items()
+        if value is not None
+    }
 
 
 def wandb_tags(own: Mapping[str, Any]) -> list[str]:
@@ -104,18 +138,37 @@ def wandb_tags(own: Mapping[str, Any]) -> list[str]:
 def shortened_tags(own: Mapping[str, Any], backend: str) -> list[str]:
     """Which of the user's tags are longer than MLflow or W&B accepts, in words."""
     if backend == "wandb":
-        long = {str(name)[:40]: length for name, value in own.items() if (length := len(f"{name}:{value}")) > _WANDB_TAG_LENGTH}
-        return [f"{name} is cut, with its value, to {_WANDB_TAG_LENGTH} of {length} characters" for name, length in long.items()]
+        long = {
+            str(name)[:40]: length
+            for name, value in own.items()
+            if (length := len(f"{name}:{value}")) > _WANDB_TAG_LENGTH
+        }
+        return [
+            f"{name} is cut, with its value, to {_WANDB_TAG_LENGTH} of {length} characters"
+            for name, length in long.items()
+        ]
     if backend != "mlflow":
         return []
-    names = [f"the name {str(name)[:40]}... is cut to {_KEY_LENGTH} characters" for name in own if len(str(name)) > _KEY_LENGTH]
-    return names + [f"{name} is cut to {_OWN_TAG_LENGTH} of {len(str(value))} characters" for name, value in own.items() if len(str(value)) > _OWN_TAG_LENGTH]
+    names = [
+        f"the name {str(name)[:40]}... is cut to {_KEY_LENGTH} characters"
+        for name in own
+        if len(str(name)) > _KEY_LENGTH
+    ]
+    return names + [
+        f"{name} is cut to {_OWN_TAG_LENGTH} of {len(str(value))} characters"
+        for name, value in own.items()
+        if len(str(value)) > _OWN_TAG_LENGTH
+    ]
 
 
 def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[DatasetInput]:
     """Each split as an MLflow dataset input: name, digest, source, and counts as profile."""
     splits = cast(Mapping[str, Any], environment.get("data") or {})
-    return [_dataset_input(str(split), facts, config) for split, facts in splits.items() if isinstance(facts, Mapping)]
+    return [
+        _dataset_input(str(split), facts, config)
+        for split, facts in splits.items()
+        if isinstance(facts, Mapping)
+    ]
 
 
 def pictures(folder: RunFolder) -> Iterator[tuple[str, Path]]:
@@ -137,7 +190,10 @@ def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, An
     dataset = cast(Mapping[str, Any], config.get("dataset") or {})
     source = facts.get("source") or dataset.get("root") or _target(dataset.get(split)) or "unknown"
     known = {"name", "digest", "fingerprint", "source", "schema", "size"}
-    profile = {"num_rows": facts.get("size"), **{name: value for name, value in facts.items() if name not in known}}
+    profile = {
+        "num_rows": facts.get("size"),
+        **{name: value for name, value in facts.items() if name not in known},
+    }
     made = Dataset(
         name=_fit(str(facts.get("name") or split), 500),
         digest=str(facts.get("digest") or facts.get("fingerprint") or "")[:36] or "unknown",
@@ -146,18 +202,25 @@ def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, An
         schema=json.dumps(facts["schema"]) if facts.get("schema") else None,
         profile=json.dumps({name: value for name, value in profile.items() if value is not None}),
     )
-    return DatasetInput(dataset=made, tags=[InputTag(key="mlflow.data.context", value=_CONTEXTS.get(split, split))])
+    return DatasetInput(
+        dataset=made, tags=[InputTag(key="mlflow.data.context", value=_CONTEXTS.get(split, split))]
+    )
 
 
-def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], fingerprint: str) -> str:
+def _note(
+    folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], fingerprint: str
+) -> str:
     reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
     level = " ".join(filter(None, [reproducibility.get("level"), environment.get("level")]))
     lines = [
         f"**{run_name(folder)}**" + _result(folder),
         f"fingerprint `{fingerprint}`" + (f", reproducibility {level}" if level else ""),
-        f"`samewise verify {shlex.quote(str(folder.path.absolute()))}` trains it again and compares, step by step.",
-        "How to read it: `valid/...` are evaluations, `best/...` the best value so far of a monitored metric, `train/...` steps, `speed/...` "
-        "and `system/...` the machine. *Parameters* are the whole config; pictures of the last evaluation are under *Artifacts*, in `valid`.",
+        f"`samewise verify {shlex.quote(str(folder.path.absolute()))}` trains it again and "
+        "compares, step by step.",
+        "How to read it: `valid/...` are evaluations, `best/...` the best value so far of "
+        "a monitored metric, `train/...` steps, `speed/...` "
+        "and `system/...` the machine. *Parameters* are the whole config; pictures of the "
+        "last evaluation are under *Artifacts*, in `valid`.",
     ]
     return "\n\n".join(lines)
 
@@ -167,11 +230,22 @@ def _result(folder: RunFolder) -> str:
         metrics = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}
     except DamagedFile:  # the metrics are still sent
         metrics = {}
-    monitor, final, best = str(metrics.get("monitor")), metrics.get("final") or {}, metrics.get("best") or {}
+    monitor, final, best = (
+        str(metrics.get("monitor")),
+        metrics.get("final") or {},
+        metrics.get("best") or {},
+    )
     if not {monitor, "step"} <= best.keys():
         return ""
-    also = "".join(f"; best `{name}` {one[name]:.4g} at step {one['step']:.0f}" for name, one in (metrics.get("also") or {}).items())
-    return f": best `{monitor}` {best[monitor]:.4g} at step {best['step']:.0f}" + (f", last {final[monitor]:.4g}" if monitor in final else "") + also
+    also = "".join(
+        f"; best `{name}` {one[name]:.4g} at step {one['step']:.0f}"
+        for name, one in (metrics.get("also") or {}).items()
+    )
+    return (
+        f": best `{monitor}` {best[monitor]:.4g} at step {best['step']:.0f}"
+        + (f", last {final[monitor]:.4g}" if monitor in final else "")
+        + also
+    )
 
 
 def _text(value: Any) -> str:
@@ -179,7 +253,9 @@ def _text(value: Any) -> str:
 
 
 def _fit(text: str, length: int) -> str:
-    """`text`, shortened to fit if necessary, with a digest of the whole that distinguishes long texts."""
+    """`text`, shortened to fit if necessary, with a digest of the whole that distinguishes long
+    texts.
+    """
     if len(text) <= length:
         return text
     return f"{text[: length - 9]}_{_digest(text)}"
@@ -190,7 +266,11 @@ def _digest(text: str) -> str:
 
 
 def _target(component: Any) -> str | None:
-    return cast(Mapping[str, Any], component).get("_target_") if isinstance(component, Mapping) else None
+    return (
+        cast(Mapping[str, Any], component).get("_target_")
+        if isinstance(component, Mapping)
+        else None
+    )
 
 
 def _user() -> str | None:

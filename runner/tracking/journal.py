@@ -1,8 +1,11 @@
-"""The journal of what was logged: one JSON line per call, append-only. The source of truth; MLflow gets a copy. Imports neither torch nor mlflow.
+"""The journal of what was logged: one JSON line per call, append-only.
 
-A line is `{"step": 12, "time_ms": 1700000000000, "metrics": {"train/loss": 0.5}}`, or `{"status": "RUNNING", "time_ms": ...}` when a process begins to log
-and when it ends. Numbers are Python's own spelling, so floats come back exactly. NaN and the infinities, which JSON lacks, are the strings "NaN", "Infinity"
-and "-Infinity"; older versions wrote them without quotes, and are read too.
+The source of truth; MLflow gets a copy. Imports neither torch nor mlflow.
+
+A line is `{"step": 12, "time_ms": 1700000000000, "metrics": {"train/loss": 0.5}}`, or `{"status":
+"RUNNING", "time_ms": ...}` when a process begins to log and when it ends. Numbers are Python's own
+spelling, so floats come back exactly. NaN and the infinities, which JSON lacks, are the strings
+"NaN", "Infinity" and "-Infinity"; older versions wrote them without quotes, and are read too.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from samewise.runner.records.files import cut_torn_line, open_to_read, parse_jso
 _LOG = logging.getLogger("samewise.tracking")
 _HELD_BYTES = 32 << 20
 _EVERY_S = 0.1
-"""The interval between writes if lines come faster: a system call for each would be a tenth of a small network's step."""
+"""The interval between writes if lines come faster: a system call for each would be a tenth of a
+small network's step."""
 _RETRY_S = 0.5
 
 
@@ -45,14 +49,18 @@ class Entry:
 
 
 class Journal:
-    """Appends metrics to a file in batches of a tenth of a second. `log` takes a few microseconds and never raises disk errors.
+    """Appends metrics to a file in batches of a tenth of a second.
 
-    After a restart from a checkpoint, steps are logged again that the journal already holds: a (key, step) that is there is not written a second time,
-    so it keeps its first timestamp, and readers of the journal see each point once.
+    `log` takes a few microseconds and never raises disk errors.
+
+    After a restart from a checkpoint, steps are logged again that the journal already holds: a
+    (key, step) that is there is not written a second time, so it keeps its first timestamp, and
+    readers of the journal see each point once.
 
     Args:
         path: The file; it is made if it is not there, and a torn last line is cut off.
-        resume_step: The step of the checkpoint that training resumes from; None: from the beginning. Only lines at this step or later are remembered.
+        resume_step: The step of the checkpoint that training resumes from; None: from the
+            beginning. Only lines at this step or later are remembered.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None) -> None:
@@ -61,7 +69,9 @@ class Journal:
             there.close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         cut_torn_line(self._file)
-        self._known, self.last_step = _points(path, from_step=-1 if resume_step is None else resume_step)
+        self._known, self.last_step = _points(
+            path, from_step=-1 if resume_step is None else resume_step
+        )
         self._held = list[bytes]()
         self._held_bytes = 0
         self._write_at = 0.0
@@ -76,7 +86,9 @@ class Journal:
         if not metrics:
             return
         keys = tuple(metrics)
-        if step > self.last_step:  # beyond all known steps, only the current step needs to be remembered
+        if (
+            step > self.last_step
+        ):  # beyond all known steps, only the current step needs to be remembered
             self._known, self.last_step = {step: keys}, step
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)
@@ -92,7 +104,10 @@ class Journal:
         self._write_held()
 
     def sync(self) -> bool:
-        """Make the logged values durable. False: some are still in memory, because the disk is full."""
+        """Make the logged values durable.
+
+        False: some are still in memory, because the disk is full.
+        """
         self._write_held()
         try:
             os.fsync(self._file)
@@ -104,7 +119,11 @@ class Journal:
     def close(self) -> None:
         """Write what is still in memory, if the disk accepts it, and close the file."""
         if not self.sync():
-            _LOG.warning("%s: the disk is full; %d lines of metrics are lost", self.path, b"".join(self._held).count(b"\n") + self._lost)
+            _LOG.warning(
+                "%s: the disk is full; %d lines of metrics are lost",
+                self.path,
+                b"".join(self._held).count(b"\n") + self._lost,
+            )
         os.close(self._file)
 
     def _hold(self, line: bytes) -> None:
@@ -115,25 +134,47 @@ class Journal:
         self._held_bytes += len(line)
 
     def _write_held(self) -> None:
-        """Write what is in memory; a full disk may take part of it, and the rest follows when there is room."""
-        left, self._held, self._held_bytes = b"".join(self._held), [], 0  # an interruption may lose lines, which a resumed run logs again, but duplicates none
+        """Write what is in memory.
+
+        A full disk may take part of it, and the rest follows when there is room.
+        """
+        # An interruption may lose lines, which a resumed run logs again, but duplicates none
+        left, self._held, self._held_bytes = (
+            b"".join(self._held),
+            [],
+            0,
+        )
         try:
             while left:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
             if not self._is_full:
-                _LOG.warning("%s: cannot be written (%s); metrics are held in memory until it can", self.path, error.strerror)
+                _LOG.warning(
+                    "%s: cannot be written (%s); metrics are held in memory until it can",
+                    self.path,
+                    error.strerror,
+                )
             self._is_full, self._write_at = True, time.monotonic() + _RETRY_S
         else:
             if self._is_full:
-                _LOG.warning("%s: is writable again%s", self.path, f"; {self._lost} lines did not fit into memory and were lost" if self._lost else "")
+                _LOG.warning(
+                    "%s: is writable again%s",
+                    self.path,
+                    f"; {self._lost} lines did not fit into memory and were lost"
+                    if self._lost
+                    else "",
+                )
             self._is_full, self._lost, self._write_at = False, 0, time.monotonic() + _EVERY_S
         if left:
             self._hold(left)
 
 
-def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iterator[tuple[Entry, int]]:
-    """The entries of a journal, each with the offset after it in bytes. An incomplete last line is left for later; invalid lines are skipped.
+def read_entries(
+    path: Path, *, offset: int = 0, end: int | None = None
+) -> Iterator[tuple[Entry, int]]:
+    """The entries of a journal, each with the offset after it in bytes.
+
+    An incomplete last line is left for later; invalid lines are skipped.
 
     Args:
         path: The journal; one that is not there is empty.
@@ -152,19 +193,27 @@ def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iter
         if end is not None and offset >= end:
             break
     if spoilt:
-        _LOG.warning("%s: %d line%s cannot be read and are left out", path, spoilt, "s" * (spoilt > 1))
+        _LOG.warning(
+            "%s: %d line%s cannot be read and are left out", path, spoilt, "s" * (spoilt > 1)
+        )
 
 
 def logged_values(path: Path) -> dict[tuple[int, str], float]:
     """The values in a journal, by step and name."""
-    return {(entry.step, name): value for entry, _ in read_entries(path) for name, value in entry.metrics.items()}
+    return {
+        (entry.step, name): value
+        for entry, _ in read_entries(path)
+        for name, value in entry.metrics.items()
+    }
 
 
 def last_evaluation(path: Path) -> tuple[int, dict[str, float]]:
     """The step and metrics of the last evaluation in a journal; -1 and nothing without one."""
     step, metrics = -1, dict[str, float]()
     for entry, _ in read_entries(path):
-        if found := {name: value for name, value in entry.metrics.items() if "/valid/" in f"/{name}"}:
+        if found := {
+            name: value for name, value in entry.metrics.items() if "/valid/" in f"/{name}"
+        }:
             step, metrics = entry.step, found
     return step, metrics
 
@@ -179,7 +228,11 @@ def parse_line(line: bytes) -> Entry | None:
         return None
     if "status" in value:
         return Entry(value["time_ms"], -1, {}, value["status"])
-    return Entry(value["time_ms"], value["step"], {key: float(number) for key, number in value["metrics"].items()})
+    return Entry(
+        value["time_ms"],
+        value["step"],
+        {key: float(number) for key, number in value["metrics"].items()},
+    )
 
 
 def _spelled(value: float) -> str:
@@ -189,13 +242,17 @@ def _spelled(value: float) -> str:
 
 @functools.lru_cache(256)
 def _line(keys: tuple[str, ...]) -> str:
-    """A template for a line: since steps log the same names repeatedly, everything but the numbers is formatted once."""
+    """A template for a line: since steps log the same names repeatedly, everything but the numbers
+    is formatted once.
+    """
     values = ", ".join([json.dumps(key).replace("%", "%%") + ": %s" for key in keys])
     return '{"step": %d, "time_ms": %d, "metrics": {' + values + "}}\n"
 
 
 def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], int]:
-    """The keys in the journal by step, from `from_step` on, and its last step (-1 if there is none)."""
+    """The keys in the journal by step, from `from_step` on, and its last step (-1 if there is
+    none).
+    """
     known: dict[int, tuple[str, ...]] = {}
     last = -1
     for entry, _ in read_entries(path):

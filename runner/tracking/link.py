@@ -1,4 +1,5 @@
-"""The trainer's connection to its sender: a child process, or one forked by a process that a sweep shares. Imports neither torch nor mlflow.
+"""The trainer's connection to its sender: a child process, or one forked by a process that a sweep
+shares. Imports neither torch nor mlflow.
 
 The trainer sends its settings as one line of JSON, then nothing until it is about to end.
 """
@@ -36,7 +37,10 @@ _LAST_S = 10.0
 
 
 def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
-    """Start a sender, which takes milliseconds; it starts up during training. None, with a warning, if it cannot be started."""
+    """Start a sender, which takes milliseconds.
+
+    It starts up during training. None, with a warning, if it cannot be started.
+    """
     told = json.dumps(settings).encode() + b"\n"
     shared = os.environ.get(SHARED)
     if shared:
@@ -50,13 +54,17 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
 
 
 def last_trouble(folder: Path, *, since: int = 0) -> str:
-    """Why a run's sender could not send, from the end of its log (after byte `since`), to be appended to a sentence; empty if unknown."""
+    """Why a run's sender could not send, from the end of its log (after byte `since`), to be
+    appended to a sentence; empty if unknown.
+    """
     _, found, told = _end_of_log(folder, since).rpartition(TROUBLE)
     return f": {describe_failure(told.split(chr(10))[0])}" if found else ""
 
 
 def troubles(folder: Path, *, since: int = 0) -> dict[str, str]:
-    """Why a run's sender could not send, from the end of its log (after byte `since`), by the backend's title; empty where everything has arrived since."""
+    """Why a run's sender could not send, from the end of its log (after byte `since`), by the
+    backend's title; empty where everything has arrived since.
+    """
     found = dict[str, str]()
     for told in filter(None, map(_TOLD.search, _end_of_log(folder, since).splitlines())):
         failing, why, reached = told.groups("")
@@ -82,11 +90,29 @@ def log_size(folder: Path) -> int:
 
 
 def _start_one(folder: Path, told: bytes) -> Link:
-    """Start a child process. It has its own session, so that Ctrl-C in the terminal does not reach it."""
-    command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
+    """Start a child process.
+
+    It has its own session, so that Ctrl-C in the terminal does not reach it.
+    """
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "samewise.runner.tracking.sender",
+        str(folder.absolute()),
+        "--trainer",
+        str(os.getpid()),
+    ]
     mine, its = socket.socketpair()
     with its, open(folder / LOG, "ab") as log:
-        process = subprocess.Popen(command, stdin=its.fileno(), stdout=log, stderr=log, env=environment(), start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=its.fileno(),
+            stdout=log,
+            stderr=log,
+            env=environment(),
+            start_new_session=True,
+        )
     mine.sendall(told)
     return Link(mine, process)
 
@@ -97,7 +123,11 @@ def _ask_for_one(address: str, folder: Path, told: bytes) -> Link:
     try:
         asking.settimeout(5)
         asking.connect(address)
-        asking.sendall(json.dumps({"folder": str(folder.absolute()), "trainer": os.getpid()}).encode() + b"\n" + told)
+        asking.sendall(
+            json.dumps({"folder": str(folder.absolute()), "trainer": os.getpid()}).encode()
+            + b"\n"
+            + told
+        )
     except OSError:
         asking.close()
         raise
@@ -106,7 +136,10 @@ def _ask_for_one(address: str, folder: Path, told: bytes) -> Link:
 
 @final
 class Link:
-    """A running sender at the other end of a socket. It sends its exit code as a line; end of file without one means that it was killed."""
+    """A running sender at the other end of a socket.
+
+    It sends its exit code as a line; end of file without one means that it was killed.
+    """
 
     def __init__(self, end: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._socket, self._process = end, process
@@ -119,7 +152,8 @@ class Link:
     def tell_end(self) -> bool:
         """Tell it that the trainer is about to end. False if it no longer listens."""
         try:
-            self._socket.sendall(b"end\n")  # not by end of file, since forked loader workers hold the socket open
+            # Not by end of file, since forked loader workers hold the socket open
+            self._socket.sendall(b"end\n")
         except OSError:
             return False
         return True
@@ -150,7 +184,11 @@ def environment() -> dict[str, str]:
 
     home = os.path.dirname(os.path.dirname(os.path.abspath(samewise.__file__)))
     given = os.environ.get("PYTHONPATH", "")
-    path = given if "site-packages" in home or home in given.split(os.pathsep) else os.pathsep.join(filter(None, [given, home]))
+    path = (
+        given
+        if "site-packages" in home or home in given.split(os.pathsep)
+        else os.pathsep.join(filter(None, [given, home]))
+    )
     return {**os.environ, **({"PYTHONPATH": path} if path else {}), "OMP_NUM_THREADS": "1"}
 
 

@@ -1,6 +1,8 @@
-"""Logs a finished run's best checkpoint, or its export, as an MLflow model for `mlflow models serve`. Imports mlflow; torch to make an example.
+"""Logs a finished run's best checkpoint, or its export, as an MLflow model for `mlflow models
+serve`. Imports mlflow; torch to make an example.
 
-A checkpoint's folder holds what `samewise predict` needs of a run, as data: no pickled object, no code. `samewise.runner.serving` loads it.
+A checkpoint's folder holds what `samewise predict` needs of a run, as data: no pickled object, no
+code. `samewise.runner.serving` loads it.
 """
 
 from __future__ import annotations
@@ -39,11 +41,27 @@ _PACKAGES = ("mlflow", "torch", "torchvision", "torchaudio")
 _RATE = 8000
 
 
-def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: str, config: Mapping[str, Any], step: int) -> str:
+def log(
+    client: MlflowClient,
+    folder: RunFolder,
+    *,
+    run_id: str,
+    experiment_id: str,
+    config: Mapping[str, Any],
+    step: int,
+) -> str:
     """Log the model; return its id. An interrupted earlier attempt is continued."""
     name = _model_name(folder.path.absolute().parent.name)
-    found = client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}' AND name = '{name}'", max_results=1)
-    model = found[0] if found else client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
+    found = client.search_logged_models(
+        [experiment_id],
+        filter_string=f"source_run_id = '{run_id}' AND name = '{name}'",
+        max_results=1,
+    )
+    model = (
+        found[0]
+        if found
+        else client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
+    )
     if str(model.status) != "READY":
         with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.path) as place:
             _write(Path(place) / "model", folder, config, model_id=model.model_id, run_id=run_id)
@@ -53,8 +71,12 @@ def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: 
     return model.model_id
 
 
-def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Callable[..., None]) -> str:
-    """Log another model of a run, such as an export; return its id. Raises whatever the client raises when the store cannot be reached.
+def create(
+    client: MlflowClient, name: str, *, run_id: str, step: int, write: Callable[..., None]
+) -> str:
+    """Log another model of a run, such as an export.
+
+    Return its id. Raises whatever the client raises when the store cannot be reached.
 
     Args:
         client: Of the store that has the run.
@@ -83,7 +105,9 @@ def _model_name(name: str) -> str:
 
 
 def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:
-    """Make a logged model the next version, which is returned, of a registered model, created if necessary; only once for each model."""
+    """Make a logged model the next version, which is returned, of a registered model, created if
+    necessary; only once for each model.
+    """
     try:
         client.create_registered_model(name)
     except MlflowException as error:
@@ -91,30 +115,49 @@ def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> 
             raise
     mlflow.set_tracking_uri(client.tracking_uri)  # where the registry's store looks for the model
     source = f"models:/{model_id}"
-    known = [one for one in client.search_model_versions(f"name = '{name}'") if one.source == source]
-    return str((known[0] if known else client.create_model_version(name, source, run_id, model_id=model_id)).version)
+    known = [
+        one for one in client.search_model_versions(f"name = '{name}'") if one.source == source
+    ]
+    return str(
+        (
+            known[0]
+            if known
+            else client.create_model_version(name, source, run_id, model_id=model_id)
+        ).version
+    )
 
 
-def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id: str, run_id: str) -> None:
+def _write(
+    path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id: str, run_id: str
+) -> None:
     """Write the model's folder: MLmodel, the signature, an example, requirements, and the run."""
     from mlflow.models import Model, ModelSignature
     from mlflow.pyfunc import save_model
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
     inputs = Schema([ColSpec("binary", "file"), ColSpec("string", "name", required=False)])
-    params = ParamSchema([ParamSpec("threshold", "double", 0.0), ParamSpec("files", "boolean", False)])
+    params = ParamSchema(
+        [ParamSpec("threshold", "double", 0.0), ParamSpec("files", "boolean", False)]
+    )
     save_model(
         str(path),
         loader_module=LOADER,
         mlflow_model=Model(model_id=model_id, run_id=run_id),
         signature=ModelSignature(inputs, params=params),
         input_example=_example(folder, config),
-        pip_requirements=[f"samewise=={samewise.__version__}", *(f"{name}=={version(name)}" for name in _PACKAGES)],
+        pip_requirements=[
+            f"samewise=={samewise.__version__}",
+            *(f"{name}=={version(name)}" for name in _PACKAGES),
+        ],
     )
     copy = RunFolder(path / _FOLDER)
     copy.path.mkdir()
     add_checkpoint(folder, copy)
-    for source, target in ((folder.config, copy.config), (folder.environment, copy.environment), (folder.sources, copy.sources)):
+    for source, target in (
+        (folder.config, copy.config),
+        (folder.environment, copy.environment),
+        (folder.sources, copy.sources),
+    ):
         if (text := read_text(source)) is not None:
             target.write_text(redact_file(source.name, text), encoding="utf-8")
     if trust.is_signed(folder.config):
@@ -122,16 +165,28 @@ def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id
 
 
 def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
-    """Link the files of the best checkpoint (else the newest), and no others, into a folder; copy them if the disk has no links.
+    """Link the files of the best checkpoint (else the newest), and no others, into a folder.
 
-    ConfigError if there is none, or one of its files is a link or no regular file, or it is elsewhere in a folder that this user has neither made nor trusts.
+    Copy them if the disk has no links.
+
+    ConfigError if there is none, or one of its files is a link or no regular file, or it is
+    elsewhere in a folder that this user has neither made nor trusts.
     """
     kept = chosen_checkpoint(folder, "best")
     files = files_of(kept) if kept else []
     if kept is None or not files:
-        raise ConfigError(Problem(str(folder.checkpoints), "has no checkpoint that could be logged as a model"))
+        raise ConfigError(
+            Problem(str(folder.checkpoints), "has no checkpoint that could be logged as a model")
+        )
     if not kept.is_relative_to(folder.path.resolve()) and not trust.is_signed(folder.config):
-        raise ConfigError(Problem(str(folder.checkpoints), "is a link to a folder elsewhere, from which nothing is sent", str(kept), hint="put a copy there"))
+        raise ConfigError(
+            Problem(
+                str(folder.checkpoints),
+                "is a link to a folder elsewhere, from which nothing is sent",
+                str(kept),
+                hint="put a copy there",
+            )
+        )
     for file in files:
         target = copy.checkpoints / kept.name / file.relative_to(kept)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +197,10 @@ def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
 
 
 def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
-    """A file of the kind that the run's recipe reads: a grey picture, or half a second of silence; None for other kinds."""
+    """A file of the kind that the run's recipe reads: a grey picture, or half a second of silence.
+
+    None for other kinds.
+    """
     if not trust.is_signed(folder.config):  # otherwise its recipe may be a stranger's
         return None
     import pandas
@@ -151,7 +209,9 @@ def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
 
     extensions: tuple[str, ...] = ()
     with contextlib.suppress(SamewiseError, AttributeError):
-        extensions = tuple(instantiate(config["recipe"], "recipe", allowed=project.find().packages).extensions)
+        extensions = tuple(
+            instantiate(config["recipe"], "recipe", allowed=project.find().packages).extensions
+        )
     if ".png" in extensions:
         from PIL import Image
 

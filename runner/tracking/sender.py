@@ -1,8 +1,10 @@
-"""The sender: a process that copies the run's folder to MLflow and other backends, and outlives the trainer until everything is sent.
+"""The sender: a process that copies the run's folder to MLflow and other backends, and outlives the
+trainer until everything is sent.
 
     python -m samewise.runner.tracking.sender RUNFOLDER --trainer PID
 
-On standard input: a line with the settings as JSON, then nothing until the trainer ends. Exit code 0: all was sent; 1: not all.
+On standard input: a line with the settings as JSON, then nothing until the trainer ends. Exit code
+0: all was sent; 1: not all.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ _NICE = 10
 
 
 class Lifeline:
-    """Detects whether the trainer has ended: by a message on standard input, or by the end of its process.
+    """Detects whether the trainer has ended: by a message on standard input, or by the end of its
+    process.
 
     Args:
-        trainer: Its process. Where this system has no descriptors of processes, it must be the one that started this one.
+        trainer: Its process. Where this system has no descriptors of processes, it must be the one
+            that started this one.
     """
 
     def __init__(self, trainer: int) -> None:
@@ -74,7 +78,9 @@ def read_line() -> bytes:
 
 
 def prepare_environment() -> None:
-    """Set mlflow's environment variables before it is imported: no retries, since the sender retries itself; no threads, no telemetry, no other hosts."""
+    """Set mlflow's environment variables before it is imported: no retries, since the sender
+    retries itself; no threads, no telemetry, no other hosts.
+    """
     for name, value in {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -102,8 +108,11 @@ def quiet_mlflow() -> Generator[None]:
             del os.environ[name]
 
 
-def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int, *, since: float) -> int:
-    """Send until the trainer has ended and everything is sent, or nothing has succeeded for `flush_timeout_s` since, or what is left is refused.
+def run(
+    folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int, *, since: float
+) -> int:
+    """Send until the trainer has ended and everything is sent, or nothing has succeeded for
+    `flush_timeout_s` since, or what is left is refused.
 
     Returns 0 if everything was sent, 1 if not.
 
@@ -112,7 +121,8 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
         settings: The config's `tracking`.
         lifeline: Tells of the trainer's end.
         trainer: Its process.
-        since: From when on another sender has tried in this one's place (`time.monotonic`): of many killed trainings not each sender waits anew.
+        since: From when on another sender has tried in this one's place (`time.monotonic`): of many
+            killed trainings not each sender waits anew.
     """
     sampler = _sampler(folder, trainer) if settings["log_system"] else None
     copies = [Copy(name, folder, settings) for name in backends_of(settings)]
@@ -130,9 +140,15 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
         if ended and not left:
             return 0
         late = [copy.moved for copy in left if copy.trouble]
-        is_over = ended_at is not None and late and time.monotonic() - max(ended_at, *late) > float(settings["flush_timeout_s"])
+        is_over = (
+            ended_at is not None
+            and late
+            and time.monotonic() - max(ended_at, *late) > float(settings["flush_timeout_s"])
+        )
         if is_over or (ended and all(copy.is_refused for copy in left)):
-            _LOG.warning("gave up; run `samewise sync %s` to send the rest", shlex.quote(str(folder.path)))
+            _LOG.warning(
+                "gave up; run `samewise sync %s` to send the rest", shlex.quote(str(folder.path))
+            )
             return 1
         wait = min([copy.wait for copy in left], default=float(settings["send_every_s"]))
 
@@ -149,9 +165,13 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
 
 @filter_output()
 def be(folder: RunFolder, trainer: int) -> int:
-    """Run as a run's sender, with settings from standard input; the exit code is written to its other end, if that reads. Returns it."""
+    """Run as a run's sender, with settings from standard input.
+
+    The exit code is written to its other end, if that reads. Returns it.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # a scheduler that stops a job signals all its processes; this one ends after the trainer
+        # A scheduler that stops a job signals all its processes; this one ends after the trainer
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")

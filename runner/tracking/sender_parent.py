@@ -1,12 +1,16 @@
-"""A process that has imported mlflow and forks a sender for each run that asks, so that the jobs of a sweep share the seconds of the import.
+"""A process that has imported mlflow and forks a sender for each run that asks, so that the jobs of
+a sweep share the seconds of the import.
 
     python -m samewise.runner.tracking.sender_parent SOCKET
 
-Safe because it does nothing else: it has one thread and has opened no store. A run connects to the socket and says, in a line of JSON, which run it is; the
-connection is then its sender's standard input and output. It ends when its own standard input does; the senders go on until they have sent everything.
+Safe because it does nothing else: it has one thread and has opened no store. A run connects to the
+socket and says, in a line of JSON, which run it is; the connection is then its sender's standard
+input and output. It ends when its own standard input does; the senders go on until they have sent
+everything.
 
-multiprocessing's forkserver would not do: it forks for the process that has started it, and here the runs ask, which are other processes; and that one waits
-for its children as it ends, where senders outlive who asked for them.
+multiprocessing's forkserver would not do: it forks for the process that has started it, and here
+the runs ask, which are other processes; and that one waits for its children as it ends, where
+senders outlive who asked for them.
 """
 
 from __future__ import annotations
@@ -29,7 +33,11 @@ from samewise.runner.processes.this_process import close_input
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link, sender
 
-_PRELOAD = ("samewise.runner.tracking.sending", "samewise.runner.tracking.store", "samewise.runner.tracking.system")
+_PRELOAD = (
+    "samewise.runner.tracking.sending",
+    "samewise.runner.tracking.store",
+    "samewise.runner.tracking.system",
+)
 
 
 class SenderParent:
@@ -40,12 +48,24 @@ class SenderParent:
     """
 
     def __init__(self, log: Path) -> None:
-        folder = tempfile.mkdtemp(prefix="samewise-")  # only for this user; the path is short, because names of sockets are limited
+        # Only for this user; the path is short, because names of sockets are limited
+        folder = tempfile.mkdtemp(prefix="samewise-")
         self.address = str(Path(folder) / "senders")
-        command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender_parent", self.address]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "samewise.runner.tracking.sender_parent",
+            self.address,
+        ]
         with open(log, "ab") as said:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=link.environment(), start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=link.environment(),
+                start_new_session=True,
             )
         self.pid = self._process.pid
         assert self._process.stdout is not None

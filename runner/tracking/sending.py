@@ -1,4 +1,7 @@
-"""Updates MLflow to the content of a run's folder. A pass may be interrupted and repeated: what is sent twice is stored once. Imports mlflow."""
+"""Updates MLflow to the content of a run's folder.
+
+A pass may be interrupted and repeated: what is sent twice is stored once. Imports mlflow.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ _LOG = logging.getLogger("samewise.tracking")
 _BATCH = 1000
 _PARAMS = 100
 SIGNATURE = "config.signature"
-"""The artifact by which the user knows a config of their own again: an HMAC, of use only with their key."""
+"""The artifact by which the user knows a config of their own again: an HMAC, of use only with their
+key."""
 _FILES_EVERY_S = 5.0
 _STILL_BEING_WRITTEN_S = 2.0
 _LATE_S = 1.0
@@ -39,16 +43,22 @@ _INTENT = "samewise.intent"
 
 
 class Sending:
-    """Sends one run as configured by `tracking`, with an absolute `uri`. Used only by the process that holds `RunFolder.sending`."""
+    """Sends one run as configured by `tracking`, with an absolute `uri`.
 
-    def __init__(self, folder: RunFolder, settings: Mapping[str, Any], client: MlflowClient) -> None:
+    Used only by the process that holds `RunFolder.sending`.
+    """
+
+    def __init__(
+        self, folder: RunFolder, settings: Mapping[str, Any], client: MlflowClient
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self.client = client
         self.sent = Sent()
         self._seen = False
         self._may_be_late = False
-        """Whether the server may still carry out a request that sets RUNNING: of a sender that was killed, or one that nothing answered."""
+        """Whether the server may still carry out a request that sets RUNNING: of a sender that was
+        killed, or one that nothing answered."""
         self._files_at = 0.0
         self._left_out = set[Path]()
         self._best: list[best.Best] | None = None
@@ -56,18 +66,23 @@ class Sending:
         self.progress = progress.load(folder).at(remove_password(settings["uri"]))
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Send everything that has not been sent; RunGone if the MLflow run was deleted: the next pass makes another.
+        """Send everything that has not been sent.
 
-        After an error of the client, if the store cannot be reached, a later pass continues where this one stopped. FileNotFoundError if the folder of a run
-        that has ended disappears meanwhile.
+        RunGone if the MLflow run was deleted: the next pass makes another.
+
+        After an error of the client, if the store cannot be reached, a later pass continues where
+        this one stopped. FileNotFoundError if the folder of a run that has ended disappears
+        meanwhile.
 
         Args:
-            alive: Whether the trainer is running; if not, the run's status becomes the journal's, or KILLED.
+            alive: Whether the trainer is running; if not, the run's status becomes the journal's,
+                or KILLED.
         """
         was_there = not alive and self.folder.metrics.exists()
         self._ensure_run()
         if alive and self.progress.status != "RUNNING":
-            self._may_be_late = True  # until there is a response: without one, the server may execute it at any time
+            # Until there is a response: without one, the server may execute it at any time
+            self._may_be_late = True
             self.client.update_run(self._run_id, status="RUNNING")
             self._may_be_late = False
             self._note_progress(status="RUNNING")
@@ -81,7 +96,11 @@ class Sending:
             self._terminate()
         if failed is not None:
             raise failed
-        if not alive and self.progress.ended == "FINISHED" and (self.settings.get("log_model") or self.settings.get("register_model")):
+        if (
+            not alive
+            and self.progress.ended == "FINISHED"
+            and (self.settings.get("log_model") or self.settings.get("register_model"))
+        ):
             self._send_model()
         return self.sent
 
@@ -110,14 +129,21 @@ class Sending:
         if self.progress.intent is None:
             self._note_progress(experiment_id=experiment, intent=uuid.uuid4().hex)
         else:
-            found = self.client.search_runs([experiment], f"tags.`{_INTENT}` = '{self.progress.intent}'", max_results=1)
+            found = self.client.search_runs(
+                [experiment], f"tags.`{_INTENT}` = '{self.progress.intent}'", max_results=1
+            )
             run = found[0] if found else None
         if run is None:
-            started = next((entry.time_ms for entry, _ in journal.read_entries(self.folder.metrics)), None)
+            started = next(
+                (entry.time_ms for entry, _ in journal.read_entries(self.folder.metrics)), None
+            )
             name = self.settings.get("run_name") or describing.run_name(self.folder)
-            run = self.client.create_run(experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name)
+            run = self.client.create_run(
+                experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name
+            )
         self._seen = True
-        self._note_progress(run_id=run.info.run_id, status=run.info.status)  # RUNNING, without a request that could arrive late
+        # RUNNING, without a request that could arrive late
+        self._note_progress(run_id=run.info.run_id, status=run.info.status)
 
     def _require_run(self) -> Run:
         """The MLflow run. Raises `RunGone` if it was deleted."""
@@ -127,13 +153,17 @@ class Sending:
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            self.client.search_experiments(max_results=1)  # raises unless an MLflow server responded
+            # Raises unless an MLflow server responded
+            self.client.search_experiments(max_results=1)
             run, gone = None, True
         if gone or run is None:
             lost = self._run_id
             self.progress = self.progress.empty_copy()
             progress.save(self.folder, self.progress)
-            raise RunGone(f"the MLflow run {lost} was deleted; creating a new one and sending everything to it")
+            raise RunGone(
+                f"the MLflow run {lost} was deleted; creating a new one and sending "
+                "everything to it"
+            )
         self._seen = True
         return run
 
@@ -143,11 +173,16 @@ class Sending:
             return
         before = self.progress.status
         self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
-        if self._may_be_late:  # another sender's "RUNNING", or an unanswered one of this sender, would overwrite it
+        if (
+            self._may_be_late
+        ):  # another sender's "RUNNING", or an unanswered one of this sender, would overwrite it
             time.sleep(_LATE_S)
         self.progress.status = self._require_run().info.status
         if self.progress.status != status:
-            raise RuntimeError(f"the run is shown as {self.progress.status}, though it was set to {status}: a late request has changed it")
+            raise RuntimeError(
+                f"the run is shown as {self.progress.status}, though it was set to "
+                f"{status}: a late request has changed it"
+            )
         self._note_progress(status=status)
         self.sent.status = f"{before} to {status}"
 
@@ -156,35 +191,73 @@ class Sending:
         if self.progress.model is None:
             from samewise.runner.tracking import logged_model
 
-            config = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config)))
+            config = cast(
+                dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config))
+            )
             steps = int((read_json(self.folder.summary, shapes.SUMMARY) or {}).get("steps", 0))
             experiment = str(self.progress.experiment_id or self._require_run().info.experiment_id)
-            model = logged_model.log(self.client, self.folder, run_id=self._run_id, experiment_id=experiment, config=config, step=steps)
+            model = logged_model.log(
+                self.client,
+                self.folder,
+                run_id=self._run_id,
+                experiment_id=experiment,
+                config=config,
+                step=steps,
+            )
             self._note_progress(model=model)
         name = self.settings.get("register_model")
         if name and name not in self.progress.registered:
             from samewise.runner.tracking import logged_model
 
-            version = logged_model.register(self.client, str(name), model_id=str(self.progress.model), run_id=self._run_id)
+            version = logged_model.register(
+                self.client, str(name), model_id=str(self.progress.model), run_id=self._run_id
+            )
             self._note_progress(registered={**self.progress.registered, str(name): version})
 
     # -- params, tags, inputs
 
     def _describe(self) -> None:
-        raw = [read_text(path) or "" for path in (self.folder.config, self.folder.environment, self.folder.tags, self.folder.summary)]
-        digest = hashlib.blake2b("\0".join([*raw, str(self.folder.path.absolute())]).encode(), digest_size=16).hexdigest()
+        raw = [
+            read_text(path) or ""
+            for path in (
+                self.folder.config,
+                self.folder.environment,
+                self.folder.tags,
+                self.folder.summary,
+            )
+        ]
+        digest = hashlib.blake2b(
+            "\0".join([*raw, str(self.folder.path.absolute())]).encode(), digest_size=16
+        ).hexdigest()
         if self.progress.described == digest:
             return
-        config = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config))) if raw[0] else {}
+        config = (
+            cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config)))
+            if raw[0]
+            else {}
+        )
         environment: dict[str, Any] = read_json(self.folder.environment, shapes.ENVIRONMENT) or {}
         known = self._require_run().data.params
         choices = describing.choices(raw[0])
         params = describing.params(redact_values(config)) | choices
         for name in (name for name, value in params.items() if known.get(name, value) != value):
-            _LOG.info("param %s was %s and is %s; MLflow keeps the first value; the artifact config.yaml has the last", name, known[name], params[name])
+            _LOG.info(
+                "param %s was %s and is %s; MLflow keeps the first value; the artifact "
+                "config.yaml has the last",
+                name,
+                known[name],
+                params[name],
+            )
         fresh = [Param(name, value) for name, value in params.items() if name not in known]
         earned: dict[str, Any] = read_json(self.folder.tags, shapes.TAGS) or {}
-        told = redact_values(describing.tags(self.folder, config, environment, own={**(self.settings.get("tags") or {}), **earned}))
+        told = redact_values(
+            describing.tags(
+                self.folder,
+                config,
+                environment,
+                own={**(self.settings.get("tags") or {}), **earned},
+            )
+        )
         tags = [RunTag(name, value) for name, value in told.items()]
         for start in range(0, len(fresh), _PARAMS):
             self._log("params", fresh[start : start + _PARAMS])
@@ -209,7 +282,9 @@ class Sending:
 
         if path not in self._keys:
             before = journal.read_entries(path, end=offset) if offset else ()
-            self._keys[path] = describing.MetricKeys(name for entry, _ in before for name in entry.metrics)
+            self._keys[path] = describing.MetricKeys(
+                name for entry, _ in before for name in entry.metrics
+            )
         keys = self._keys[path]
         monitored = self._best_values(offset) if path == self.folder.metrics else []
         if monitored and not offset:
@@ -221,32 +296,56 @@ class Sending:
                 self._log("metrics", metrics[start : start + _BATCH])
             metrics.clear()
             if offset != self.progress.sent.get(path.name, 0):
-                self._note_progress(sent={**self.progress.sent, path.name: offset}, ended=ended, last_ms=last)
+                self._note_progress(
+                    sent={**self.progress.sent, path.name: offset}, ended=ended, last_ms=last
+                )
 
         for entry, behind in journal.read_entries(path, offset=offset, end=size):
             ended = entry.status or ended
             last = max(last, entry.time_ms)
-            metrics.extend(Metric(keys.of(name), value, entry.time_ms, entry.step) for name, value in entry.metrics.items())
-            metrics.extend(Metric(one.name, one.value, entry.time_ms, entry.step) for one in monitored if one.take(entry.metrics))
+            metrics.extend(
+                Metric(keys.of(name), value, entry.time_ms, entry.step)
+                for name, value in entry.metrics.items()
+            )
+            metrics.extend(
+                Metric(one.name, one.value, entry.time_ms, entry.step)
+                for one in monitored
+                if one.take(entry.metrics)
+            )
             offset = behind
             if len(metrics) >= _BATCH:
                 flush()
         flush()
 
     def _best_values(self, offset: int) -> list[best.Best]:
-        """The best values of the monitored metrics up to an offset of the journal, that of `evaluate.monitor` first; none if the config names none."""
+        """The best values of the monitored metrics up to an offset of the journal, that of
+        `evaluate.monitor` first; none if the config names none.
+        """
         if self._best is None and (config := read_text(self.folder.config)):
-            evaluate = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(config))).get("evaluate") or {}
+            evaluate = (
+                cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(config))).get(
+                    "evaluate"
+                )
+                or {}
+            )
             if evaluate.get("monitor"):
-                modes = {str(evaluate["monitor"]): evaluate.get("mode")} | (evaluate.get("also") or {})
+                modes = {str(evaluate["monitor"]): evaluate.get("mode")} | (
+                    evaluate.get("also") or {}
+                )
                 self._best = [best.Best(name, mode=str(mode)) for name, mode in modes.items()]
-                for entry, _ in journal.read_entries(self.folder.metrics, end=offset) if offset else ():
+                for entry, _ in (
+                    journal.read_entries(self.folder.metrics, end=offset) if offset else ()
+                ):
                     for one in self._best:
                         one.take(entry.metrics)
         return self._best or []
 
     def _log(self, kind: str, batch: list[Any]) -> None:
-        """Send metrics, params or tags; if the store refuses a batch, its entries one by one, so that one bad entry does not block the others."""
+        """Send metrics, params or tags.
+
+        If the store refuses a batch, its entries one by one, so that one bad entry does not block
+        the others.
+        """
         try:
             log: Any = self.client.log_batch
             log(self._run_id, **{kind: batch})
@@ -265,7 +364,10 @@ class Sending:
     # -- files
 
     def _send_files(self, *, complete: bool) -> Exception | None:
-        """Upload new and changed files. Failures are returned, not raised: metrics and status do not wait for them."""
+        """Upload new and changed files.
+
+        Failures are returned, not raised: metrics and status do not wait for them.
+        """
         now = time.monotonic()
         if not complete and now < self._files_at:
             return None
@@ -281,34 +383,65 @@ class Sending:
         return failed
 
     def _files(self, *, complete: bool) -> list[tuple[str, Path]]:
-        listed = [("config.yaml", self.folder.config), ("environment.json", self.folder.environment), ("sources.json", self.folder.sources)]
+        listed = [
+            ("config.yaml", self.folder.config),
+            ("environment.json", self.folder.environment),
+            ("sources.json", self.folder.sources),
+        ]
         listed.append((SIGNATURE, self.folder.config.with_name(trust.SIGNATURE)))
         if complete:  # they have reached their end
-            listed += [("summary.json", self.folder.summary), *([("trace.jsonl", self.folder.trace)] if self.settings.get("log_checkpoint") else [])]
+            listed += [
+                ("summary.json", self.folder.summary),
+                *(
+                    [("trace.jsonl", self.folder.trace)]
+                    if self.settings.get("log_checkpoint")
+                    else []
+                ),
+            ]
         root = self.folder.artifacts
-        listed += [(path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if not path.name.startswith(".") and path.is_file()]
+        listed += [
+            (path.relative_to(root).as_posix(), path)
+            for path in sorted(root.rglob("*"))
+            if not path.name.startswith(".") and path.is_file()
+        ]
         inside = self.folder.path.resolve()
         if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
             kept = chosen_checkpoint(self.folder, "best")
-            listed += [(f"checkpoint/{path.relative_to(kept).as_posix()}", path) for path in sorted(kept.rglob("*")) if path.is_file()] if kept else []
-        return [(name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)]
+            listed += (
+                [
+                    (f"checkpoint/{path.relative_to(kept).as_posix()}", path)
+                    for path in sorted(kept.rglob("*"))
+                    if path.is_file()
+                ]
+                if kept
+                else []
+            )
+        return [
+            (name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)
+        ]
 
     def _is_mine(self, path: Path, inside: Path) -> bool:
         """Whether the file is inside this folder: a link could lead to any file of the user's."""
         mine = not path.is_symlink() and path.resolve().is_relative_to(inside)
         if not mine and path not in self._left_out:
             self._left_out.add(path)
-            _LOG.warning("%s is not sent: it is a link, which may lead to any file; put a copy there", path)
+            _LOG.warning(
+                "%s is not sent: it is a link, which may lead to any file; put a copy there", path
+            )
         return mine
 
     def _send_file(self, name: str, path: Path, *, complete: bool) -> None:
         stat = path.stat()
         state = [stat.st_size, stat.st_mtime_ns]
-        if self.progress.files.get(name) == state or (not complete and time.time() - stat.st_mtime < _STILL_BEING_WRITTEN_S):
+        if self.progress.files.get(name) == state or (
+            not complete and time.time() - stat.st_mtime < _STILL_BEING_WRITTEN_S
+        ):
             return
         if name in ("config.yaml", "environment.json", "sources.json", "summary.json", SIGNATURE):
             self.client.log_text(self._run_id, redact_file(name, read_text(path) or ""), name)
         else:
-            self.client.log_artifact(self._run_id, str(path), Path(name).parent.as_posix() if "/" in name else None)
+            self.client.log_artifact(
+                self._run_id, str(path), Path(name).parent.as_posix() if "/" in name else None
+            )
         self.sent.files += 1
         self._note_progress(files={**self.progress.files, name: state})

@@ -1,4 +1,6 @@
-"""The MLflow store: an SQLite file is created once and atomically, however many processes start at once. Imports mlflow."""
+"""The MLflow store: an SQLite file is created once and atomically, however many processes start at
+once. Imports mlflow.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ _LOG = logging.getLogger("samewise.tracking")
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of the store; an SQLite file is created, or migrated to this MLflow's schema, if needed."""
+    """A client of the store.
+
+    An SQLite file is created, or migrated to this MLflow's schema, if needed.
+    """
     file = sqlite_file(uri)
     if file is None:
         return MlflowClient(tracking_uri=uri)
@@ -62,7 +67,9 @@ def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) 
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return client.create_experiment(name, artifact_location(str(settings["uri"]), settings.get("artifact_location")))
+            return client.create_experiment(
+                name, artifact_location(str(settings["uri"]), settings.get("artifact_location"))
+            )
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -94,9 +101,12 @@ def _create(file: Path) -> None:
         temporary.unlink(missing_ok=True)  # left by a process that was killed at this point
         uri = f"sqlite:///{temporary.absolute()}"
         place = str(artifact_location(f"sqlite:///{file.absolute()}", None))
-        store = SqlAlchemyStore(uri, Path(place).as_uri())  # without quotes, since MLflow writes its repr into SQL
+        # Without quotes, since MLflow writes its repr into SQL
+        store = SqlAlchemyStore(uri, Path(place).as_uri())
         with store.engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE experiments SET artifact_location = ?", (f"{place}/0",))
+            connection.exec_driver_sql(
+                "UPDATE experiments SET artifact_location = ?", (f"{place}/0",)
+            )
         store.engine.dispose()
         os.replace(temporary, file)
 
@@ -107,8 +117,14 @@ def _migrate(file: Path, uri: str) -> None:
         backup = file.with_name(f"{file.name}.before-upgrade")
         if not backup.exists():
             shutil.copy2(file, backup)
-        _LOG.warning("%s was made by an older MLflow; upgrading it, with a backup in %s", file, backup.name)
-        subprocess.run([sys.executable, "-P", "-m", "mlflow", "db", "upgrade", uri], check=True, stdout=subprocess.DEVNULL)
+        _LOG.warning(
+            "%s was made by an older MLflow; upgrading it, with a backup in %s", file, backup.name
+        )
+        subprocess.run(
+            [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", uri],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
 
 def _lock(file: Path) -> Path:

@@ -1,4 +1,6 @@
-"""CPU, memory and GPU use of the trainer, measured by the sender, in a separate journal (`system.jsonl`)."""
+"""CPU, memory and GPU use of the trainer, measured by the sender, in a separate journal
+(`system.jsonl`).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,15 @@ _MEGABYTE = 1e6
 
 
 class Sampler:
-    """Takes a sample every ten seconds. The step is the sample's number, continued over restarts."""
+    """Takes a sample every ten seconds.
+
+    The step is the sample's number, continued over restarts.
+    """
 
     def __init__(self, folder: RunFolder, pid: int) -> None:
-        self._step = 1 + max((entry.step for entry, _ in journal.read_entries(folder.system)), default=-1)
+        self._step = 1 + max(
+            (entry.step for entry, _ in journal.read_entries(folder.system)), default=-1
+        )
         self._journal = journal.Journal(folder.system, resume_step=self._step)
         self._trainer = psutil.Process(pid)
         self._gpus = Gpus()
@@ -81,18 +88,25 @@ class Gpus:
         values: dict[str, float] = {}
         for number, handle in self._devices.items():
             with contextlib.suppress(pynvml.NVMLError):
-                values[f"gpu_{number}_utilization_percentage"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                values[f"gpu_{number}_utilization_percentage"] = float(
+                    pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                )
             with contextlib.suppress(pynvml.NVMLError):
                 memory: Any = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 values[f"gpu_{number}_memory_usage_megabytes"] = memory.used / _MEGABYTE
                 values[f"gpu_{number}_memory_usage_percentage"] = 100.0 * memory.used / memory.total
             with contextlib.suppress(pynvml.NVMLError):
-                values[f"gpu_{number}_power_usage_watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
+                values[f"gpu_{number}_power_usage_watts"] = (
+                    pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
+                )
         return values
 
 
 def _visible(count: int) -> list[int]:
-    """The devices that the trainer may use if CUDA_VISIBLE_DEVICES lists them by number; otherwise all."""
+    """The devices that the trainer may use if CUDA_VISIBLE_DEVICES lists them by number.
+
+    Otherwise all.
+    """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return list(range(count))

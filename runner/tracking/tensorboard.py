@@ -1,9 +1,11 @@
 """Writes event files for TensorBoard to the run's folder, under tensorboard/. Imports tensorboard.
 
-They are made of the journal alone: a sender that starts writes them from the beginning and empties those of the sender before it, so each point is there
-once, whatever was killed. A TensorBoard that is open meanwhile drops what it had read: the new file says that a session starts at step 0 (`SessionLog.START`,
-as in tensorboard.backend.event_processing). It would never go on from a file that is gone, so the old ones stay, empty. Once everything is written,
-tensorboard.json says from which files: while those are the same, nothing is written again.
+They are made of the journal alone: a sender that starts writes them from the beginning and empties
+those of the sender before it, so each point is there once, whatever was killed. A TensorBoard that
+is open meanwhile drops what it had read: the new file says that a session starts at step 0
+(`SessionLog.START`, as in tensorboard.backend.event_processing). It would never go on from a file
+that is gone, so the old ones stay, empty. Once everything is written, tensorboard.json says from
+which files: while those are the same, nothing is written again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _PREFIX = "events.out.tfevents."
 
 
 class TensorBoard:
-    """A run in TensorBoard: scalars by optimizer step, the config as text and hyperparameters, pictures. Numbers are float32."""
+    """A run in TensorBoard: scalars by optimizer step, the config as text and hyperparameters,
+    pictures. Numbers are float32.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -48,17 +52,29 @@ class TensorBoard:
         self._writer: EventFileWriter | None = None
 
     def synchronise(self, *, alive: bool) -> Sent:
-        """Write what is new; on first use everything, replacing older files, unless these have everything."""
+        """Write what is new.
+
+        On first use everything, replacing older files, unless these have everything.
+        """
         older = list(self._place.glob(f"{_PREFIX}*")) if self._writer is None else []
         require_no_link(self._place, *older)
         sources = self._sources()
-        is_there = any(path.stat().st_size for path in older) and read_mapping(self._file, shapes.TENSORBOARD).get("written") == sources
+        is_there = (
+            any(path.stat().st_size for path in older)
+            and read_mapping(self._file, shapes.TENSORBOARD).get("written") == sources
+        )
         if is_there and not alive:
             return self.sent
         self._file.unlink(missing_ok=True)
         if self._writer is None:
             self._writer = EventFileWriter(str(self._place))
-            self._add(_EVENTS.Event(wall_time=time.time(), step=0, session_log=_EVENTS.SessionLog(status=_EVENTS.SessionLog.START)))
+            self._add(
+                _EVENTS.Event(
+                    wall_time=time.time(),
+                    step=0,
+                    session_log=_EVENTS.SessionLog(status=_EVENTS.SessionLog.START),
+                )
+            )
             self._describe()
         for path in self._read:
             self._scalars(path)
@@ -73,8 +89,16 @@ class TensorBoard:
 
     def _sources(self) -> dict[str, list[int]]:
         """The size and time of each file from which the events are made."""
-        files = [*self._read, self.folder.config, *(path for _, path in describing.pictures(self.folder))]
-        stats = {path.relative_to(self.folder.path).as_posix(): path.stat() for path in files if path.exists()}
+        files = [
+            *self._read,
+            self.folder.config,
+            *(path for _, path in describing.pictures(self.folder)),
+        ]
+        stats = {
+            path.relative_to(self.folder.path).as_posix(): path.stat()
+            for path in files
+            if path.exists()
+        }
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
     def _add(self, event: Any) -> None:
@@ -84,19 +108,36 @@ class TensorBoard:
     def _describe(self) -> None:
         config = redact_values(read_yaml(read_text(self.folder.config) or "") or {})
         text = yaml.safe_dump(config, sort_keys=False)
-        indented = "".join(f"    {line}\n" for line in text.splitlines())  # a Markdown code block, which nothing in the text can end
+        # A Markdown code block, which nothing in the text can end
+        indented = "".join(f"    {line}\n" for line in text.splitlines())
         now = time.time()
         self._add(_EVENTS.Event(wall_time=now, summary=text_pb("config", indented)))
-        values = {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in flat(config, lists=False)}
-        self._add(_EVENTS.Event(wall_time=now, summary=hparams_pb(values, trial_id=self.folder.path.name)))
+        values = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in flat(config, lists=False)
+        }
+        self._add(
+            _EVENTS.Event(wall_time=now, summary=hparams_pb(values, trial_id=self.folder.path.name))
+        )
 
     def _scalars(self, path: Path) -> None:
         for entry, behind in journal.read_entries(path, offset=self._read[path]):
             if entry.metrics:
-                values = [_SUMMARY.Value(tag=name, simple_value=value) for name, value in entry.metrics.items()]
-                self._add(_EVENTS.Event(wall_time=entry.time_ms / 1000, step=entry.step, summary=_SUMMARY(value=values)))
+                values = [
+                    _SUMMARY.Value(tag=name, simple_value=value)
+                    for name, value in entry.metrics.items()
+                ]
+                self._add(
+                    _EVENTS.Event(
+                        wall_time=entry.time_ms / 1000,
+                        step=entry.step,
+                        summary=_SUMMARY(value=values),
+                    )
+                )
                 self.sent.metrics += len(values)
-                self._step = max(self._step, entry.step) if path == self.folder.metrics else self._step
+                self._step = (
+                    max(self._step, entry.step) if path == self.folder.metrics else self._step
+                )
             self._read[path] = behind
             self.sent.moved = time.monotonic()
 
@@ -108,8 +149,14 @@ class TensorBoard:
                 continue
             with Image.open(path, formats=["PNG"]) as picture:
                 width, height = picture.size
-            image = _SUMMARY.Image(width=width, height=height, encoded_image_string=path.read_bytes())
+            image = _SUMMARY.Image(
+                width=width, height=height, encoded_image_string=path.read_bytes()
+            )
             value = _SUMMARY.Value(tag=name, image=image)
-            self._add(_EVENTS.Event(wall_time=time.time(), step=self._step, summary=_SUMMARY(value=[value])))
+            self._add(
+                _EVENTS.Event(
+                    wall_time=time.time(), step=self._step, summary=_SUMMARY(value=[value])
+                )
+            )
             self._pictures[path] = changed
             self.sent.files += 1

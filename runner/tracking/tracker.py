@@ -1,4 +1,6 @@
-"""The trainer's side of tracking: appends to the journal, which a sender process sends to the backends. Imports neither mlflow nor torch."""
+"""The trainer's side of tracking: appends to the journal, which a sender process sends to the
+backends. Imports neither mlflow nor torch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ _MOST_STARTS = 5
 
 
 class Tracker:
-    """Records a run in its folder only. No method raises errors of a store, a server or the disk."""
+    """Records a run in its folder only.
+
+    No method raises errors of a store, a server or the disk.
+    """
 
     def __init__(self, folder: RunFolder, *, resume_step: int | None) -> None:
         self.folder = folder
@@ -36,15 +41,23 @@ class Tracker:
         self._journal.status("RUNNING")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the values at an optimizer step in a few microseconds. A (key, step) that was logged before keeps its first value and time."""
+        """Log the values at an optimizer step in a few microseconds.
+
+        A (key, step) that was logged before keeps its first value and time.
+        """
         self._journal.log(metrics, step)
 
     def before_checkpoint(self, step: int) -> None:
-        """Make logged values durable before the checkpoint of `step`: what precedes a checkpoint is never logged again."""
+        """Make logged values durable before the checkpoint of `step`: what precedes a checkpoint is
+        never logged again.
+        """
         self._journal.sync()
 
     def finish(self, status: str) -> None:
-        """End as FINISHED, FAILED or KILLED (interrupted, resumable). The files under `artifacts/` are complete."""
+        """End as FINISHED, FAILED or KILLED (interrupted, resumable).
+
+        The files under `artifacts/` are complete.
+        """
         self._journal.status(status)
         self._journal.close()
 
@@ -70,9 +83,14 @@ class Silent(Tracker):
 
 
 class WithSender(Tracker):
-    """Starts a sender process, which runs until the trainer has ended and everything is sent. The journal records how a run ends."""
+    """Starts a sender process, which runs until the trainer has ended and everything is sent.
 
-    def __init__(self, folder: RunFolder, settings: dict[str, Any], *, resume_step: int | None) -> None:
+    The journal records how a run ends.
+    """
+
+    def __init__(
+        self, folder: RunFolder, settings: dict[str, Any], *, resume_step: int | None
+    ) -> None:
         super().__init__(folder, resume_step=resume_step)
         self._settings = settings
         self._sender: link.Link | None = None
@@ -86,10 +104,18 @@ class WithSender(Tracker):
         self._start_sender()
 
     def before_checkpoint(self, step: int) -> None:
-        """Make logged values durable; restart a sender that has ended. Warn once of each backend that refuses this user, since no retry helps."""
+        """Make logged values durable.
+
+        Restart a sender that has ended. Warn once of each backend that refuses this user, since no
+        retry helps.
+        """
         super().before_checkpoint(step)
         self._revive()
-        refused = {title: why for title, why in self._troubles().items() if REFUSED in why and title not in self._told}
+        refused = {
+            title: why
+            for title, why in self._troubles().items()
+            if REFUSED in why and title not in self._told
+        }
         for title, why in refused.items():
             _LOG.warning("nothing is sent to %s: %s; training continues", self._place(title), why)
         self._told |= refused.keys()
@@ -99,12 +125,24 @@ class WithSender(Tracker):
         super().finish(status)
         self._revive()
         sender = self._sender
-        if sender is None or not sender.tell_end() or not link.wait_for(sender, float(self._settings["flush_timeout_s"])):
-            troubles, titles = self._troubles(), [TITLES[name] for name in backends_of(self._settings)]
+        if (
+            sender is None
+            or not sender.tell_end()
+            or not link.wait_for(sender, float(self._settings["flush_timeout_s"]))
+        ):
+            troubles, titles = (
+                self._troubles(),
+                [TITLES[name] for name in backends_of(self._settings)],
+            )
             behind = [title for title in titles if troubles.get(title) != ""] or titles
             why = "; ".join(dict.fromkeys(filter(None, map(troubles.get, behind))))
             words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
-            _LOG.warning(words, " and ".join(map(self._place, behind)), why and f": {why}", shlex.quote(str(self.folder.path)))
+            _LOG.warning(
+                words,
+                " and ".join(map(self._place, behind)),
+                why and f": {why}",
+                shlex.quote(str(self.folder.path)),
+            )
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has created the run."""
@@ -129,7 +167,8 @@ class WithSender(Tracker):
 def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | None) -> Tracker:
     """Open the tracker for `tracking`. Call `start` after writing the folder's files.
 
-    ConfigError if `tracking.report_to` or `tracking.uri` is not possible here, or the store's folder cannot be made.
+    ConfigError if `tracking.report_to` or `tracking.uri` is not possible here, or the store's
+    folder cannot be made.
     """
     backends = backends_of(cast(Mapping[str, Any], settings))
     if not backends:
@@ -139,7 +178,11 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
         raise ConfigError(*found)
     for backend in backends:
         for words in describing.shortened_tags(plain["tags"], backend):
-            _LOG.warning("tracking.tags: %s, the most that %s accepts; the run's config.yaml has all of it", words, TITLES[backend])
+            _LOG.warning(
+                "tracking.tags: %s, the most that %s accepts; the run's config.yaml has all of it",
+                words,
+                TITLES[backend],
+            )
     if "mlflow" not in backends:
         return WithSender(folder, plain, resume_step=resume_step)
     plain["uri"] = check_uri(plain["uri"])
@@ -154,14 +197,43 @@ def _require_file(file: Path, uri: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(Problem("tracking.uri", f"the store's folder cannot be made: {error.strerror}", uri, "a writable folder")) from None
+        raise ConfigError(
+            Problem(
+                "tracking.uri",
+                f"the store's folder cannot be made: {error.strerror}",
+                uri,
+                "a writable folder",
+            )
+        ) from None
     if not os.access(file.parent, os.W_OK):
-        raise ConfigError(Problem("tracking.uri", "the store's folder cannot be written", uri, "a writable folder"))
+        raise ConfigError(
+            Problem(
+                "tracking.uri", "the store's folder cannot be written", uri, "a writable folder"
+            )
+        )
     if file.exists():
         if not os.access(file, os.R_OK | os.W_OK):
-            hint = "ask its owner for access, or keep runs and store in a folder of your own: run_root=FOLDER"
-            raise ConfigError(Problem("tracking.uri", "you may not read and write the store's file", uri, "a writable file", hint))
+            hint = (
+                "ask its owner for access, or keep runs and store in a folder of your own: "
+                "run_root=FOLDER"
+            )
+            raise ConfigError(
+                Problem(
+                    "tracking.uri",
+                    "you may not read and write the store's file",
+                    uri,
+                    "a writable file",
+                    hint,
+                )
+            )
         with open(file, "rb") as handle:
             head = handle.read(16)
         if head and head != b"SQLite format 3\0":
-            raise ConfigError(Problem("tracking.uri", "this is not an SQLite file", uri, "a new file, or a store made by MLflow"))
+            raise ConfigError(
+                Problem(
+                    "tracking.uri",
+                    "this is not an SQLite file",
+                    uri,
+                    "a new file, or a store made by MLflow",
+                )
+            )

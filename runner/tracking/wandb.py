@@ -1,8 +1,10 @@
-"""A run in Weights & Biases: online or, with WANDB_MODE=offline, as files in the run's folder that `wandb sync` uploads. Imports wandb.
+"""A run in Weights & Biases: online or, with WANDB_MODE=offline, as files in the run's folder that
+`wandb sync` uploads. Imports wandb.
 
-A value's step is a value of its own, `step`, by which all curves are drawn: W&B's own counter refuses what comes late. How much of the journal W&B has is in
-wandb.json beside it. wandb does not say what it has written until it ends, so what a sender logged that was killed is logged again, in the same W&B run at the
-same `step`.
+A value's step is a value of its own, `step`, by which all curves are drawn: W&B's own counter
+refuses what comes late. How much of the journal W&B has is in wandb.json beside it. wandb does not
+say what it has written until it ends, so what a sender logged that was killed is logged again, in
+the same W&B run at the same `step`.
 """
 
 from __future__ import annotations
@@ -28,13 +30,18 @@ from samewise.runner.tracking.backends import Sent
 
 
 def set_up() -> None:
-    """Make wandb load its settings, except the current folder's (`wandb/settings`): they may be someone else's, with an address that gets the user's key."""
+    """Make wandb load its settings, except the current folder's (`wandb/settings`): they may be
+    someone else's, with an address that gets the user's key.
+    """
     with contextlib.chdir(os.sep):
         wandb.setup()
 
 
 class WeightsAndBiases:
-    """A W&B run: metrics, the config, tags and pictures; checkpoints stay in the run's folder. `tracking.experiment` is its project."""
+    """A W&B run: metrics, the config, tags and pictures.
+
+    Checkpoints stay in the run's folder. `tracking.experiment` is its project.
+    """
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -50,7 +57,11 @@ class WeightsAndBiases:
     def synchronise(self, *, alive: bool) -> Sent:
         """Log what is new; end the W&B run when the trainer has ended."""
         journals = [self.folder.metrics, self.folder.system]
-        is_sent = all(self._read.get(path.name, 0) >= path.stat().st_size for path in journals if path.exists())
+        is_sent = all(
+            self._read.get(path.name, 0) >= path.stat().st_size
+            for path in journals
+            if path.exists()
+        )
         if is_sent and self._status in ("FINISHED", "FAILED") and not alive:
             return self.sent
         if self._run is None:
@@ -70,7 +81,9 @@ class WeightsAndBiases:
         require_no_link(self.folder.path / "wandb")
         for name, value in {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
             os.environ.setdefault(name, value)
-        config = cast(dict[str, Any], redact_values(read_yaml(read_text(self.folder.config) or "") or {}))
+        config = cast(
+            dict[str, Any], redact_values(read_yaml(read_text(self.folder.config) or "") or {})
+        )
         set_up()
         run = wandb.init(
             project=self._settings["experiment"],
@@ -81,11 +94,18 @@ class WeightsAndBiases:
             dir=str(self.folder.path.absolute()),
             config={**config, "fingerprint": self.folder.path.name},
             tags=describing.wandb_tags(redact_values(dict(self._settings.get("tags") or {}))),
-            settings=Settings(x_disable_stats=True, x_disable_meta=True, disable_git=True, disable_code=True, save_code=False),
+            settings=Settings(
+                x_disable_stats=True,
+                x_disable_meta=True,
+                disable_git=True,
+                disable_code=True,
+                save_code=False,
+            ),
         )
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
-        write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})  # the same W&B run if this process is killed and restarted
+        # The same W&B run if this process is killed and restarted
+        write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})
         return run
 
     def _metrics(self, path: Path) -> None:

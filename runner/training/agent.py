@@ -26,20 +26,27 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 """What the agent passes on to the ranks, which then finish their step, save, and end."""
 
 
-def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tuple[SamewiseError | None, int | None]:
+def run_agent(
+    composed: Composed, nproc: int, handed: Path, module: str
+) -> tuple[SamewiseError | None, int | None]:
     """Run torch's elastic agent until it ends.
 
-    Returns the message for ranks that ended without one, else None; and the rank that seems to be lost for good, else None.
+    Returns the message for ranks that ended without one, else None; and the rank that seems to be
+    lost for good, else None.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 
-    for name in ("agent.server", "multiprocessing"):  # what happened to the ranks is reported once, by `_report_outcomes`
+    for name in (
+        "agent.server",
+        "multiprocessing",
+    ):  # what happened to the ranks is reported once, by `_report_outcomes`
         for part in (f"torch.distributed.elastic.{name}.api", f"torch.distributed.elastic.{name}"):
             logging.getLogger(part).setLevel(logging.CRITICAL)
     strategy = composed.cfg.strategy
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own report of lost connections: ours is printed once
+    # Torch's own report of lost connections: ours is printed once
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ[SECRET] = new_secret()
     logs = composed.folder.path / "ranks"
     logs.mkdir(parents=True, exist_ok=True)
@@ -56,24 +63,53 @@ def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tupl
     )
     quiet = dict.fromkeys(range(1, nproc), Std.ALL)
     progress = partial(_newest, composed.folder.checkpoints)
-    agent = _agent(spec, DefaultLogsSpecs(log_dir=str(logs), redirects=quiet), logs=logs, handed=handed, progress=progress, grace_s=int(strategy.grace_s))
+    agent = _agent(
+        spec,
+        DefaultLogsSpecs(log_dir=str(logs), redirects=quiet),
+        logs=logs,
+        handed=handed,
+        progress=progress,
+        grace_s=int(strategy.grace_s),
+    )
     try:
         result = agent.run()
     except SignalException as stopped:
-        return Interrupted(Problem("", f"stopped by {stopped.sigval.name}", hint="run the same command again to resume from the last checkpoint")), None
+        return Interrupted(
+            Problem(
+                "",
+                f"stopped by {stopped.sigval.name}",
+                hint="run the same command again to resume from the last checkpoint",
+            )
+        ), None
     finally:
         handler.shutdown()
     if not result.is_failed():
         return None, None
     rank, failure = _first_to_die(result)
-    hint = "run the same command again to resume from the last checkpoint; strategy.max_restarts=3 does so automatically"
-    return TrainingError(Problem(f"rank {rank}", f"{_describe_exit(logs, rank, failure.exitcode)}; what it wrote is in {logs}", hint=hint)), agent.lost
+    hint = (
+        "run the same command again to resume from the last checkpoint; "
+        "strategy.max_restarts=3 does so automatically"
+    )
+    return TrainingError(
+        Problem(
+            f"rank {rank}",
+            f"{_describe_exit(logs, rank, failure.exitcode)}; what it wrote is in {logs}",
+            hint=hint,
+        )
+    ), agent.lost
 
 
 def _meeting_here(timeout_s: float) -> Any:
-    """The rendezvous of the agent and its ranks: a store that only this machine can reach. torch's own accepts any connection, and unpickles."""
+    """The rendezvous of the agent and its ranks: a store that only this machine can reach.
+
+    Torch's own accepts any connection, and unpickles.
+    """
     from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousStoreInfo,
+    )
 
     from samewise.runner.processes.meeting import store_on_this_machine
 
@@ -88,7 +124,12 @@ def _meeting_here(timeout_s: float) -> Any:
             return "here"
 
         def next_rendezvous(self) -> RendezvousInfo:
-            return RendezvousInfo(PrefixStore(self._id, self._store), 0, 1, RendezvousStoreInfo(LOOPBACK, self._store.port))
+            return RendezvousInfo(
+                PrefixStore(self._id, self._store),
+                0,
+                1,
+                RendezvousStoreInfo(LOOPBACK, self._store.port),
+            )
 
         def is_closed(self) -> bool:
             return False
@@ -109,16 +150,32 @@ def _meeting_here(timeout_s: float) -> Any:
 
 
 def _first_to_die(result: Any) -> tuple[int, Any]:
-    """The rank that failed first and how it ended: one that was killed, rather than those that then missed it."""
+    """The rank that failed first and how it ended: one that was killed, rather than those that then
+    missed it.
+    """
     return min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
 
 
 def _describe_exit(logs: Path, rank: int, code: int) -> str:
-    """How a rank ended; if it crashed, with the line of Python that it was in, from `faulthandler`'s report in its newest log."""
-    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    """How a rank ended.
+
+    If it crashed, with the line of Python that it was in, from `faulthandler`'s report in its
+    newest log.
+    """
+    ended = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
     written = max(logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=os.path.getmtime, default=None)
-    report = written.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error: ")[2] if written else ""
-    line = re.search(r'hread .*\n(?:  Garbage-collecting\n)?  File "(.+)", line (\d+) in (.+)', report)
+    report = (
+        written.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error: ")[2]
+        if written
+        else ""
+    )
+    line = re.search(
+        r'hread .*\n(?:  Garbage-collecting\n)?  File "(.+)", line (\d+) in (.+)', report
+    )
     return f"{ended} in {line[3]} ({line[1]}:{line[2]})" if line else ended
 
 
@@ -126,14 +183,24 @@ def _newest(checkpoints: Path) -> str:
     return max((path.name for path in checkpoints.glob("step-*")), default="")
 
 
-def _agent(spec: Any, logs_specs: Any, *, logs: Path, handed: Path, progress: Callable[[], str], grace_s: int) -> Any:
+def _agent(
+    spec: Any,
+    logs_specs: Any,
+    *,
+    logs: Path,
+    handed: Path,
+    progress: Callable[[], str],
+    grace_s: int,
+) -> Any:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     @final
     class Agent(LocalElasticAgent):
-        """Restarts ranks if a process died, not if a rank ended with an error: it would only occur again.
+        """Restarts ranks if a process died, not if a rank ended with an error: it would only occur
+        again.
 
-        A rank that dies again before there is a new checkpoint, or when no restart is left, is taken for lost: starting as many again is of no use.
+        A rank that dies again before there is a new checkpoint, or when no restart is left, is
+        taken for lost: starting as many again is of no use.
         """
 
         lost: int | None = None
@@ -151,7 +218,9 @@ def _agent(spec: Any, logs_specs: Any, *, logs: Path, handed: Path, progress: Ca
                     again = spec.max_restarts - self._remaining_restarts + 1
                     words = f"{'resuming from the last checkpoint' if died[1] else 'starting again'} (restart {again} of {spec.max_restarts})"
                     ended = _describe_exit(logs, died[0], _first_to_die(result)[1].exitcode)
-                    print(f"warning: rank {died[0]} {ended}\n    {words}", file=sys.stderr, flush=True)
+                    print(
+                        f"warning: rank {died[0]} {ended}\n    {words}", file=sys.stderr, flush=True
+                    )
                 self._died = died
             return result
 
@@ -161,16 +230,28 @@ def _agent(spec: Any, logs_specs: Any, *, logs: Path, handed: Path, progress: Ca
             close = context.close
 
             def close_soon(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
-                """Wait `grace_s`, whatever torch would. If a rank has reported why it ends, the others end by themselves; one that hangs is not waited for."""
-                close(death_sig, min(grace_s, _PATIENCE_S) if outcomes(handed, spec.local_world_size) else grace_s)
+                """Wait `grace_s`, whatever torch would.
+
+                If a rank has reported why it ends, the others end by themselves; one that hangs is
+                not waited for.
+                """
+                close(
+                    death_sig,
+                    min(grace_s, _PATIENCE_S)
+                    if outcomes(handed, spec.local_world_size)
+                    else grace_s,
+                )
 
             context.close = close_soon
             return started
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-            """Signal the ranks only: the agent signals process groups, whose SIGTERM would end loader workers, which ignore SIGUSR1."""
+            """Signal the ranks only: the agent signals process groups, whose SIGTERM would end
+            loader workers, which ignore SIGUSR1.
+            """
             shut_down: Any = super()._shutdown
-            given = {"timeout": timeout} if "timeout" in signature(shut_down).parameters else {}  # not with torch 2.11
+            # Not with torch 2.11
+            given = {"timeout": timeout} if "timeout" in signature(shut_down).parameters else {}
             shut_down(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **given)
 
     return Agent(spec=spec, logs_specs=logs_specs, start_method="spawn", exit_barrier_timeout=30)
@@ -178,4 +259,6 @@ def _agent(spec: Any, logs_specs: Any, *, logs: Path, handed: Path, progress: Ca
 
 def outcomes(handed: Path, nproc: int) -> list[Mapping[str, Any]]:
     """The ranks' reports of why they ended."""
-    return [outcome for rank in range(nproc) if (outcome := read_json(handed / f"rank-{rank}.json"))]
+    return [
+        outcome for rank in range(nproc) if (outcome := read_json(handed / f"rank-{rank}.json"))
+    ]

@@ -1,4 +1,7 @@
-"""Builds a Run from a checked config. Every part of the config is turned into an object here, once."""
+"""Builds a Run from a checked config.
+
+Every part of the config is turned into an object here, once.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +66,23 @@ from samewise.runner.training.run import Run, Split
 from samewise.runner.training.view import View
 
 
-def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False, split: str | None = None, samples: int | None = None) -> Run:
-    """Build every part of a config's run; ConfigError if a part cannot be made or the data are missing. Writes nothing: only the session that trains does.
+def build(
+    composed: Composed,
+    project: Project,
+    folder: RunFolder,
+    *,
+    alone: bool = False,
+    split: str | None = None,
+    samples: int | None = None,
+) -> Run:
+    """Build every part of a config's run.
 
-    With `alone` this process carries all replicas, whatever the strategy: to try or to evaluate, not to train.
-    With `split` only this split is made, to evaluate on; `samples` is then how many the training split had.
+    ConfigError if a part cannot be made or the data are missing. Writes nothing: only the session
+    that trains does.
+
+    With `alone` this process carries all replicas, whatever the strategy: to try or to evaluate,
+    not to train. With `split` only this split is made, to evaluate on; `samples` is then how many
+    the training split had.
     """
     cfg = composed.cfg
     make: Make = partial(make_part, cfg, project)
@@ -88,7 +103,11 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     _require_phases(recipe)
     splits = make_splits(cfg, make, recipe, only=split)
     train = splits.get("train")
-    order = make_order(cfg, make, train.dataset) if train else InOrder(range(samples or len(splits[split or "valid"].dataset)), seed=cfg.seed)
+    order = (
+        make_order(cfg, make, train.dataset)
+        if train
+        else InOrder(range(samples or len(splits[split or "valid"].dataset)), seed=cfg.seed)
+    )
     plan = Plan(len(order), cfg.batch_size, cfg.replicas * cfg.accumulate, cfg.loader.drop_last)
     total_steps = cfg.max_epochs * plan.steps_per_epoch
     total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
@@ -103,17 +122,37 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
     require_possible(cfg, asked, device=strategy.device, phases=recipe.phases)
-    strategy.compiled = compiler(cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic)
+    strategy.compiled = compiler(
+        cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic
+    )
     network = strategy.wrap(model)
-    optimizers = build_optimizers(cfg.optimizer, cfg.param_groups, model, recipe.phases, instantiate=partial(instantiate, allowed=project.packages))
-    optimizers = {name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
+    optimizers = build_optimizers(
+        cfg.optimizer,
+        cfg.param_groups,
+        model,
+        recipe.phases,
+        instantiate=partial(instantiate, allowed=project.packages),
+    )
+    optimizers = {
+        name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()
+    }
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
-    later = waiting(model, rules, steps_per_epoch=plan.steps_per_epoch, parts=[phase.modules for phase in recipe.phases])
+    later = waiting(
+        model,
+        rules,
+        steps_per_epoch=plan.steps_per_epoch,
+        parts=[phase.modules for phase in recipe.phases],
+    )
     never = cautions(rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     recorder = Recorder(
         trace=_trace(cfg, folder, model, strategy),
-        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | _reporter(project),
+        callbacks={
+            name: make(f"callbacks.{name}")
+            for name, node in cfg.callbacks.items()
+            if node is not None
+        }
+        | _reporter(project),
         log_every_steps=cfg.tracking.log_every_steps,
         level=_level(composed, strategy),
         cautions=[
@@ -124,17 +163,32 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *strategy.cautions(),
             *continued.cautions(cfg, schedule),
             *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
-            *(continued.input_cautions(cfg) if train and hasattr(model, "checkpoint_problems") else ()),
+            *(
+                continued.input_cautions(cfg)
+                if train and hasattr(model, "checkpoint_problems")
+                else ()
+            ),
             *(data_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
             *idle_options(rules),
             *_max_steps_caution(composed, plan),
             *_every_epochs_caution(composed),
-            *(mixing_cautions(transforms, order, plan) if train and "debug" not in composed.choices else ()),
-            *([*schedule.cautions(), *never] if total_steps and "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
+            *(
+                mixing_cautions(transforms, order, plan)
+                if train and "debug" not in composed.choices
+                else ()
+            ),
+            *(
+                [*schedule.cautions(), *never]
+                if total_steps and "debug" not in composed.choices
+                else ()
+            ),  # a reduced training is shorter on purpose
         ],
     )
     kept = _plain(cfg.checkpoint)
-    modes = {name: str(mode) for name, mode in {cfg.evaluate.monitor: cfg.evaluate.mode, **cfg.evaluate.also}.items()}
+    modes = {
+        name: str(mode)
+        for name, mode in {cfg.evaluate.monitor: cfg.evaluate.mode, **cfg.evaluate.also}.items()
+    }
     code = composed.code if composed.code.files else reached_code(composed.whole, project.packages)
     run = Run(
         composed=composed,
@@ -169,7 +223,12 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         clip_norm=cfg.clip_norm,
         evaluate=_plain(cfg.evaluate),
         checkpoint=kept,
-        checkpoints=Checkpoints(folder.checkpoints, kept, modes, {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps}),
+        checkpoints=Checkpoints(
+            folder.checkpoints,
+            kept,
+            modes,
+            {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps},
+        ),
         to_device=mover(strategy.device, channels_last=channels_last),
         infinite=frozenset(nonfinite_names(model.state_dict().items())),
         recorder=recorder,
@@ -178,40 +237,82 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     for callback in run.callbacks.values():
         callback.on_build(recorder.view)
     if "debug" not in composed.choices and not evaluation_interval(run):
-        recorder.cautions += [_never_decides(path) for path in dict.fromkeys(path.rpartition(".")[0] for path in watched(run))]
+        recorder.cautions += [
+            _never_decides(path)
+            for path in dict.fromkeys(path.rpartition(".")[0] for path in watched(run))
+        ]
     return run
 
 
 def _reporter(project: Project) -> dict[str, Callback]:
-    """The callback that reports to a run's sweep. It comes from the job's environment, so that it does not change the experiment."""
+    """The callback that reports to a run's sweep.
+
+    It comes from the job's environment, so that it does not change the experiment.
+    """
     given = os.environ.get(REPORTER)
-    return {"(sweep)": instantiate(json.loads(given), REPORTER, allowed=project.packages)} if given else {}
+    return (
+        {"(sweep)": instantiate(json.loads(given), REPORTER, allowed=project.packages)}
+        if given
+        else {}
+    )
 
 
 def _order_caution(composed: Composed) -> list[Problem]:
-    """A warning if a set in the user's code may have another order in another process: in a script or notebook, or under a debugger."""
+    """A warning if a set in the user's code may have another order in another process: in a script
+    or notebook, or under a debugger.
+    """
     if this_process.has_fixed_hash_seed() or not composed.code.files:
         return []
-    words = "is not fixed, so a set of strings in your code has another order in each process, and perhaps other results"
-    return [Problem("PYTHONHASHSEED", words, os.environ.get("PYTHONHASHSEED"), hint="start Python with PYTHONHASHSEED=0, as the samewise command does")]
+    words = (
+        "is not fixed, so a set of strings in your code has another order in each process, and "
+        "perhaps other results"
+    )
+    return [
+        Problem(
+            "PYTHONHASHSEED",
+            words,
+            os.environ.get("PYTHONHASHSEED"),
+            hint="start Python with PYTHONHASHSEED=0, as the samewise command does",
+        )
+    ]
 
 
 def _max_steps_caution(composed: Composed, plan: Plan) -> list[Problem]:
     """A warning if training ends before the given `max_steps`."""
     cfg, steps = composed.cfg, composed.cfg.max_epochs * plan.steps_per_epoch
-    if cfg.max_steps is None or cfg.max_steps <= steps or not any(one.lstrip("+").startswith("max_steps=") for one in composed.overrides):
+    if (
+        cfg.max_steps is None
+        or cfg.max_steps <= steps
+        or not any(one.lstrip("+").startswith("max_steps=") for one in composed.overrides)
+    ):
         return []
     words = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
-    return [Problem("max_steps", words, cfg.max_steps, hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}")]
+    return [
+        Problem(
+            "max_steps",
+            words,
+            cfg.max_steps,
+            hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}",
+        )
+    ]
 
 
 def _every_epochs_caution(composed: Composed) -> list[Problem]:
     """A warning if a given `evaluate.every_epochs` decides nothing."""
     evaluate = composed.cfg.evaluate
-    if not evaluate.every_steps or not any(one.lstrip("+").startswith("evaluate.every_epochs=") for one in composed.overrides):
+    if not evaluate.every_steps or not any(
+        one.lstrip("+").startswith("evaluate.every_epochs=") for one in composed.overrides
+    ):
         return []
-    words, hint = f"has no effect: evaluate.every_steps={evaluate.every_steps} decides", "evaluate.every_steps=null"
-    return [Problem("evaluate.every_epochs", words, evaluate.every_epochs, hint=hint)] if evaluate.every_epochs else []
+    words, hint = (
+        f"has no effect: evaluate.every_steps={evaluate.every_steps} decides",
+        "evaluate.every_steps=null",
+    )
+    return (
+        [Problem("evaluate.every_epochs", words, evaluate.every_epochs, hint=hint)]
+        if evaluate.every_epochs
+        else []
+    )
 
 
 def _never_decides(path: str) -> Problem:
@@ -231,54 +332,124 @@ def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strat
     layout, settings = strategy.layout, cfg.trace
     every, layers = settings.every_steps, settings.layers_every_steps
     algorithm = XXH3 if strategy.device.type == "cpu" else ON_DEVICE
-    return Trace(folder.trace, model, digests_of=layout.digests, algorithm=algorithm, shards=layout.shards, every_steps=every, layers_every_steps=layers)
+    return Trace(
+        folder.trace,
+        model,
+        digests_of=layout.digests,
+        algorithm=algorithm,
+        shards=layout.shards,
+        every_steps=every,
+        layers_every_steps=layers,
+    )
 
 
 def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
     name = composed.choices.get("dataset", "data")
     return {
-        split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset, f"dataset.{split}"), **_labels(part.dataset)}
+        split: {
+            "name": name,
+            "size": len(part.dataset),
+            "fingerprint": fingerprint(part.dataset, f"dataset.{split}"),
+            **_labels(part.dataset),
+        }
         for split, part in splits.items()
     }
 
 
 def _labels(dataset: Any) -> dict[str, list[Any]]:
     """The names and number of the labels, for predictions, which do not load the data set."""
-    found = {"classes": class_names(dataset), "category_ids": [int(number) for number in of_labels(dataset, "category_ids")]}
+    found = {
+        "classes": class_names(dataset),
+        "category_ids": [int(number) for number in of_labels(dataset, "category_ids")],
+    }
     return {name: values for name, values in found.items() if values}
 
 
 def _plain(settings: DictConfig) -> Any:
-    """The dataclass of typed settings, whose attributes are fast to read, which matters in every step."""
+    """The dataclass of typed settings, whose attributes are fast to read, which matters in every
+    step.
+    """
     return OmegaConf.to_object(settings)
 
 
 def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:
-    """The packages of the model's layers, other than torch, samewise and the user's: timm, transformers."""
+    """The packages of the model's layers, other than torch, samewise and the user's: timm,
+    transformers.
+    """
     found = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    return found - {"torch", "torchvision", "torchaudio", "samewise", "__main__", *(name.partition(".")[0] for name in packages)}
+    return found - {
+        "torch",
+        "torchvision",
+        "torchaudio",
+        "samewise",
+        "__main__",
+        *(name.partition(".")[0] for name in packages),
+    }
 
 
 def _require_phases(recipe: Recipe) -> None:
     found: Any = recipe.phases
-    phases = [one for one in cast("Sequence[Any]", found) if isinstance(one, Phase)] if isinstance(found, list | tuple) else []
+    phases = (
+        [one for one in cast("Sequence[Any]", found) if isinstance(one, Phase)]
+        if isinstance(found, list | tuple)
+        else []
+    )
     if not phases or len({one.name for one in phases}) < len(found):
-        given, hint = ("a method", "`@property` above `def phases(self)`") if callable(found) else (found, "")
-        words, expected = "phases is not a tuple of phases, each with a name of its own", '(Phase("a", ("encoder",)), Phase("b", ("head",)))'
-        raise ConfigError(Problem("recipe", f"{type(recipe).__name__}.{words}", given, expected, hint))
+        given, hint = (
+            ("a method", "`@property` above `def phases(self)`") if callable(found) else (found, "")
+        )
+        words, expected = (
+            "phases is not a tuple of phases, each with a name of its own",
+            '(Phase("a", ("encoder",)), Phase("b", ("head",)))',
+        )
+        raise ConfigError(
+            Problem("recipe", f"{type(recipe).__name__}.{words}", given, expected, hint)
+        )
 
 
-def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy, later: Sequence[Waiting]) -> list[TrainingPhase]:
-    trained = {name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} for name, optimizer in optimizers.items()}
-    others = {name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine] for name, mine in trained.items()}
+def _phases(
+    recipe: Recipe,
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+    strategy: Strategy,
+    later: Sequence[Waiting],
+) -> list[TrainingPhase]:
+    trained = {
+        name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, optimizer in optimizers.items()
+    }
+    others = {
+        name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine]
+        for name, mine in trained.items()
+    }
     return [
-        TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.layout.total_norm, later)
+        TrainingPhase(
+            number,
+            phase,
+            optimizers[phase.name],
+            others[phase.name],
+            strategy.layout.total_norm,
+            later,
+        )
         for number, phase in enumerate(recipe.phases)
     ]
 
 
 def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
-    found = (f"{name}.{key}" for name, rule in rules.items() if isinstance(rule, Mapping) for key in ("frozen_until", "unfreeze_every") if key in rule)
+    found = (
+        f"{name}.{key}"
+        for name, rule in rules.items()
+        if isinstance(rule, Mapping)
+        for key in ("frozen_until", "unfreeze_every")
+        if key in rule
+    )
     if not strategy.unfreezes and (path := next(found, None)):
-        hint = "strategy=single or strategy=elastic; or two runs, the second with initialise.weights=run:FIRST"
-        raise ConfigError(Problem(f"param_groups.{path}", f"cannot be used with {type(strategy).__name__}", hint=hint))
+        hint = (
+            "strategy=single or strategy=elastic; or two runs, the second with "
+            "initialise.weights=run:FIRST"
+        )
+        raise ConfigError(
+            Problem(
+                f"param_groups.{path}", f"cannot be used with {type(strategy).__name__}", hint=hint
+            )
+        )

@@ -1,7 +1,11 @@
-"""The model compiled by torch.compile for the training step. Evaluations, averages and checkpoints use the original model.
+"""The model compiled by torch.compile for the training step.
 
-A graph is compiled for each form of the input (shapes, strides, dtypes) and for nothing more general, so it depends on that form alone and not on those that
-came before: a resumed run, which meets them in another order, compiles the same code. What does not become one graph, or becomes too many, is an error.
+Evaluations, averages and checkpoints use the original model.
+
+A graph is compiled for each form of the input (shapes, strides, dtypes) and for nothing more
+general, so it depends on that form alone and not on those that came before: a resumed run, which
+meets them in another order, compiles the same code. What does not become one graph, or becomes too
+many, is an error.
 """
 
 from __future__ import annotations
@@ -31,27 +35,57 @@ class Compiled(nn.Module):
         self._network = model
         self._limits = {"recompile_limit": most, "fail_on_recompile_limit_hit": True}
         compiled: Any = torch.compile
-        isolated = {"isolate_recompiles": True} if "isolate_recompiles" in signature(compiled).parameters else {}
-        if not isolated:  # torch 2.11: graphs of another model of this class would count as this one's
+        isolated = (
+            {"isolate_recompiles": True}
+            if "isolate_recompiles" in signature(compiled).parameters
+            else {}
+        )
+        if (
+            not isolated
+        ):  # torch 2.11: graphs of another model of this class would count as this one's
             torch.compiler.reset()
         self._is_told = False
-        self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, **isolated),)  # in a tuple: not a submodule
+        # In a tuple: not a submodule
+        self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, **isolated),)
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
-        from samewise.runner.torch_private import FailOnRecompileLimitHit, InductorError, TorchDynamoException, dynamo_config
+        from samewise.runner.torch_private import (
+            FailOnRecompileLimitHit,
+            InductorError,
+            TorchDynamoException,
+            dynamo_config,
+        )
 
         if not self._is_told:
             self._is_told = True
-            print("compiling the model: the first step waits for it, for seconds or minutes", file=sys.stderr, flush=True)
+            print(
+                "compiling the model: the first step waits for it, for seconds or minutes",
+                file=sys.stderr,
+                flush=True,
+            )
         try:
             with dynamo_config.patch(self._limits):
                 return self._call[0](*inputs, **further)
         except FailOnRecompileLimitHit as error:
-            message = f"the model's input has had more than {self._limits['recompile_limit']} forms (shapes, dtypes), each of which is compiled separately"
-            hint = "samples of one size (crops, padding to one length), loader.drop_last=true, a higher compile.max_graphs, or compile=off"
-            raise ConfigError(Problem("compile.max_graphs", message, self._limits["recompile_limit"], hint=hint)) from error
+            message = (
+                f"the model's input has had more than {self._limits['recompile_limit']} forms "
+                "(shapes, dtypes), each of which is compiled separately"
+            )
+            hint = (
+                "samples of one size (crops, padding to one length), loader.drop_last=true, a "
+                "higher compile.max_graphs, or compile=off"
+            )
+            raise ConfigError(
+                Problem("compile.max_graphs", message, self._limits["recompile_limit"], hint=hint)
+            ) from error
         except (TorchDynamoException, InductorError) as error:
-            raise ConfigError(Problem("compile.mode", f"torch.compile cannot compile the model as one graph: {_reason(error)}", hint="compile=off")) from error
+            raise ConfigError(
+                Problem(
+                    "compile.mode",
+                    f"torch.compile cannot compile the model as one graph: {_reason(error)}",
+                    hint="compile=off",
+                )
+            ) from error
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -60,76 +94,151 @@ class Compiled(nn.Module):
             return getattr(super().__getattr__("_network"), name)
 
 
-def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Callable[[nn.Module], nn.Module]:
-    """A function that compiles a model for the training step as configured; with mode=off it returns the model."""
+def compiler(
+    settings: Any, device: torch.device, *, deterministic: bool
+) -> Callable[[nn.Module], nn.Module]:
+    """A function that compiles a model for the training step as configured.
+
+    With mode=off it returns the model.
+    """
     if settings.mode == "off":
         return lambda model: model
     from samewise.runner.training.partitioner import KeepsChanged  # imports the compiler
 
     keep_headers_apart()
     _draw_in_order()
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # Inductor warns about CUDA_HOME without a CUDA device
+    # Inductor warns about CUDA_HOME without a CUDA device
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    # Otherwise Inductor drops them with only a log message
     options: dict[str, Any] = {
         "fallback_random": True,  # dropout draws the same numbers as without compiling
         "deterministic": deterministic,
         "custom_partitioner_fn": KeepsChanged(),
         "triton.cudagraphs": settings.cuda_graphs,
-        "triton.cudagraph_or_error": settings.cuda_graphs,  # otherwise Inductor drops them with only a log message
-        **({"max_autotune": True, "coordinate_descent_tuning": not deterministic} if settings.mode == "max" else {}),
-        **({"compile_threads": 1} if device.type == "cpu" else {}),  # otherwise a pool of processes remains
+        "triton.cudagraph_or_error": settings.cuda_graphs,
+        **(
+            {"max_autotune": True, "coordinate_descent_tuning": not deterministic}
+            if settings.mode == "max"
+            else {}
+        ),
+        **(
+            {"compile_threads": 1} if device.type == "cpu" else {}
+        ),  # otherwise a pool of processes remains
     }
     return lambda model: Compiled(model, options, most=settings.max_graphs)
 
 
 def keep_headers_apart() -> None:
-    """Set the folder for what Inductor stores in `default_cache_dir`: its precompiled headers go to /tmp whatever the variable says."""
+    """Set the folder for what Inductor stores in `default_cache_dir`: its precompiled headers go to
+    /tmp whatever the variable says.
+    """
     use_own_inductor_cache()
     from samewise.runner.torch_private import inductor_codecache, inductor_runtime_utils
 
     inductor_runtime_utils.default_cache_dir = inductor_runtime_utils.cache_dir
     headers = Path(inductor_runtime_utils.cache_dir()) / "precompiled_headers"
-    inductor_codecache._HEADER_DIR, inductor_codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
+    inductor_codecache._HEADER_DIR, inductor_codecache._HEADER_LOCK_DIR = (
+        str(headers),
+        str(headers / "locks"),
+    )
 
 
 def _draw_in_order() -> None:
-    """Let dropout number its input's values as without compiling, also where Inductor chose another layout: torch 2.11 does not."""
+    """Let dropout number its input's values as without compiling, also where Inductor chose another
+    layout: torch 2.11 does not.
+    """
     from samewise.runner.torch_private import inductor_lowering
 
     if not hasattr(inductor_lowering, "constrain_to_fx_strides_if_fallback_random"):
-        inductor_lowering.add_layout_constraint(torch.ops.aten.native_dropout.default, inductor_lowering.constrain_to_fx_strides)
+        inductor_lowering.add_layout_constraint(
+            torch.ops.aten.native_dropout.default, inductor_lowering.constrain_to_fx_strides
+        )
 
 
-def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]) -> None:
+def require_possible(
+    cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]
+) -> None:
     """Raise a ConfigError for what cannot be combined with compiling."""
     settings, name = cfg.compile, type(strategy).__name__
     problems = list[Problem]()
     if settings.mode != "off":
         if not strategy.compiles:
             hint = "strategy=single, elastic or ddp; or compile=off"
-            problems.append(Problem("compile.mode", f"cannot be used with {name}, which calls the model in parts", str(settings.mode), hint=hint))
-        if cfg.activation_checkpointing:
-            message = "cannot be used together with compile: Inductor itself decides which activations to keep"
             problems.append(
-                Problem("activation_checkpointing", message, list(cfg.activation_checkpointing), hint="compile=off, or no activation_checkpointing")
+                Problem(
+                    "compile.mode",
+                    f"cannot be used with {name}, which calls the model in parts",
+                    str(settings.mode),
+                    hint=hint,
+                )
+            )
+        if cfg.activation_checkpointing:
+            message = (
+                "cannot be used together with compile: Inductor itself decides which "
+                "activations to keep"
+            )
+            problems.append(
+                Problem(
+                    "activation_checkpointing",
+                    message,
+                    list(cfg.activation_checkpointing),
+                    hint="compile=off, or no activation_checkpointing",
+                )
             )
         if cfg.reproducibility.level == "portable":
-            message = "compiled code uses its CPU's widest vectors, so other CPUs give different bits"
-            problems.append(Problem("compile.mode", message, str(settings.mode), hint="compile=off, or reproducibility=strict"))
+            message = (
+                "compiled code uses its CPU's widest vectors, so other CPUs give different bits"
+            )
+            problems.append(
+                Problem(
+                    "compile.mode",
+                    message,
+                    str(settings.mode),
+                    hint="compile=off, or reproducibility=strict",
+                )
+            )
     if settings.cuda_graphs:
         micro_batches = cfg.replicas * cfg.accumulate
         if settings.mode == "off":
-            problems.append(Problem("compile.cuda_graphs", "needs compiling, which is off", True, hint="compile=default"))
+            problems.append(
+                Problem(
+                    "compile.cuda_graphs",
+                    "needs compiling, which is off",
+                    True,
+                    hint="compile=default",
+                )
+            )
         if device.type != "cuda":
-            problems.append(Problem("compile.cuda_graphs", "needs a CUDA device", True, hint="device=cuda on a machine that has one, or false"))
+            problems.append(
+                Problem(
+                    "compile.cuda_graphs",
+                    "needs a CUDA device",
+                    True,
+                    hint="device=cuda on a machine that has one, or false",
+                )
+            )
         if micro_batches > 1 or len(phases) > 1:
-            message = f"a replayed graph overwrites the previous one's gradients, and a step has {max(micro_batches, len(phases))} of them"
-            problems.append(Problem("compile.cuda_graphs", message, True, hint="replicas=1, accumulate=1 and a recipe with one phase; or false"))
+            message = (
+                "a replayed graph overwrites the previous one's gradients, and a step has "
+                f"{max(micro_batches, len(phases))} of them"
+            )
+            problems.append(
+                Problem(
+                    "compile.cuda_graphs",
+                    message,
+                    True,
+                    hint="replicas=1, accumulate=1 and a recipe with one phase; or false",
+                )
+            )
     if problems:
         raise ConfigError(*problems)
 
 
 def facts(settings: Any, device: torch.device) -> dict[str, Any]:
-    """What affects the bits of compiled code besides torch, by name; empty if nothing is compiled."""
+    """What affects the bits of compiled code besides torch, by name.
+
+    Empty if nothing is compiled.
+    """
     if settings.mode == "off":
         return {}
     if device.type == "cuda":
@@ -146,7 +255,9 @@ def _cxx() -> str | None:
     from samewise.runner.torch_private import InvalidCxxCompiler, get_cpp_compiler
 
     try:
-        return subprocess.run([get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True).stdout.partition("\n")[0]
+        return subprocess.run(
+            [get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True
+        ).stdout.partition("\n")[0]
     except (InvalidCxxCompiler, OSError, subprocess.CalledProcessError):
         return None
 

@@ -1,4 +1,6 @@
-"""Makes the model, the data and the transforms of a run from its config, for `build` and partly for `build_predictor`."""
+"""Makes the model, the data and the transforms of a run from its config, for `build` and partly for
+`build_predictor`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_few, raised_at, summarise_error
+from samewise.runner.errors import (
+    ConfigError,
+    DataError,
+    Problem,
+    SamewiseError,
+    first_few,
+    raised_at,
+    summarise_error,
+)
 from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
@@ -38,9 +48,16 @@ from samewise.runner.training.workarounds import work_around
 Make = Callable[..., Any]
 """Makes the part at a path of the config."""
 LIBRARIES = ("samewise", "torch", "torchvision", "torchaudio", "timm", "transformers")
-"""Their models draw as samewise seeds, and keep nothing that decides a loss outside of their state."""
-_TENSORS = "only dense tensors in the model's state_dict, since checkpoints hold nothing else of a model; get_extra_state may return one"
-_ENCODED = "transforms=imagenet_on_device and imagenet_v2_on_device decode on the device; or set dataset.decode=worker"
+"""Their models draw as samewise seeds, and keep nothing that decides a loss outside of their state.
+"""
+_TENSORS = (
+    "only dense tensors in the model's state_dict, since checkpoints hold nothing else of a "
+    "model; get_extra_state may return one"
+)
+_ENCODED = (
+    "transforms=imagenet_on_device and imagenet_v2_on_device decode on the device; or set "
+    "dataset.decode=worker"
+)
 
 
 def make_part(cfg: DictConfig, project: Project, path: str) -> Any:
@@ -51,24 +68,45 @@ def make_part(cfg: DictConfig, project: Project, path: str) -> Any:
     try:
         return instantiate(node, path, allowed=project.packages)
     except ConfigError as error:
-        raise type(error)(*[at_source(problem, cfg) for problem in error.problems]) from error.__cause__
+        raise type(error)(
+            *[at_source(problem, cfg) for problem in error.problems]
+        ) from error.__cause__
 
 
-def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: bool, images: Callable[[int], Tensor] | None = None) -> nn.Module:
-    """Make the model with its initial weights, on the CPU in its own random stream, so that they are the same on every device."""
+def make_model(
+    cfg: DictConfig,
+    make: Make,
+    device: torch.device,
+    *,
+    channels_last: bool,
+    images: Callable[[int], Tensor] | None = None,
+) -> nn.Module:
+    """Make the model with its initial weights, on the CPU in its own random stream, so that they
+    are the same on every device.
+    """
     with streams.scope(cfg.seed, "init"):
         model = make("model")
         if not isinstance(model, nn.Module):
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
         _require_shapes(model)
-        kinds = {name: f"{tensor_kind(one)} tensor" if torch.is_tensor(one) else type(one).__name__ for name, one in model.state_dict().items()}
+        kinds = {
+            name: f"{tensor_kind(one)} tensor" if torch.is_tensor(one) else type(one).__name__
+            for name, one in model.state_dict().items()
+        }
         odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
         if odd:
-            raise ConfigError(*[Problem("model", f"{name} is a {kind}", expected=_TENSORS) for name, kind in odd.items()])
+            raise ConfigError(
+                *[
+                    Problem("model", f"{name} is a {kind}", expected=_TENSORS)
+                    for name, kind in odd.items()
+                ]
+            )
         _require_own_elements(model)
         model.train()  # before freezing, since a frozen layer stays in eval mode
         if cfg.initialise is not None:
-            initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images)
+            initialise(
+                model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images
+            )
         freeze_groups(model, plain(cfg.param_groups) or {})
     determinism.require_deterministic(model, device, cfg.reproducibility)
     if channels_last:
@@ -78,40 +116,76 @@ def make_model(cfg: DictConfig, make: Make, device: torch.device, *, channels_la
 
 
 def _require_shapes(model: nn.Module) -> None:
-    """Raise a ConfigError for each lazy layer, whose weights torch makes in the first forward pass: here they are needed before."""
+    """Raise a ConfigError for each lazy layer, whose weights torch makes in the first forward pass:
+    here they are needed before.
+    """
     problems = list[Problem]()
     for name, one in model.named_modules():
         if any(map(is_lazy, (*one.parameters(recurse=False), *one.buffers(recurse=False)))):
-            words = f"{name or 'it'} ({type(one).__name__}) gets its weights in its first forward pass, but initial weights are made before"
+            words = (
+                f"{name or 'it'} ({type(one).__name__}) gets its weights in its first forward "
+                "pass, but initial weights are made before"
+            )
             become: Any = getattr(one, "cls_to_become", None)
-            expected = f"{become.__name__} with {next(iter(signature(become).parameters))}" if become else "a layer with fixed shapes"
+            expected = (
+                f"{become.__name__} with {next(iter(signature(become).parameters))}"
+                if become
+                else "a layer with fixed shapes"
+            )
             problems.append(Problem("model", words, expected=expected))
     if problems:
         raise ConfigError(*problems)
 
 
 def _require_own_elements(model: nn.Module) -> None:
-    """Raise a ConfigError for each tensor in the model's state_dict that is expanded: `load_state_dict` cannot write to one."""
-    state = {name: one for name, one in model.state_dict().items() if not name.endswith("_extra_state")}
+    """Raise a ConfigError for each tensor in the model's state_dict that is expanded:
+    `load_state_dict` cannot write to one.
+    """
+    state = {
+        name: one for name, one in model.state_dict().items() if not name.endswith("_extra_state")
+    }
     if expanded := [name for name, one in state.items() if own_elements(one).shape != one.shape]:
-        words = "is an expanded tensor, whose elements share memory: no checkpoint could be loaded into it"
+        words = (
+            "is an expanded tensor, whose elements share memory: no checkpoint could be loaded "
+            "into it"
+        )
         hint = "add .clone(); or, for a buffer that need not be saved, persistent=False"
         raise ConfigError(*[Problem("model", f"{name} {words}", hint=hint) for name in expanded])
 
 
-def make_splits(cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None = None) -> dict[str, Split]:
-    """Make the data set's splits, by name, or `only` one; a ConfigError if that, or one that training needs, is missing."""
+def make_splits(
+    cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None = None
+) -> dict[str, Split]:
+    """Make the data set's splits, by name, or `only` one.
+
+    A ConfigError if that, or one that training needs, is missing.
+    """
     splits: dict[str, Split] = {}
     there = [name for name in SPLITS if cfg.dataset.get(name) is not None]
     if only is not None and only not in there:
-        raise ConfigError(Problem(f"dataset.{only}", "this data set does not have that split", hint="one of: " + ", ".join(there)))
+        raise ConfigError(
+            Problem(
+                f"dataset.{only}",
+                "this data set does not have that split",
+                hint="one of: " + ", ".join(there),
+            )
+        )
     for name in there if only is None else [only]:
         stage = "train" if name == "train" else "eval"
         with streams.scope(cfg.seed, "dataset"):
             dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
         if not DATASET.includes(type(dataset)):
-            raise ConfigError(Problem(f"dataset.{name}", f"is not {DATASET.words}", type(dataset).__name__, hint=MAP_STYLE))
-        splits[name] = Split(name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage))
+            raise ConfigError(
+                Problem(
+                    f"dataset.{name}",
+                    f"is not {DATASET.words}",
+                    type(dataset).__name__,
+                    hint=MAP_STYLE,
+                )
+            )
+        splits[name] = Split(
+            name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage)
+        )
     for name in ("train", "valid") if only is None else [only]:
         if name not in splits:
             raise ConfigError(Problem(f"dataset.{name}", "is missing", expected="a data set"))
@@ -122,45 +196,94 @@ def make_splits(cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None
 
 
 def _require_same_numbering(classes: Mapping[str, Sequence[str]]) -> None:
-    """Raise a ConfigError if a split's classes, by split, are not numbered as the training split's; either may have more, and one without names any."""
+    """Raise a ConfigError if a split's classes, by split, are not numbered as the training split's.
+
+    Either may have more, and one without names any.
+    """
     there = classes.get("train", ())
     for split, found in classes.items():
-        if other := next(((label, *pair) for label, pair in enumerate(zip(found, there, strict=False)) if pair[0] != pair[1]), None):
-            words = "numbers its classes differently from dataset.train: label {} is {!r} here, and {!r} there".format(*other)
-            hint = "number the classes of all splits as in training; for images in folders, dataset=image_folder does"
-            raise ConfigError(Problem(f"dataset.{split}", words, first_few(found, 10), first_few(there, 10), hint))
+        if other := next(
+            (
+                (label, *pair)
+                for label, pair in enumerate(zip(found, there, strict=False))
+                if pair[0] != pair[1]
+            ),
+            None,
+        ):
+            words = (
+                "numbers its classes differently from dataset.train: label {} is {!r} here, "
+                "and {!r} there"
+            ).format(*other)
+            hint = (
+                "number the classes of all splits as in training; for images in folders, "
+                "dataset=image_folder does"
+            )
+            raise ConfigError(
+                Problem(f"dataset.{split}", words, first_few(found, 10), first_few(there, 10), hint)
+            )
 
 
 def _make_from_root(make: Make, path: str, root: Any) -> Any:
-    """Make a data set; if it finds nothing because of a wrong `root`, the problem is at `dataset.root`."""
+    """Make a data set.
+
+    If it finds nothing because of a wrong `root`, the problem is at `dataset.root`.
+    """
     try:
         return make(path)
     except DataError as error:
         told = error.problems[0]
         given, missing = Path(str(root)).expanduser(), Path(told.path)
-        if not isinstance(root, str) or "dataset.download" in told.hint or not missing.is_relative_to(given):
+        if (
+            not isinstance(root, str)
+            or "dataset.download" in told.hint
+            or not missing.is_relative_to(given)
+        ):
             raise
         if not given.exists():
             above = next(folder for folder in given.absolute().parents if folder.is_dir())
             first = given.absolute().relative_to(above).parts[0]
-            near = get_close_matches(first, [folder.name for folder in above.iterdir() if folder.is_dir()], n=1)
-            hint = f"did you mean {given.parent / near[0]}?" if near and above == given.absolute().parent else "set dataset.root=FOLDER"
-            raise DataError(Problem("dataset.root", "this folder does not exist", root, told.expected or "the folder of the data", hint)) from error
+            near = get_close_matches(
+                first, [folder.name for folder in above.iterdir() if folder.is_dir()], n=1
+            )
+            hint = (
+                f"did you mean {given.parent / near[0]}?"
+                if near and above == given.absolute().parent
+                else "set dataset.root=FOLDER"
+            )
+            raise DataError(
+                Problem(
+                    "dataset.root",
+                    "this folder does not exist",
+                    root,
+                    told.expected or "the folder of the data",
+                    hint,
+                )
+            ) from error
         if not missing.exists() and (given.absolute().parent / missing.relative_to(given)).exists():
             up = given.parent if given.name not in ("", "..") else given / ".."
             words = f"holds no {missing.relative_to(given)}; the folder above it does"
-            raise DataError(Problem("dataset.root", words, root, "the folder of the data", f"dataset.root={up}")) from error
+            raise DataError(
+                Problem("dataset.root", words, root, "the folder of the data", f"dataset.root={up}")
+            ) from error
         raise
 
 
-def _key_split(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str) -> KeyedDataset:
+def _key_split(
+    cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str
+) -> KeyedDataset:
     """A split's data set with the sample transforms of a stage."""
     path = f"transforms.{stage}.sample"
-    transforms = [make(f"{path}.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
+    transforms = [
+        make(f"{path}.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))
+    ]
     for number, one in enumerate(transforms):
         if mixes(one):
             words = f"{type(one).__name__} mixes images of a batch, and is given one image"
-            raise ConfigError(Problem(f"{path}.{number}", words, hint="transforms.train.batch is the place for it"))
+            raise ConfigError(
+                Problem(
+                    f"{path}.{number}", words, hint="transforms.train.batch is the place for it"
+                )
+            )
     if transforms and getattr(dataset, "encoded", False):
         words = "sample transforms run before the device decodes the images, so they would get none"
         raise ConfigError(Problem(path, words, expected="none", hint=_ENCODED))
@@ -188,19 +311,39 @@ def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
         except Exception as error:  # also of the data set's, whose samples an order may read
             words = f"cannot be created: {type(error).__name__}: {summarise_error(error)}"
             raise ConfigError(Problem("loader.order", words, hint=raised_at(error))) from error
-        return order if type(order).__module__.startswith("samewise.") else Checked(order, samples=len(dataset))
+        return (
+            order
+            if type(order).__module__.startswith("samewise.")
+            else Checked(order, samples=len(dataset))
+        )
     return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
 
 
-def training_images(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, transform: Callable[[Batch], Batch], samples: int) -> Tensor:
+def training_images(
+    cfg: DictConfig,
+    make: Make,
+    recipe: Recipe,
+    dataset: Any,
+    transform: Callable[[Batch], Batch],
+    samples: int,
+) -> Tensor:
     """So many training images, evenly spaced, transformed as in evaluation."""
     length, taken = len(dataset), min(samples, len(dataset))
     key = Key(0, 0, tuple(number * length // taken for number in range(taken)))
     with streams.preserve_generators():
-        (batch,) = Loader(_key_split(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key]))
+        (batch,) = Loader(
+            _key_split(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key])
+        )
         images = transform(batch).get("image")
     if not isinstance(images, Tensor):
-        raise ConfigError(Problem("initialise", "needs training images, but a batch of this recipe has none", sorted(batch), "an entry `image`"))
+        raise ConfigError(
+            Problem(
+                "initialise",
+                "needs training images, but a batch of this recipe has none",
+                sorted(batch),
+                "an entry `image`",
+            )
+        )
     return images
 
 
@@ -218,7 +361,10 @@ class _BatchTransforms:
 
 
 def mixes(transform: Any) -> bool:
-    """Whether it mixes images of a batch, as samewise's MixUp and torchvision's do; or torchvision's choice among some of which one does."""
+    """Whether it mixes images of a batch, as samewise's MixUp and torchvision's do.
+
+    Or torchvision's choice among some of which one does.
+    """
     if any(kind.__name__ == "_BaseMixUpCutMix" for kind in type(transform).__mro__):
         return True
     if type(transform).__module__.startswith("torchvision."):
@@ -227,59 +373,116 @@ def mixes(transform: Any) -> bool:
 
 
 def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
-    """Make the batch transforms of `train` or `eval`, as one; a ConfigError if evaluation would mix images."""
+    """Make the batch transforms of `train` or `eval`, as one.
+
+    A ConfigError if evaluation would mix images.
+    """
     path = f"transforms.{stage}.batch"
     made = _BatchTransforms(make(f"transforms.{stage}").get("batch") or [], path)
     if stage == "eval" and made.mixing:
-        words = f"{' and '.join(made.mixing)} would mix the images that are evaluated, and their labels"
+        words = (
+            f"{' and '.join(made.mixing)} would mix the images that are evaluated, and their labels"
+        )
         raise ConfigError(Problem(path, words, hint="transforms.train.batch is the place for it"))
     return made
 
 
-def require_decoded(splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]) -> None:
-    """Raise a ConfigError where a data set gives images that are still encoded, and the first batch transform does not decode them."""
+def require_decoded(
+    splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]
+) -> None:
+    """Raise a ConfigError where a data set gives images that are still encoded, and the first batch
+    transform does not decode them.
+    """
     for name, split in splits.items():
         stage = "train" if name == "train" else "eval"
-        if getattr(split.dataset, "encoded", False) and not getattr(transforms[stage], "decodes", False):
+        if getattr(split.dataset, "encoded", False) and not getattr(
+            transforms[stage], "decodes", False
+        ):
             words = f"the images of dataset.{name} are still encoded, and no transform decodes them"
-            raise ConfigError(Problem(f"transforms.{stage}.batch", words, expected="a transform that decodes, as the first", hint=_ENCODED))
+            raise ConfigError(
+                Problem(
+                    f"transforms.{stage}.batch",
+                    words,
+                    expected="a transform that decodes, as the first",
+                    hint=_ENCODED,
+                )
+            )
 
 
 def data_cautions(train: Split) -> list[Problem]:
-    """Warnings if the training split of a samewise data set has no sample of some classes, and if a user's expects to be told the epoch."""
+    """Warnings if the training split of a samewise data set has no sample of some classes, and if a
+    user's expects to be told the epoch.
+    """
     found, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
     if isinstance(unused, list) and unused:
-        words, hint = f"has no images of {first_few(unused, 5)}", "add images, or remove the folders of classes that are not wanted"
+        words, hint = (
+            f"has no images of {first_few(unused, 5)}",
+            "add images, or remove the folders of classes that are not wanted",
+        )
         found.append(Problem("dataset.train", words, hint=hint))
     if callable(getattr(train.dataset, "set_epoch", None)):
-        hint = "draw in __getitem__ from random, numpy.random or torch, which are seeded for each epoch and sample; loader.order chooses an epoch's samples"
-        found.append(Problem("dataset.train", f"{type(train.dataset).__name__}.set_epoch is never called", hint=hint))
+        hint = (
+            "draw in __getitem__ from random, numpy.random or torch, which are seeded for each "
+            "epoch and sample; loader.order chooses an epoch's samples"
+        )
+        found.append(
+            Problem(
+                "dataset.train",
+                f"{type(train.dataset).__name__}.set_epoch is never called",
+                hint=hint,
+            )
+        )
     return found
 
 
-def decoding_cautions(cfg: DictConfig, train: Split, transforms: Mapping[str, Callable[[Batch], Batch]]) -> list[Problem]:
-    """A warning if the first batch transform of the training would decode images that the data set has decoded already."""
-    if getattr(train.dataset, "encoded", False) or not getattr(transforms["train"], "decodes", False):
+def decoding_cautions(
+    cfg: DictConfig, train: Split, transforms: Mapping[str, Callable[[Batch], Batch]]
+) -> list[Problem]:
+    """A warning if the first batch transform of the training would decode images that the data set
+    has decoded already.
+    """
+    if getattr(train.dataset, "encoded", False) or not getattr(
+        transforms["train"], "decodes", False
+    ):
         return []
     given = cfg.dataset.get("decode", ...)
     instead = "transforms=imagenet or imagenet_v2, which crop in the loader's workers"
     hint = instead if given is ... else f"dataset.decode=device; or {instead}"
-    words = "the data set decodes the images itself, so Decode in transforms.train.batch does nothing, and whole images are sent to the device"
+    words = (
+        "the data set decodes the images itself, so Decode in transforms.train.batch does "
+        "nothing, and whole images are sent to the device"
+    )
     return [Problem("dataset.decode", words, given, hint=hint)]
 
 
 _FEW = 0.1
-"""The share of images with their own copy before them from which there is a warning: an order that draws with replacement has some by chance."""
+"""The share of images with their own copy before them from which there is a warning: an order that
+draws with replacement has some by chance."""
 
 
-def mixing_cautions(transforms: Mapping[str, Callable[[Batch], Batch]], order: Order, plan: Plan) -> list[Problem]:
+def mixing_cautions(
+    transforms: Mapping[str, Callable[[Batch], Batch]], order: Order, plan: Plan
+) -> list[Problem]:
     """A warning if a transform that mixes images, as MixUp does, would mix them with themselves."""
-    names, micro_batches = " and ".join(getattr(transforms["train"], "mixing", ())), plan.micro_batches
+    names, micro_batches = (
+        " and ".join(getattr(transforms["train"], "mixing", ())),
+        plan.micro_batches,
+    )
     if not names:
         return []
     if min(plan.batch_size, plan.samples) <= micro_batches:
-        words = f"leaves one image for each micro-batch, so {names} in transforms.train.batch does nothing: it mixes images of a micro-batch"
-        return [Problem("batch_size", words, plan.batch_size, hint=f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas")]
+        words = (
+            f"leaves one image for each micro-batch, so {names} in transforms.train.batch does "
+            "nothing: it mixes images of a micro-batch"
+        )
+        return [
+            Problem(
+                "batch_size",
+                words,
+                plan.batch_size,
+                hint=f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas",
+            )
+        ]
     if isinstance(order, InOrder):
         return []
     indices = order.indices(0)
@@ -287,7 +490,21 @@ def mixing_cautions(transforms: Mapping[str, Callable[[Batch], Batch]], order: O
     share = sum(int((part == part.roll(1)).sum()) for part in parts) / sum(map(len, parts))
     if share < _FEW:
         return []
-    words = f"puts copies of an image into one micro-batch: {names} in transforms.train.batch mixes {share:.0%} of the images with another copy of themselves"
-    fewest = max(micro_batches, getattr(order, "repeats", plan.batch_size))  # of an order of the user's it is unknown
-    number = next((number for number in range(fewest, plan.batch_size) if plan.batch_size % number == 0), None)
-    return [Problem("loader.order", words, hint=f"replicas={number} accumulate=1 puts each copy into another micro-batch" if number else "")]
+    words = (
+        f"puts copies of an image into one micro-batch: {names} in transforms.train.batch "
+        f"mixes {share:.0%} of the images with another copy of themselves"
+    )
+    # Of an order of the user's it is unknown
+    fewest = max(micro_batches, getattr(order, "repeats", plan.batch_size))
+    number = next(
+        (number for number in range(fewest, plan.batch_size) if plan.batch_size % number == 0), None
+    )
+    return [
+        Problem(
+            "loader.order",
+            words,
+            hint=f"replicas={number} accumulate=1 puts each copy into another micro-batch"
+            if number
+            else "",
+        )
+    ]

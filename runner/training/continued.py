@@ -1,4 +1,6 @@
-"""Runs that start at another run's checkpoint (`resume_from`): whether steps are left, and what differs from that run."""
+"""Runs that start at another run's checkpoint (`resume_from`): whether steps are left, and what
+differs from that run.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,14 @@ from samewise.runner.records.files import read_json
 
 
 def cautions(config: Any, schedule: Schedule) -> list[Problem]:
-    """Warnings before such a run trains; none for other runs. The schedule covers the whole training. ConfigError if nothing is left to train."""
-    taken = config.resume_from and read_json(Path(config.resume_from).expanduser() / "manifest.json", shapes.MANIFEST)
+    """Warnings before such a run trains.
+
+    None for other runs. The schedule covers the whole training. ConfigError if nothing is left to
+    train.
+    """
+    taken = config.resume_from and read_json(
+        Path(config.resume_from).expanduser() / "manifest.json", shapes.MANIFEST
+    )
     if not taken:
         return []
     step, span = taken["step"], schedule.span
@@ -29,81 +37,191 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
         return []
     found = list[Problem]()
     if then.steps_per_epoch != span.steps_per_epoch:
-        was, now = (f"{round(step / one.steps_per_epoch, 2):g} epochs of {one.steps_per_epoch} steps" for one in (then, span))
-        words = f"training continues at the checkpoint's step {step}, which was after {was}, and is after {now} here"
-        found.append(Problem("resume_from", words, hint="use that run's batch_size to continue at the same place in the data"))
-    rates = zip(schedule.rates(step - 1, then), schedule.rates(step - 1, span), schedule.rates(step, span), strict=True)
-    moved = ((f"{before:.3g}", f"{after:.3g}") for before, same, after in rates if not math.isclose(before, same, rel_tol=1e-6))
+        was, now = (
+            f"{round(step / one.steps_per_epoch, 2):g} epochs of {one.steps_per_epoch} steps"
+            for one in (then, span)
+        )
+        words = (
+            f"training continues at the checkpoint's step {step}, which was after {was}, and "
+            f"is after {now} here"
+        )
+        found.append(
+            Problem(
+                "resume_from",
+                words,
+                hint="use that run's batch_size to continue at the same place in the data",
+            )
+        )
+    rates = zip(
+        schedule.rates(step - 1, then),
+        schedule.rates(step - 1, span),
+        schedule.rates(step, span),
+        strict=True,
+    )
+    moved = (
+        (f"{before:.3g}", f"{after:.3g}")
+        for before, same, after in rates
+        if not math.isclose(before, same, rel_tol=1e-6)
+    )
     if jump := next(((before, after) for before, after in moved if before != after), None):
-        was, now = (f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span))
-        words = f"over {was}, as in that run, this schedule's rate in step {step} is {jump[0]}; over {now}, training continues with {jump[1]}"
-        found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice"))
+        was, now = (
+            f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span)
+        )
+        words = (
+            f"over {was}, as in that run, this schedule's rate in step {step} is {jump[0]}; "
+            f"over {now}, training continues with {jump[1]}"
+        )
+        found.append(
+            Problem(
+                "scheduler",
+                words,
+                hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice",
+            )
+        )
     return found
 
 
-def class_cautions(config: Any, classes: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> list[Problem]:
-    """A warning if the outputs of another run's model are taken over, by resume_from or initialise.weights, though its classes had other names.
+def class_cautions(
+    config: Any, classes: Sequence[str], sizes: Mapping[str, Sequence[int]]
+) -> list[Problem]:
+    """A warning if the outputs of another run's model are taken over, by resume_from or
+    initialise.weights, though its classes had other names.
 
     Args:
         config: The experiment's.
         classes: The names of the training split's.
-        sizes: Of the model's weights, by name: the last of as many rows as there are classes are taken for the outputs'.
+        sizes: Of the model's weights, by name: the last of as many rows as there are classes are
+            taken for the outputs'.
     """
     start = config.initialise
-    outputs = next((name for name in reversed(list(sizes)) if list(sizes[name][:1]) == [len(classes)]), "")
-    excluded = [start.exclude] if start and isinstance(start.exclude, str) else list(start.exclude) if start else []
+    outputs = next(
+        (name for name in reversed(list(sizes)) if list(sizes[name][:1]) == [len(classes)]), ""
+    )
+    excluded = (
+        [start.exclude]
+        if start and isinstance(start.exclude, str)
+        else list(start.exclude)
+        if start
+        else []
+    )
     kept = {"resume_from": config.resume_from}
-    if start and not any(fnmatchcase(outputs, pattern) for pattern in excluded) and outputs.startswith(start.into or ""):
+    if (
+        start
+        and not any(fnmatchcase(outputs, pattern) for pattern in excluded)
+        and outputs.startswith(start.into or "")
+    ):
         kept["initialise.weights"] = start.weights
     found = list[Problem]()
     for path, given in kept.items():
         at_step = Path(given or "").expanduser().resolve()
         if not given or not (at_step / "manifest.json").is_file():
             continue
-        data = (read_json(at_step.parents[1] / "environment.json", shapes.ENVIRONMENT) or {}).get("data", {})
+        data = (read_json(at_step.parents[1] / "environment.json", shapes.ENVIRONMENT) or {}).get(
+            "data", {}
+        )
         there: list[str] = data.get("train", {}).get("classes", [])
         if len(there) == len(classes) and there != list(classes):
-            label, here, was = next((label, *pair) for label, pair in enumerate(zip(classes, there, strict=True)) if pair[0] != pair[1])
-            words = f"takes over outputs that were trained for other classes: {label} is {here!r} here, and was {was!r} in that run"
-            hint = f"initialise.weights={given} 'initialise.exclude=[{outputs.rpartition('.')[0] or outputs}.*]' starts with new ones" if outputs else ""
+            label, here, was = next(
+                (label, *pair)
+                for label, pair in enumerate(zip(classes, there, strict=True))
+                if pair[0] != pair[1]
+            )
+            words = (
+                f"takes over outputs that were trained for other classes: {label} is {here!r} "
+                f"here, and was {was!r} in that run"
+            )
+            hint = (
+                f"initialise.weights={given} "
+                f"'initialise.exclude=[{outputs.rpartition('.')[0] or outputs}.*]' starts "
+                "with new ones"
+                if outputs
+                else ""
+            )
             found.append(Problem(path, words, given, hint=hint))
     return found
 
 
 def input_cautions(config: Any) -> list[Problem]:
-    """A warning if images are normalised otherwise than those that the weights were trained on, by the config.json that timm writes beside them."""
+    """A warning if images are normalised otherwise than those that the weights were trained on, by
+    the config.json that timm writes beside them.
+    """
     given = str(config.initialise.weights or "") if config.initialise else ""
-    folder = hugging_face.snapshot(given) if given.startswith(hugging_face.PREFIX) else Path(given).expanduser()
+    folder = (
+        hugging_face.snapshot(given)
+        if given.startswith(hugging_face.PREFIX)
+        else Path(given).expanduser()
+    )
     described: Any = read_json(folder / "config.json", {str: object}) if given else None
     there: Any = (described or {}).get("pretrained_cfg")
-    transforms = [one for part in ("sample", "batch") for one in config.transforms.eval.get(part) or ()]
-    here = next(({key: list(one[key]) for key in ("mean", "std")} for one in transforms if {"mean", "std"} <= one.keys()), {})
-    told = {key: there[key] for key in here if isinstance(there, dict) and isinstance(there.get(key), list)}
+    transforms = [
+        one for part in ("sample", "batch") for one in config.transforms.eval.get(part) or ()
+    ]
+    here = next(
+        (
+            {key: list(one[key]) for key in ("mean", "std")}
+            for one in transforms
+            if {"mean", "std"} <= one.keys()
+        ),
+        {},
+    )
+    told = {
+        key: there[key]
+        for key in here
+        if isinstance(there, dict) and isinstance(there.get(key), list)
+    }
     hint = " ".join(f"dataset.{key}=[{','.join(map(str, value))}]" for key, value in told.items())
     words = "is not that of the images on which the weights were trained"
-    return [Problem("transforms.eval", f"{key} {words}", here[key], str(value), hint) for key, value in told.items() if here[key] != value][:1]
+    return [
+        Problem("transforms.eval", f"{key} {words}", here[key], str(value), hint)
+        for key, value in told.items()
+        if here[key] != value
+    ][:1]
 
 
-def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], schedule: Schedule, state: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if an optimizer (by phase) has other options than in that checkpoint's state, or needs what is not in it.
+def require_same_kind(
+    here: Any,
+    path: Path,
+    optimizers: Mapping[str, Any],
+    schedule: Schedule,
+    state: Mapping[str, Any],
+) -> None:
+    """Raise a ConfigError if an optimizer (by phase) has other options than in that checkpoint's
+    state, or needs what is not in it.
 
     It is also raised if the schedule keeps another state.
 
-    `here` is the experiment's plain config; that of the run that wrote the checkpoint lies in its folder, unless the checkpoint was moved.
+    `here` is the experiment's plain config; that of the run that wrote the checkpoint lies in its
+    folder, unless the checkpoint was moved.
     """
     there = _config_of(path)
     for name, optimizer in optimizers.items():
         if name not in state["optimizers"]:
-            raise ConfigError(Problem("optimizer", f"that run has none for the phase '{name}'", expected="the same phases"))
+            raise ConfigError(
+                Problem(
+                    "optimizer",
+                    f"that run has none for the phase '{name}'",
+                    expected="the same phases",
+                )
+            )
         saved = state["optimizers"][name]
         options, those = optimizer.param_groups[0].keys(), saved["param_groups"][0].keys()
-        is_other = optimizer.defaults.keys() - those and those - options  # one of another version may have more, or fewer
+        # One of another version may have more, or fewer
+        is_other = optimizer.defaults.keys() - those and those - options
         missing, option = (None if is_other else needed(optimizer, saved)) or ("", "")
         if option:
             words = "needs averages that the checkpoint does not have"
-            raise ConfigError(Problem(f"optimizer.{option}", words, optimizer.param_groups[0].get(option), "as in that run"))
+            raise ConfigError(
+                Problem(
+                    f"optimizer.{option}",
+                    words,
+                    optimizer.param_groups[0].get(option),
+                    "as in that run",
+                )
+            )
         if is_other or missing:
-            raise ConfigError(_other_kind("optimizer", (f"optimizer.{name}", "optimizer"), here, there))
+            raise ConfigError(
+                _other_kind("optimizer", (f"optimizer.{name}", "optimizer"), here, there)
+            )
     try:
         schedule.load_state_dict(state["schedule"])
     except KeyError:
@@ -111,26 +229,47 @@ def require_same_kind(here: Any, path: Path, optimizers: Mapping[str, Any], sche
 
 
 def frozen_by(here: Any, path: Path) -> str:
-    """What freezes parameters in an experiment's plain config, and in that of the run that wrote the checkpoint, to be appended to a sentence."""
+    """What freezes parameters in an experiment's plain config, and in that of the run that wrote
+    the checkpoint, to be appended to a sentence.
+    """
     said = list[str]()
     for whole, where in ((here, "here"), (_config_of(path), "there")):
         rules = at(whole, "param_groups") or {}
-        found = [f"param_groups.{name}" for name, rule in rules.items() if isinstance(rule, Mapping) and rule.get("frozen") is True]
+        found = [
+            f"param_groups.{name}"
+            for name, rule in rules.items()
+            if isinstance(rule, Mapping) and rule.get("frozen") is True
+        ]
         found += ["initialise.frozen"] if at(whole, "initialise.frozen") else []
-        said += [f"{', '.join(found)} {'freezes' if len(found) == 1 else 'freeze'} some {where}"] if found else []
+        said += (
+            [f"{', '.join(found)} {'freezes' if len(found) == 1 else 'freeze'} some {where}"]
+            if found
+            else []
+        )
     return f" ({'; '.join(said)})" if said else ""
 
 
 def changed_options(here: Any, path: Path) -> set[str] | None:
-    """The names of the options of optimizers and parameter groups that the run that wrote the checkpoint had set otherwise; None if its config is gone."""
+    """The names of the options of optimizers and parameter groups that the run that wrote the
+    checkpoint had set otherwise; None if its config is gone.
+    """
     if not (there := _config_of(path)):
         return None
-    now, then = (dict(flat({key: at(whole, key) for key in ("optimizer", "param_groups")}, lists=False)) for whole in (here, there))
-    return {path.rpartition(".")[2] for path in now.keys() | then.keys() if not same(now.get(path), then.get(path))}
+    now, then = (
+        dict(flat({key: at(whole, key) for key in ("optimizer", "param_groups")}, lists=False))
+        for whole in (here, there)
+    )
+    return {
+        path.rpartition(".")[2]
+        for path in now.keys() | then.keys()
+        if not same(now.get(path), then.get(path))
+    }
 
 
 def measures_the_same(here: Any, path: Path) -> bool:
-    """Whether the run that wrote the checkpoint measured, decided and stopped by the same metrics of the same data; not if its config is gone."""
+    """Whether the run that wrote the checkpoint measured, decided and stopped by the same metrics
+    of the same data; not if its config is gone.
+    """
     now, then = _measured(here), _measured(_config_of(path))
     return all(same(value, then[key]) for key, value in now.items() if key in then)
 
@@ -138,7 +277,11 @@ def measures_the_same(here: Any, path: Path) -> bool:
 def _measured(whole: Any) -> dict[str, Any]:
     """What a run measures, and the metrics by which its parts decide, by path."""
     parts = {key: at(whole, key) for key in ("evaluate", "scheduler", "callbacks")}
-    deciding = {path: value for path, value in flat(parts) if path.rpartition(".")[2] in ("metric", "monitor", "mode")}
+    deciding = {
+        path: value
+        for path, value in flat(parts)
+        if path.rpartition(".")[2] in ("metric", "monitor", "mode")
+    }
     return {key: at(whole, key) for key in ("recipe", "dataset", "transforms.eval")} | deciding
 
 
@@ -150,18 +293,43 @@ def _config_of(path: Path) -> Any:
 
 
 def _other_kind(part: str, paths: Sequence[str], here: Any, there: Any) -> Problem:
-    is_now, was = (next((str(found).rpartition(".")[2] for path in paths if (found := at(whole, f"{path}._target_"))), "another") for whole in (here, there))
+    is_now, was = (
+        next(
+            (
+                str(found).rpartition(".")[2]
+                for path in paths
+                if (found := at(whole, f"{path}._target_"))
+            ),
+            "another",
+        )
+        for whole in (here, there)
+    )
     return Problem(part, f"it is {is_now} here, and {was} in that run", expected=f"the same {part}")
 
 
 def require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:
-    """Raise a ConfigError unless steps are left after `step`; `reason`: why a callback ends training there."""
+    """Raise a ConfigError unless steps are left after `step`.
+
+    `reason`: why a callback ends training there.
+    """
     hint = "raise callbacks.early_stopping.patience, or train without that callback"
     if reason is None and step < span.total_steps:
         return
     if reason is None:
-        reason = f"the checkpoint was taken at step {step}, and training ends at step {span.total_steps}"
-        hint = f"raise max_epochs, to {step // span.steps_per_epoch + 1} or more" if step >= config.max_epochs * span.steps_per_epoch else ""
-        of_steps = f"raise max_steps, to {step + 1} or more" if config.max_steps is not None and step >= config.max_steps else ""
+        reason = (
+            f"the checkpoint was taken at step {step}, and training ends at step {span.total_steps}"
+        )
+        hint = (
+            f"raise max_epochs, to {step // span.steps_per_epoch + 1} or more"
+            if step >= config.max_epochs * span.steps_per_epoch
+            else ""
+        )
+        of_steps = (
+            f"raise max_steps, to {step + 1} or more"
+            if config.max_steps is not None and step >= config.max_steps
+            else ""
+        )
         hint = "; ".join(filter(None, (hint, of_steps)))
-    raise ConfigError(Problem("resume_from", f"nothing is left to train: {reason}", config.resume_from, hint=hint))
+    raise ConfigError(
+        Problem("resume_from", f"nothing is left to train: {reason}", config.resume_from, hint=hint)
+    )

@@ -1,4 +1,6 @@
-"""Builds everything, and tries one step and one evaluation batch in memory, to find what only a trial can show."""
+"""Builds everything, and tries one step and one evaluation batch in memory, to find what only a
+trial can show.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,20 @@ from samewise.runner.training.run import Run
 from samewise.runner.training.step_errors import explain_step_error, name_override, refused_operator
 
 LONG = 100_000
-"""Steps for which a schedule is not tried to its end: a scheduler of torch's takes 10 microseconds for each."""
+"""Steps for which a schedule is not tried to its end: a scheduler of torch's takes 10 microseconds
+for each."""
 
 
 def dry_run(composed: Composed, project: Project) -> list[str]:
     """Take one optimizer step and measure one batch of the validation split; nothing is kept.
 
-    Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it takes its own part of the step. Returns what there is to say
-    of those processes, in sentences, and warnings. ConfigError if something cannot be built or does not fit together.
+    Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it
+    takes its own part of the step. Returns what there is to say of those processes, in sentences,
+    and warnings. ConfigError if something cannot be built or does not fit together.
     """
-    with simulate_ranks(0, 1):  # whatever this machine's devices: the config may be meant for another
+    with simulate_ranks(
+        0, 1
+    ):  # whatever this machine's devices: the config may be meant for another
         strategy, wanted = _requested_processes(composed, project)
         run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
     if wanted == 1:
@@ -62,7 +68,8 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
             strategy.end()
             strategy.require_fit(run.model)
             return [
-                f"{wanted} processes, of which only the settings and the split of the model were checked; the step was tried in one process",
+                f"{wanted} processes, of which only the settings and the split of the "
+                "model were checked; the step was tried in one process",
                 *_warnings(run),
             ]
     with simulate_ranks(wanted - 1, wanted):
@@ -76,7 +83,9 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
 
 
 def require_processes(composed: Composed, project: Project) -> None:
-    """Raise a ConfigError if the strategy's processes, all but this one simulated, cannot run the replicas; builds nothing else."""
+    """Raise a ConfigError if the strategy's processes, all but this one simulated, cannot run the
+    replicas; builds nothing else.
+    """
     with simulate_ranks(0, 1):
         strategy, wanted = _requested_processes(composed, project)
     if wanted > 1:
@@ -97,40 +106,66 @@ def _begin(strategy: Strategy, composed: Composed) -> None:
 
 def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     """Take the step; return the run, with its strategy ended."""
-    with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
+    with (
+        tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary,
+        streams.preserve_generators(),
+    ):
         run = build(_disable_caches(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
             require_none_learned(run)
             require_same_model(run)
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
-                before, found = _take_step(run) if run.total_steps else ({}, [])  # max_steps=0 only evaluates
+                # max_steps=0 only evaluates
+                before, found = _take_step(run) if run.total_steps else ({}, [])
                 rehearse(run)
                 if alone and run.total_steps:
-                    run.recorder.cautions += [*found, *find_in_schedule(run), *lost_attributes(run.recipe, before), *lost_by_optimizers(run)]
+                    run.recorder.cautions += [
+                        *found,
+                        *find_in_schedule(run),
+                        *lost_attributes(run.recipe, before),
+                        *lost_by_optimizers(run),
+                    ]
                 if run.config.resume_from:
                     continue_from(run, run.config.resume_from)
         except DataError as error:
-            raise DataError(*[name_override(problem, composed) for problem in error.problems]) from error.__cause__
+            raise DataError(
+                *[name_override(problem, composed) for problem in error.problems]
+            ) from error.__cause__
         except SamewiseError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or explain_step_error(error, composed, run)) from error
+            raise ConfigError(
+                refused_operator(error)
+                or out_of_memory(run, error)
+                or explain_step_error(error, composed, run)
+            ) from error
         finally:
             run.strategy.end()
     return run
 
 
 def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
-    """Take one step; return the recipe's attributes before it, and cautions of hidden state and of parameters that got no gradient in any phase."""
+    """Take one step.
+
+    Return the recipe's attributes before it, and cautions of hidden state and of parameters that
+    got no gradient in any phase.
+    """
     ranked = ranked_blocks(run.model, run.config.param_groups or {})
     used = list[str]()
 
     def note(name: str, *_: object) -> None:
         used.append(name)
 
-    hooks = [part.register_forward_pre_hook(partial(note, name)) for name, part in run.model.named_modules() if name in ranked]
+    hooks = [
+        part.register_forward_pre_hook(partial(note, name))
+        for name, part in run.model.named_modules()
+        if name in ranked
+    ]
     micro_batches = next(training_batches(run))
-    hidden = [*find(run, micro_batches), *(problem for problem, _ in find_changed_parameters(run, micro_batches))]
+    hidden = [
+        *find(run, micro_batches),
+        *(problem for problem, _ in find_changed_parameters(run, micro_batches)),
+    ]
     before = attributes_of(run.recipe)
     with untrained(run) as idle:
         train_step(run, micro_batches)
@@ -142,21 +177,40 @@ def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
 
 
 def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
-    """A caution if blocks compute in another order than that in which layer-wise learning rates rank them, which is that of the model's definition."""
+    """A caution if blocks compute in another order than that in which layer-wise learning rates
+    rank them, which is that of the model's definition.
+    """
     for one, other in pairwise(used):
         if ranked.index(other) < ranked.index(one):
-            words = f"layer_decay takes '{other}' to be further from the output than '{one}', after which it computes"
-            return [Problem("param_groups", words, hint="define the model's parts in the order in which they compute")]
+            words = (
+                f"layer_decay takes '{other}' to be further from the output than '{one}', "
+                "after which it computes"
+            )
+            return [
+                Problem(
+                    "param_groups",
+                    words,
+                    hint="define the model's parts in the order in which they compute",
+                )
+            ]
     return []
 
 
 def _disable_caches(composed: Composed) -> Composed:
-    """The same config, but samewise's data sets decode samples on demand: one step does not need the cache of a training."""
+    """The same config, but samewise's data sets decode samples on demand: one step does not need
+    the cache of a training.
+    """
     cfg = composed.cfg.copy()
     with open_dict(cfg):
         splits = [one for one in cfg.dataset.values() if isinstance(one, DictConfig)]
-        cached = [one for one in splits if str(one.get("_target_")).startswith("samewise.datasets.") and one.get("cache") == "memory"]
-        # The data set's own key first, and splits that refer to it no more: then something still reads it.
+        cached = [
+            one
+            for one in splits
+            if str(one.get("_target_")).startswith("samewise.datasets.")
+            and one.get("cache") == "memory"
+        ]
+        # The data set's own key first, and splits that refer to it no more: then something still
+        # reads it.
         for node in [cfg.dataset, *cached] if cached else []:
             if node.get("cache") == "memory":
                 node.cache = "none"
@@ -170,11 +224,17 @@ def _warnings(run: Run | None) -> list[str]:
 def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:
     import torch
 
-    found = [f"{size} processes, tried as rank 0 with the others simulated: rank 0 takes {_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"]
+    found = [
+        f"{size} processes, tried as rank 0 with the others simulated: rank 0 takes "
+        f"{_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"
+    ]
     found += first.describe()
     devices = torch.cuda.device_count() if first.device.type == "cuda" else 0
     if devices and devices < size:
-        found.append(f"this machine has {devices} CUDA device{'s' * (devices > 1)}: `train` would not start {size} processes here")
+        found.append(
+            f"this machine has {devices} CUDA device{'s' * (devices > 1)}: `train` would "
+            f"not start {size} processes here"
+        )
     return found
 
 

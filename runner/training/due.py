@@ -25,18 +25,39 @@ def checkpoint_due(run: Run) -> bool:
     if run.recorder.saved == run.step or _at_start(run):
         return False
     by_steps = bool(settings.every_steps) and run.step % settings.every_steps == 0
-    by_epochs = bool(settings.every_epochs) and run.step % (settings.every_epochs * run.plan.steps_per_epoch) == 0
-    is_best = settings.keep_best > 0 and any(one.get("step") == run.step for one in (run.progress.best, *run.progress.also.values()))
-    return by_steps or by_epochs or is_best or at_end(run) or run.strategy.peers.stop_agreed is not None
+    by_epochs = (
+        bool(settings.every_epochs)
+        and run.step % (settings.every_epochs * run.plan.steps_per_epoch) == 0
+    )
+    is_best = settings.keep_best > 0 and any(
+        one.get("step") == run.step for one in (run.progress.best, *run.progress.also.values())
+    )
+    return (
+        by_steps
+        or by_epochs
+        or is_best
+        or at_end(run)
+        or run.strategy.peers.stop_agreed is not None
+    )
 
 
 def is_done(run: Run) -> bool:
-    """Whether training has ended; Interrupted if it was asked to stop earlier, TrainingError if the last checkpoint could not be written."""
+    """Whether training has ended.
+
+    Interrupted if it was asked to stop earlier, TrainingError if the last checkpoint could not be
+    written.
+    """
     run.checkpoints.raise_failure()
     if at_end(run):
         return True
     if reason := run.strategy.peers.stop_agreed:
-        raise Interrupted(Problem(f"step {run.step}", f"stopped by {reason}, and saved", hint="run the same command again to resume"))
+        raise Interrupted(
+            Problem(
+                f"step {run.step}",
+                f"stopped by {reason}, and saved",
+                hint="run the same command again to resume",
+            )
+        )
     return False
 
 

@@ -1,4 +1,6 @@
-"""What a step may not do to the tensors that a model holds: replace a parameter, give a buffer another dtype, or what is saved another name or shape."""
+"""What a step may not do to the tensors that a model holds: replace a parameter, give a buffer
+another dtype, or what is saved another name or shape.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from samewise.runner.errors import ConfigError, Problem, first_few
 
 @final
 class HeldTensors:
-    """A model's parameters, the dtypes of its buffers that are saved, and the names, shapes and dtypes of all that is saved.
+    """A model's parameters, the dtypes of its buffers that are saved, and the names, shapes and
+    dtypes of all that is saved.
 
-    With `stay` false, the strategy holds parameters of its own during a step: then only what is saved is compared.
+    With `stay` false, the strategy holds parameters of its own during a step: then only what is
+    saved is compared.
     """
 
     def __init__(self, model: nn.Module, *, stay: bool = True) -> None:
@@ -22,8 +26,16 @@ class HeldTensors:
         state = model.state_dict()
         self._names = list(state)
         self._kinds = _kinds(state, apart=_with_own_loading(model))
-        parts = [(f"{path}." if path else "", module) for path, module in model.named_modules()] if stay else []
-        self._parameters = [(path + name, module._parameters, name, one) for path, module in parts for name, one in module._parameters.items()]  # pyright: ignore[reportPrivateUsage]
+        parts = (
+            [(f"{path}." if path else "", module) for path, module in model.named_modules()]
+            if stay
+            else []
+        )
+        self._parameters = [
+            (path + name, module._parameters, name, one)  # pyright: ignore[reportPrivateUsage]
+            for path, module in parts
+            for name, one in module._parameters.items()  # pyright: ignore[reportPrivateUsage]
+        ]  # pyright: ignore[reportPrivateUsage]
         self._buffers = [
             (path + name, module._buffers, name, one.dtype)  # pyright: ignore[reportPrivateUsage]
             for path, module in parts
@@ -32,43 +44,100 @@ class HeldTensors:
         ]
 
     def require_same(self) -> None:
-        """Raise a ConfigError for a parameter that is another tensor now, or a buffer of another dtype."""
+        """Raise a ConfigError for a parameter that is another tensor now, or a buffer of another
+        dtype.
+        """
         for name, held, key, one in self._parameters:
             if key not in held or held[key] is not one:
-                words = f"a forward pass replaces the parameter {name} by another tensor, which no optimizer trains"
-                raise ConfigError(Problem("model", words, hint=f"change it in place: `with torch.no_grad(): self.{key}.copy_(...)`"))
+                words = (
+                    f"a forward pass replaces the parameter {name} by another tensor, which no "
+                    "optimizer trains"
+                )
+                raise ConfigError(
+                    Problem(
+                        "model",
+                        words,
+                        hint=f"change it in place: `with torch.no_grad(): self.{key}.copy_(...)`",
+                    )
+                )
         for name, held, key, dtype in self._buffers:
             now = held[key]
             if now is not None and now.dtype is not dtype:
-                words = f"a forward pass turns the buffer {name} from {_named(dtype)} into {_named(now.dtype)}: a run resumed from a checkpoint would round it"
-                raise ConfigError(Problem("model", words, hint=f"register it with the dtype that it will have, or assign `.to(self.{key}.dtype)`"))
+                words = (
+                    f"a forward pass turns the buffer {name} from {_named(dtype)} into "
+                    f"{_named(now.dtype)}: a run resumed from a checkpoint would round it"
+                )
+                raise ConfigError(
+                    Problem(
+                        "model",
+                        words,
+                        hint="register it with the dtype that it will have, or assign "
+                        f"`.to(self.{key}.dtype)`",
+                    )
+                )
 
     def require_same_state(self) -> None:
-        """Raise a ConfigError if the model's state_dict has other names, shapes or dtypes than a new model's: no checkpoint of it could be loaded."""
+        """Raise a ConfigError if the model's state_dict has other names, shapes or dtypes than a
+        new model's: no checkpoint of it could be loaded.
+        """
         state = self._model.state_dict()
-        if added := {name: list(one.shape) for name, one in state.items() if name not in self._names}:
-            words = f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a checkpoint with it could not be loaded into a new model"
-            hint = f"create it in __init__, in the shape that it will have, here {next(iter(added.values()))}"
+        if added := {
+            name: list(one.shape) for name, one in state.items() if name not in self._names
+        }:
+            words = (
+                f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a "
+                "checkpoint with it could not be loaded into a new model"
+            )
+            hint = (
+                "create it in __init__, in the shape that it will have, here "
+                f"{next(iter(added.values()))}"
+            )
             raise ConfigError(Problem("model", words, hint=hint))
         if gone := [name for name in self._names if name not in state]:
-            words = f"a forward pass removes {first_few(gone, 3)} from the model's state_dict: a checkpoint without it could not be loaded into a new model"
-            raise ConfigError(Problem("model", words, hint="keep a tensor there: None is not saved"))
+            words = (
+                f"a forward pass removes {first_few(gone, 3)} from the model's state_dict: a "
+                "checkpoint without it could not be loaded into a new model"
+            )
+            raise ConfigError(
+                Problem("model", words, hint="keep a tensor there: None is not saved")
+            )
         kinds = _kinds(state, apart=())
         if other := [name for name, first in self._kinds.items() if kinds[name] != first]:
-            change = f"{other[0]} in the model's state_dict from {self._kinds[other[0]]} into {kinds[other[0]]}"
-            words = f"a forward pass turns {change}: a checkpoint with it could not be loaded into a new model"
-            hint = "create it in the shape and dtype that it will have; a buffer that need not be saved can have persistent=False"
+            change = (
+                f"{other[0]} in the model's state_dict from {self._kinds[other[0]]} into "
+                f"{kinds[other[0]]}"
+            )
+            words = (
+                f"a forward pass turns {change}: a checkpoint with it could not be loaded into "
+                "a new model"
+            )
+            hint = (
+                "create it in the shape and dtype that it will have; a buffer that need not be "
+                "saved can have persistent=False"
+            )
             raise ConfigError(Problem("model", words, hint=hint))
 
 
 def _kinds(state: Mapping[str, Any], *, apart: tuple[str, ...]) -> dict[str, str]:
-    """The dtypes and shapes of the tensors in a state_dict that a new model loads only if it has the same: not of those below `apart`, nor extra states."""
-    tensors = {name: one for name, one in state.items() if isinstance(one, Tensor) and not name.endswith("_extra_state")}
-    return {name: f"{_named(one.dtype)} {list(one.shape)}" for name, one in tensors.items() if not name.startswith(apart)}
+    """The dtypes and shapes of the tensors in a state_dict that a new model loads only if it has
+    the same: not of those below `apart`, nor extra states.
+    """
+    tensors = {
+        name: one
+        for name, one in state.items()
+        if isinstance(one, Tensor) and not name.endswith("_extra_state")
+    }
+    return {
+        name: f"{_named(one.dtype)} {list(one.shape)}"
+        for name, one in tensors.items()
+        if not name.startswith(apart)
+    }
 
 
 def _with_own_loading(model: nn.Module) -> tuple[str, ...]:
-    """The paths of the modules that load a state by code that is neither torch's nor the runner's, which may accept other shapes."""
+    """The paths of the modules that load a state by code that is neither torch's nor the runner's,
+    which may accept other shapes.
+    """
     found = list[str]()
     for path, module in model.named_modules(remove_duplicate=False):
         hooks = module._load_state_dict_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,6 @@
-"""Finds what decides losses but is in no checkpoint, such as a running mean in a plain attribute of a model: a resumed run would go on with another value."""
+"""Finds what decides losses but is in no checkpoint, such as a running mean in a plain attribute of
+a model: a resumed run would go on with another value.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,19 @@ _HINT = "keep it in a persistent buffer of the model"
 
 
 def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
-    """Compute the losses of a micro-batch twice from the same state, in training and then in evaluation mode; they must be the same bits.
+    """Compute the losses of a micro-batch twice from the same state, in training and then in
+    evaluation mode; they must be the same bits.
 
-    Only for code of the user's, and where the whole model is in this process. The model is left as it was. None too if it fails: the step itself will.
+    Only for code of the user's, and where the whole model is in this process. The model is left as
+    it was. None too if it fails: the step itself will.
     """
     return try_out(run, micro_batches[0], _find) or [] if micro_batches and may_look(run) else []
 
 
 def may_look(run: Run) -> bool:
-    """Whether there is code of the user's, with a promise to check, and the whole model is in this process."""
+    """Whether there is code of the user's, with a promise to check, and the whole model is in this
+    process.
+    """
     own = [name for name in targets(run.composed.whole) if name.partition(".")[0] not in LIBRARIES]
     return bool(own) and run.strategy.compiles and run.config.reproducibility.level != "fast"
 
@@ -47,7 +53,11 @@ def try_out(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any])
     """What `look` finds; None if it fails. The model is left as it was."""
     modes = [(module, module.training) for module in run.model.modules()]
     try:
-        with suppress(Exception, SystemExit), unchanged_buffers(run.model), streams.preserve_generators():
+        with (
+            suppress(Exception, SystemExit),
+            unchanged_buffers(run.model),
+            streams.preserve_generators(),
+        ):
             return look(run, micro)
     finally:
         for module, training in modes:
@@ -57,26 +67,57 @@ def try_out(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any])
 
 def copy_of_state(run: Run) -> dict[str, Any]:
     """The model's `state_dict`, copied."""
-    return {name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in run.model.state_dict().items()}
+    return {
+        name: value.clone() if isinstance(value, Tensor) else deepcopy(value)
+        for name, value in run.model.state_dict().items()
+    }
 
 
 def _find(run: Run, micro: MicroBatch) -> list[Problem]:
     held = copy_of_state(run)
     mode, first = run.model.training, _losses(run, micro, held)
     if run.model.training is not mode:
-        words = "leaves the model in evaluation mode: dropout and batch norm do nothing in what follows, except in the first step of a resumed run"
-        return [Problem(f"recipe ({type(run.recipe).__name__}.loss)", words, hint="call model.train() again, or switch only a part of the model")]
+        words = (
+            "leaves the model in evaluation mode: dropout and batch norm do nothing in what "
+            "follows, except in the first step of a resumed run"
+        )
+        return [
+            Problem(
+                f"recipe ({type(run.recipe).__name__}.loss)",
+                words,
+                hint="call model.train() again, or switch only a part of the model",
+            )
+        ]
     second = _losses(run, micro, held)
     if all(map(same_values, first, second)):
         return []
     changed = list[str]()
-    if run.strategy.peers.size == 1:  # with several, a loss may exchange something, for which all must compute it
+    if (
+        run.strategy.peers.size == 1
+    ):  # with several, a loss may exchange something, for which all must compute it
         before = _attributes(run)
         _losses(run, micro, held)
-        changed = [name for name, value in _attributes(run).items() if before.get(name, value) != value]
-    one, other = next((float(one), float(other)) for one, other in zip(first, second, strict=False) if not same_values(one, other))
-    words = f"the same batch, from the same state, gives a loss of {one:.6g} and then of {other:.6g}: something changes as the model is used, {_WORDS}"
-    return [Problem(f"model, recipe, transforms ({first_few(changed, 3)})" if changed else "model, recipe, transforms", words, hint=_HINT)]
+        changed = [
+            name for name, value in _attributes(run).items() if before.get(name, value) != value
+        ]
+    one, other = next(
+        (float(one), float(other))
+        for one, other in zip(first, second, strict=False)
+        if not same_values(one, other)
+    )
+    words = (
+        f"the same batch, from the same state, gives a loss of {one:.6g} and then of "
+        f"{other:.6g}: something changes as the model is used, {_WORDS}"
+    )
+    return [
+        Problem(
+            f"model, recipe, transforms ({first_few(changed, 3)})"
+            if changed
+            else "model, recipe, transforms",
+            words,
+            hint=_HINT,
+        )
+    ]
 
 
 def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:
@@ -84,11 +125,21 @@ def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:
     for phase in run.phases:
         streams.enter(run.seed, "step", run.step, micro.number, phase.number)
         with phase.training(run.step), run.precision.autocast():
-            yield run.recipe.loss(run.model, run.transforms["train"](run.to_device(micro.copied().batch)), phase.spec).total.detach().clone()
+            yield (
+                run.recipe.loss(
+                    run.model,
+                    run.transforms["train"](run.to_device(micro.copied().batch)),
+                    phase.spec,
+                )
+                .total.detach()
+                .clone()
+            )
 
 
 def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:
-    """Of each phase, in training mode and then in evaluation mode, in which some models compute no loss. The model's own state is restored."""
+    """Of each phase, in training mode and then in evaluation mode, in which some models compute no
+    loss. The model's own state is restored.
+    """
     try:
         found = [*losses_of(run, micro)]
         run.model.load_state_dict(state)
@@ -110,7 +161,9 @@ def is_own(part: object) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as digests, since their pickles contain addresses, and leaves out some objects."""
+    """Pickles tensors as digests, since their pickles contain addresses, and leaves out some
+    objects.
+    """
 
     def __init__(self, file: io.BytesIO, without: Collection[int]) -> None:
         super().__init__(file)
@@ -123,7 +176,9 @@ class _Pickler(pickle.Pickler):
 
 
 def attributes_of(part: object, without: Collection[int] = ()) -> dict[str, bytes]:
-    """What a part of the user's keeps in its attributes, by `Class.name`, as far as it can be written down; without the objects of these ids."""
+    """What a part of the user's keeps in its attributes, by `Class.name`, as far as it can be
+    written down; without the objects of these ids.
+    """
     found, prefix = dict[str, bytes](), type(part).__name__
     for name, value in vars(part).items() if is_own(part) else ():
         with suppress(Exception):
@@ -141,40 +196,95 @@ def _attributes(run: Run) -> dict[str, bytes]:
         own = {f"{type(module).__name__}.{name}" for name in vars(nn.Module())}
         loose = {name: module._buffers[name] for name in module._non_persistent_buffers_set}  # pyright: ignore[reportPrivateUsage]
         found |= {name: value for name, value in kept.items() if name not in own}
-        found |= {f"{type(module).__name__}.{name}": pickle.dumps(value) for name, value in loose.items()}
+        found |= {
+            f"{type(module).__name__}.{name}": pickle.dumps(value) for name, value in loose.items()
+        }
     return found
 
 
 def lost_attributes(part: object, before: Mapping[str, bytes]) -> list[Problem]:
-    """A caution for each attribute of a recipe that losses and measurements have changed: it is in no checkpoint."""
-    changed = [name for name, value in attributes_of(part).items() if before.get(name, value) != value]
-    return [Problem(f"recipe ({name})", f"changes as the recipe is used, {_WORDS}", hint=_HINT) for name in changed]
+    """A caution for each attribute of a recipe that losses and measurements have changed: it is in
+    no checkpoint.
+    """
+    changed = [
+        name for name, value in attributes_of(part).items() if before.get(name, value) != value
+    ]
+    return [
+        Problem(f"recipe ({name})", f"changes as the recipe is used, {_WORDS}", hint=_HINT)
+        for name in changed
+    ]
 
 
 def state_of_optimizers(run: Run) -> dict[str, bytes]:
-    """The attributes of the user's optimizers that are not in their `state_dict`; none of those of an optimizer with a `state_dict` of its own."""
-    found, known = dict[str, bytes](), {*vars(Optimizer([torch.zeros(())], {})), "step", "grad_scale", "found_inf", "_opt_called", "_step_count"}
+    """The attributes of the user's optimizers that are not in their `state_dict`.
+
+    None of those of an optimizer with a `state_dict` of its own.
+    """
+    found, known = (
+        dict[str, bytes](),
+        {
+            *vars(Optimizer([torch.zeros(())], {})),
+            "step",
+            "grad_scale",
+            "found_inf",
+            "_opt_called",
+            "_step_count",
+        },
+    )
     for phase in run.phases:
-        one: Any = getattr(phase.optimizer, "optim", phase.optimizer) if not is_own(phase.optimizer) else phase.optimizer  # within ZeroRedundancyOptimizer
-        if not is_own(one) or type(one).state_dict is not Optimizer.state_dict or run.config.reproducibility.level == "fast":
+        # Within ZeroRedundancyOptimizer
+        one: Any = (
+            getattr(phase.optimizer, "optim", phase.optimizer)
+            if not is_own(phase.optimizer)
+            else phase.optimizer
+        )
+        if (
+            not is_own(one)
+            or type(one).state_dict is not Optimizer.state_dict
+            or run.config.reproducibility.level == "fast"
+        ):
             continue
         groups = [[group, group["params"]] for group in one.param_groups]
         states = [[state, *state.values()] for state in one.state.values()]
-        held = [*run.model.parameters(), *run.model.buffers(), one, one.state, one.param_groups, *itertools.chain(*groups, *states)]
+        held = [
+            *run.model.parameters(),
+            *run.model.buffers(),
+            one,
+            one.state,
+            one.param_groups,
+            *itertools.chain(*groups, *states),
+        ]
         own = {f"{type(one).__name__}.{name}" for name in known}
-        found |= {name: value for name, value in attributes_of(one, {id(part) for part in held}).items() if name not in own}
+        found |= {
+            name: value
+            for name, value in attributes_of(one, {id(part) for part in held}).items()
+            if name not in own
+        }
     return found
 
 
 def changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem]:
     """A caution if what `state_of_optimizers` gave before is not the same now."""
-    changed = [name for name, value in (state_of_optimizers(run) if before else {}).items() if before.get(name, value) != value]
-    hint = "keep it in `self.state[parameter]` or in `self.param_groups`, which are saved; or in a local variable, if the next step does not need it"
-    return [Problem(f"optimizer ({first_few(changed, 3)})", f"changes in a step, {_WORDS}", hint=hint)] if changed else []
+    changed = [
+        name
+        for name, value in (state_of_optimizers(run) if before else {}).items()
+        if before.get(name, value) != value
+    ]
+    hint = (
+        "keep it in `self.state[parameter]` or in `self.param_groups`, which are saved; or in "
+        "a local variable, if the next step does not need it"
+    )
+    return (
+        [Problem(f"optimizer ({first_few(changed, 3)})", f"changes in a step, {_WORDS}", hint=hint)]
+        if changed
+        else []
+    )
 
 
 def lost_by_optimizers(run: Run) -> list[Problem]:
-    """A caution if another step with the same gradients changes attributes of an optimizer that are in no checkpoint."""
+    """A caution if another step with the same gradients changes attributes of an optimizer that are
+    in no checkpoint.
+    """
     if before := state_of_optimizers(run):
         with suppress(Exception):
             for phase in run.phases:
@@ -183,18 +293,49 @@ def lost_by_optimizers(run: Run) -> list[Problem]:
 
 
 def find_in_schedule(run: Run) -> list[Problem]:
-    """A caution for each schedule of the user's that is not a function of the step, or that hears of evaluations, if it saves no state."""
+    """A caution for each schedule of the user's that is not a function of the step, or that hears
+    of evaluations, if it saves no state.
+    """
     found, parts = list[Problem](), [run.schedule]
     groups = run.schedule._groups  # pyright: ignore[reportPrivateUsage] (a schedule of the user's may have a `groups` of its own)
     for schedule in parts:  # which grows
         parts += [part for part, _ in schedule.parts().values()]
-        if is_own(schedule) and type(schedule).state_dict is Schedule.state_dict and run.config.reproducibility.level != "fast":
-            words = "keeps what evaluations gave" if type(schedule).after_evaluation is not Schedule.after_evaluation else ""
+        if (
+            is_own(schedule)
+            and type(schedule).state_dict is Schedule.state_dict
+            and run.config.reproducibility.level != "fast"
+        ):
+            words = (
+                "keeps what evaluations gave"
+                if type(schedule).after_evaluation is not Schedule.after_evaluation
+                else ""
+            )
             with suppress(Exception):
-                copied = deepcopy(schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases})
-                first, second = ([copied.at(step, dict(group.base), group) for step in range(3) for group in groups] for _ in range(2))
-                words = words or ("sets other options when it is asked again for the same step: something changes as it is used" if first != second else "")
+                copied = deepcopy(
+                    schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases}
+                )
+                first, second = (
+                    [
+                        copied.at(step, dict(group.base), group)
+                        for step in range(3)
+                        for group in groups
+                    ]
+                    for _ in range(2)
+                )
+                words = words or (
+                    "sets other options when it is asked again for the same step: "
+                    "something changes as it is used"
+                    if first != second
+                    else ""
+                )
             if words:
-                hint = "compute the options from `step` alone, or save the state in `state_dict`, and restore it in `load_state_dict`"
-                found.append(Problem(f"scheduler ({type(schedule).__name__})", f"{words}, {_WORDS}", hint=hint))
+                hint = (
+                    "compute the options from `step` alone, or save the state in `state_dict`, "
+                    "and restore it in `load_state_dict`"
+                )
+                found.append(
+                    Problem(
+                        f"scheduler ({type(schedule).__name__})", f"{words}, {_WORDS}", hint=hint
+                    )
+                )
     return found

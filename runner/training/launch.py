@@ -1,10 +1,14 @@
-"""Several processes for one run: started by torch's elastic agent, or connected under torchrun. Rank 0 composes the config for all.
+"""Several processes for one run: started by torch's elastic agent, or connected under torchrun.
 
-    launch      in the process that was asked to train: starts the ranks, waits, reports errors
-    rank        in each of them (`python -m samewise.runner.training.launch FOLDER`, or `samewise train` under torchrun): meets the others and trains
+Rank 0 composes the config for all.
 
-What the two say to each other lies in a temporary folder: `config.yaml` and `handed.json` on the way down, `rank-N.json` (how a rank ended, where it
-ended by itself) and `done-N` (it came to its end) on the way up.
+    launch      in the process that was asked to train: starts the ranks, waits, reports errors rank
+    in each of them (`python -m samewise.runner.training.launch FOLDER`, or `samewise train` under
+    torchrun): meets the others and trains
+
+What the two say to each other lies in a temporary folder: `config.yaml` and `handed.json` on the
+way down, `rank-N.json` (how a rank ended, where it ended by itself) and `done-N` (it came to its
+end) on the way up.
 """
 
 from __future__ import annotations
@@ -28,7 +32,16 @@ from samewise.runner.config import compose
 from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, strip_heading, traceback_of
+from samewise.runner.errors import (
+    ConfigError,
+    PeerFailed,
+    Problem,
+    SamewiseError,
+    TrainingError,
+    describe,
+    strip_heading,
+    traceback_of,
+)
 from samewise.runner.processes.lost_connections import explain
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_rank, end_with_parent
@@ -39,19 +52,34 @@ from samewise.runner.training.agent import outcomes, run_agent
 
 
 def processes(composed: Composed) -> int:
-    """How many processes the config requests on this machine; ConfigError if they do not go with the replicas or the devices. Imports torch."""
+    """How many processes the config requests on this machine.
+
+    ConfigError if they do not go with the replicas or the devices. Imports torch.
+    """
     from samewise.runner.config.instantiate import instantiate
 
     strategy = instantiate(composed.cfg.strategy, "strategy", allowed=composed.project.packages)
     return strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
 
 
-def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module: str = __name__, work: Mapping[str, Any] | None = None) -> None:
-    """Start so many ranks and wait for them; `as_json`: how rank 0 prints the summary, `debug`: print the failed rank's traceback.
+def launch(
+    composed: Composed,
+    nproc: int,
+    *,
+    as_json: bool,
+    debug: bool,
+    module: str = __name__,
+    work: Mapping[str, Any] | None = None,
+) -> None:
+    """Start so many ranks and wait for them.
 
-    Each runs `module`: this one trains, another calls `main` with what it does instead, which is given `work`. ConfigError if they are far more than this
-    machine's cores; PeerFailed if one of them has failed, and what it said is printed; TrainingError if one died without an error message; Interrupted if this
-    process was asked to stop before a rank could say that it has saved.
+    `as_json`: how rank 0 prints the summary, `debug`: print the failed rank's traceback.
+
+    Each runs `module`: this one trains, another calls `main` with what it does instead, which is
+    given `work`. ConfigError if they are far more than this machine's cores; PeerFailed if one of
+    them has failed, and what it said is printed; TrainingError if one died without an error
+    message; Interrupted if this process was asked to stop before a rank could say that it has
+    saved.
     """
     require_few_in_all(composed.cfg, nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
@@ -59,16 +87,27 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module
         while True:
             _hand_down(composed, handed, as_json=as_json, work=work)
             error, lost = run_agent(composed, nproc, handed, module)
-            if error is None or lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
+            if (
+                error is None
+                or lost is None
+                or nproc == 1
+                or not composed.cfg.strategy.get("shrink", False)
+            ):
                 return _report_outcomes(handed, nproc, error, debug=debug)
             _avoid_device(lost, nproc)
             nproc //= 2
             composed = dataclasses.replace(composed, cfg=copy.deepcopy(composed.cfg))
             OmegaConf.update(composed.cfg, "strategy.nproc", nproc)
-            print(f"warning: {_without_hints(error)}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
+            print(
+                f"warning: {_without_hints(error)}\n    resuming from the last checkpoint "
+                f"with {nproc} process{'es' * (nproc > 1)}",
+                file=sys.stderr,
+            )
 
 
-def _hand_down(composed: Composed, handed: Path, *, as_json: bool, work: Mapping[str, Any] | None) -> None:
+def _hand_down(
+    composed: Composed, handed: Path, *, as_json: bool, work: Mapping[str, Any] | None
+) -> None:
     (handed / "config.yaml").write_text(compose.dump(composed), encoding="utf-8")
     project = composed.project
     write_json(
@@ -88,13 +127,21 @@ def _hand_down(composed: Composed, handed: Path, *, as_json: bool, work: Mapping
 
 
 def _avoid_device(lost: int, nproc: int) -> None:
-    """If each rank has its own CUDA device: let the next ranks use the half of the devices without rank `lost`'s."""
+    """If each rank has its own CUDA device: let the next ranks use the half of the devices without
+    rank `lost`'s.
+    """
     import torch
 
     if torch.cuda.device_count() >= nproc:
-        names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if os.environ.get("CUDA_VISIBLE_DEVICES") else list(map(str, range(nproc)))
+        names = (
+            os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            if os.environ.get("CUDA_VISIBLE_DEVICES")
+            else list(map(str, range(nproc)))
+        )
         half = nproc // 2
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:half] if lost >= half else names[nproc - half : nproc])
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+            names[:half] if lost >= half else names[nproc - half : nproc]
+        )
 
 
 def _without_hints(error: SamewiseError) -> SamewiseError:
@@ -111,10 +158,22 @@ def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, d
     if error is not None and silent:
         raise error
     if error is not None:
-        print(f"warning: {_without_hints(error)}\n    it had finished: the result is complete", file=sys.stderr)
+        print(
+            f"warning: {_without_hints(error)}\n    it had finished: the result is complete",
+            file=sys.stderr,
+        )
     if silent:
-        hint = "something in it calls os._exit(0) or replaces the process; run the same command again to resume from the last checkpoint"
-        raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it had finished, without giving a reason", hint=hint))
+        hint = (
+            "something in it calls os._exit(0) or replaces the process; run the same command "
+            "again to resume from the last checkpoint"
+        )
+        raise TrainingError(
+            Problem(
+                f"rank {silent[0]}",
+                "ended with exit code 0 before it had finished, without giving a reason",
+                hint=hint,
+            )
+        )
 
 
 def rank(
@@ -127,7 +186,8 @@ def rank(
 ) -> None:
     """Train as one of several ranks, or do `work` instead.
 
-    Rank 0's config is used, and it alone calls `look`, for the summary of a run that is done, and `check`, which raises what is wrong with the config.
+    Rank 0's config is used, and it alone calls `look`, for the summary of a run that is done, and
+    `check`, which raises what is wrong with the config.
     """
     from samewise.runner.processes.meeting import announce, linger
     from samewise.runner.records.summary import print_summary
@@ -142,22 +202,35 @@ def rank(
         if work is not None:
             work(composed)
         else:
-            summary = done if done is not None else fit(build(composed, composed.project, composed.folder))
+            summary = (
+                done
+                if done is not None
+                else fit(build(composed, composed.project, composed.folder))
+            )
     except BaseException as raised:
         error = explain(raised)
         told_by_another = not announce(error)
         linger()
         if told_by_another:
-            raise PeerFailed(f"rank {os.environ['RANK']} stopped, because another rank did", exit_code=getattr(error, "exit_code", 1)) from error
+            raise PeerFailed(
+                f"rank {os.environ['RANK']} stopped, because another rank did",
+                exit_code=getattr(error, "exit_code", 1),
+            ) from error
         if error is raised:
             raise
         raise error from raised
     if main and summary is not None:
-        print_summary(summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None)
+        print_summary(
+            summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None
+        )
 
 
 def _agree_on_config(
-    composed: Composed, *, main: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]
+    composed: Composed,
+    *,
+    main: bool,
+    look: Callable[[], Mapping[str, Any] | None],
+    check: Callable[[], None],
 ) -> tuple[Composed, Mapping[str, Any] | None]:
     """Rank 0's config, and the summary if its run is finished."""
     from samewise.runner.processes.meeting import meeting_point, wait_for
@@ -167,29 +240,55 @@ def _agree_on_config(
     if main:
         check()
         done = look()
-        said = {"config": compose.dump(composed), "done": done, "fingerprint": composed.fingerprint, "folder": str(composed.folder.path)}
+        said = {
+            "config": compose.dump(composed),
+            "done": done,
+            "fingerprint": composed.fingerprint,
+            "folder": str(composed.folder.path),
+        }
         store.set("config", seal(json.dumps(said).encode(), "what to train"))
         return composed, done
     missing = wait_for(store, ["config"], timeout_s)
     if missing:
-        raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not send the config within {timeout_s:g} s", timeout_s))
+        raise ConfigError(
+            Problem(
+                "strategy.join_timeout_s",
+                f"rank 0 did not send the config within {timeout_s:g} s",
+                timeout_s,
+            )
+        )
     said = json.loads(unseal(store.get("config"), "what to train"))
-    return _adopt_config(dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said), said["done"]
+    return _adopt_config(
+        dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said
+    ), said["done"]
 
 
 def _adopt_config(composed: Composed, said: Mapping[str, Any]) -> Composed:
-    """The config with the code and folder of the process that was asked to train; a ConfigError if this rank finds other code."""
+    """The config with the code and folder of the process that was asked to train.
+
+    A ConfigError if this rank finds other code.
+    """
     composed = dataclasses.replace(composed, place=Path(said["folder"]))
     if composed.fingerprint != said["fingerprint"]:
-        changed = sources.list_changes(composed.folder.sources) or ["it differs from that of the process that was asked to train"]
+        changed = sources.list_changes(composed.folder.sources) or [
+            "it differs from that of the process that was asked to train"
+        ]
         message = f"the code has changed since the run was started: {'; '.join(changed)}"
-        raise ConfigError(Problem(f"rank {os.environ['RANK']}", message, hint="run the command again: with changed code it is a different run"))
+        raise ConfigError(
+            Problem(
+                f"rank {os.environ['RANK']}",
+                message,
+                hint="run the command again: with changed code it is a different run",
+            )
+        )
     return composed
 
 
 @filter_output()
 def main(handed: Path, work: Callable[..., None] | None = None) -> int:
-    """Run as a rank that `launch` has started: read the request, train or do other work, and report how it ended."""
+    """Run as a rank that `launch` has started: read the request, train or do other work, and report
+    how it ended.
+    """
     number = int(os.environ["RANK"])
     faulthandler.enable(file=2)
     try:
@@ -197,20 +296,38 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
         end_with_parent(signal.SIGTERM)
         if not given or os.getppid() != given["parent"]:
             raise PeerFailed("the process that started this rank ended while it was starting")
-        project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
+        project = Project(
+            Path(given["root"]),
+            tuple(given["packages"]),
+            tuple(Path(folder) for folder in given["configs"]),
+        )
         if project.packages:  # otherwise the folder is not code
             sys.path.append(given["root"])
-        composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
+        composed = dataclasses.replace(
+            compose.load(handed / "config.yaml"),
+            overrides=tuple(given["overrides"]),
+            project=project,
+        )
         does = None if work is None else partial(work, given=given["work"])
-        rank(_adopt_config(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None, work=does)
+        rank(
+            _adopt_config(composed, given),
+            as_json=given["json"],
+            look=lambda: None,
+            check=lambda: None,
+            work=does,
+        )
         (handed / f"done-{number}").touch()
         return 0
     except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has a message to send first
+        # It is ending, and has a message to send first
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         code, said = describe(error)
         if isinstance(error, PeerFailed):
             return code
-        write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": traceback_of(error)})
+        write_json(
+            handed / f"rank-{number}.json",
+            {"exit_code": code, "said": said, "traceback": traceback_of(error)},
+        )
         return code
 
 

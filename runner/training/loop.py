@@ -1,7 +1,9 @@
-"""The whole loop. Everything that it calls is a part of `Run`; nothing below it calls back into it.
+"""The whole loop. What it calls is a part of `Run`; only a strategy's `carry` calls `forward` back.
 
-One optimizer step: for each micro-batch that this process carries, enter its stream, transform on the device, forward, loss, backward; then add up over
-replicas in a fixed order, average, clip, check that all is finite, step. A device is waited for last, when all of this and the digests have been launched.
+One optimizer step: for each micro-batch that this process carries, enter its stream, transform on
+the device, forward, loss, backward; then add up over replicas in a fixed order, average, clip,
+check that all is finite, step. A device is waited for last, when all of this and the digests have
+been launched.
 """
 
 from __future__ import annotations
@@ -30,16 +32,19 @@ from samewise.runner.training.session import session
 from samewise.runner.training.state import save
 from samewise.runner.training.step_errors import require_loss
 
+_Forward = tuple[Tensor, Tensor, Callable[[], Tally]]
+"""The loss, the gradient that its backward pass begins with, and a call that gives the tally."""
+
 
 def fit(run: Run) -> dict[str, Any]:
-    """Train until the end from wherever the run stands, and return its summary. Interrupted if asked to stop; the run is saved.
+    """Train from wherever the run stands to the end; return its summary.
 
-    TrainingError if the loss, a gradient or a weight is not finite, a disk is full, or an operator is not deterministic.
+    Raises:
+        Interrupted: If asked to stop; the run is saved.
+        TrainingError: If something is not finite or not deterministic, or a disk is full.
     """
-    with (
-        closing(training_batches(run)) as loaded,
-        session(run) as summary,
-    ):  # it begins with the session, and its workers end after the other processes know of an error
+    # Loading begins with the session. Its workers end after the other processes know of an error.
+    with closing(training_batches(run)) as loaded, session(run) as summary:
         batches = warn_of_hidden_state(run, loaded)
         while True:
             if evaluation_due(run):
@@ -53,7 +58,7 @@ def fit(run: Run) -> dict[str, Any]:
 
 
 def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
-    """One optimizer step on one global batch; several, in the recipe's order, where it has several phases."""
+    """Take one optimizer step on one global batch; with several phases, one in each."""
     readings = Readings(run)
     run.schedule.before_step(run.step)
     for phase in run.phases:
@@ -75,8 +80,8 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     return readings.outcome()
 
 
-def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Tensor, Callable[[], Tally]]:
-    """A micro-batch's loss, the gradient its backward pass begins with, and what follows that pass: it gives the tally, whose reading waits for the device."""
+def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> _Forward:
+    """Compute a micro-batch's loss, its first gradient, and what to call after the backward pass."""
     streams.enter(run.seed, "step", run.step, micro.number, phase.number)
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
     with run.precision.autocast():
@@ -87,6 +92,7 @@ def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, 
 
     def after() -> Tally:
         separate_gradients(run.parameters)
-        return Tally.of(loss, nominal=nominal, seen=run.recorder.trace.digests(run.step + 1, micro.batch, batch))
+        seen = run.recorder.trace.digests(run.step + 1, micro.batch, batch)
+        return Tally.of(loss, nominal=nominal, seen=seen)
 
     return loss.total, first, after

@@ -1,4 +1,6 @@
-"""Divides a compiled model's graph into a forward and a backward pass, as torch does, except for tensors that the forward pass changes in place."""
+"""Divides a compiled model's graph into a forward and a backward pass, as torch does, except for
+tensors that the forward pass changes in place.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,36 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
-from samewise.runner.torch_private import CustomPartitionerFn, OpOverload, min_cut_rematerialization_partition
+from samewise.runner.torch_private import (
+    CustomPartitionerFn,
+    OpOverload,
+    min_cut_rematerialization_partition,
+)
 
 
 class KeepsChanged(CustomPartitionerFn):
-    """torch's partitioner. It may save an input, such as a buffer, that the forward pass changes in place: the backward pass would read the new values.
+    """torch's partitioner.
+
+    It may save an input, such as a buffer, that the forward pass changes in place: the backward
+    pass would read the new values.
 
     Here it saves a copy, made before the change. Other graphs stay as they are.
     """
 
-    def __call__(self, gm: GraphModule, joint_inputs: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Any, **options: Any
+    ) -> tuple[GraphModule, GraphModule]:
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
-        changes: dict[Any, Node] = {node.args[0]: node for node in reversed(forward.graph.nodes) if node.target is torch.ops.aten.copy_.default}
+        changes: dict[Any, Node] = {
+            node.args[0]: node
+            for node in reversed(forward.graph.nodes)
+            if node.target is torch.ops.aten.copy_.default
+        }
         output = forward.graph.output_node()
         values = list(cast("tuple[Any, ...]", output.args[0]))
-        for place in range(options["num_fwd_outputs"], len(values)):  # those that are saved for the backward pass
+        for place in range(
+            options["num_fwd_outputs"], len(values)
+        ):  # those that are saved for the backward pass
             if isinstance(values[place], Node) and _storage_of(values[place]) in changes:
                 values[place] = _copied(values[place], before=list(changes.values())[-1])
         output.args = (tuple(values),)

@@ -37,30 +37,64 @@ class TrainingPhase:
     """What is trained later, by the step from which on it is, the next first."""
 
     def training(self, step: int) -> AbstractContextManager[None]:
-        """Within it, only the phase's parameters that the step trains collect gradients; others would be discarded."""
-        now = next((one for one in self.waiting if step < one.until), None) if self.waiting else None
+        """Within it, only the phase's parameters that the step trains collect gradients.
+
+        Others would be discarded.
+        """
+        now = (
+            next((one for one in self.waiting if step < one.until), None) if self.waiting else None
+        )
         if not now and not self.others:
             return nullcontext()
-        return temporarily_frozen([*self.others, *(now.parameters if now else ())], now.layers if now else ())
+        return temporarily_frozen(
+            [*self.others, *(now.parameters if now else ())], now.layers if now else ()
+        )
 
     def learning_rates(self) -> list[float]:
-        """The learning rates of its parameter groups, in order; groups that began with the same rate and have the same now are one."""
-        return [now for _, now in dict.fromkeys((float(group.get("initial_lr", group["lr"])), float(group["lr"])) for group in self.optimizer.param_groups)]
+        """The learning rates of its parameter groups, in order.
 
-    def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> Tensor:
-        """Turn sums into the mean loss's gradient, and clip it. Returns the norm before clipping, float[], without a wait for the device."""
+        Groups that began with the same rate and have the same now are one.
+        """
+        return [
+            now
+            for _, now in dict.fromkeys(
+                (float(group.get("initial_lr", group["lr"])), float(group["lr"]))
+                for group in self.optimizer.param_groups
+            )
+        ]
+
+    def condition_gradients(
+        self, tally: Tally, precision: Precision, clip_norm: float | None
+    ) -> Tensor:
+        """Turn sums into the mean loss's gradient, and clip it.
+
+        Returns the norm before clipping, float[], without a wait for the device.
+        """
         precision.unscale(self.optimizer)
         if not tally.count:
-            which = f" of phase '{self.spec.name}'" if self.number or self.spec.name != Phase().name else ""
-            raise ConfigError(Problem("recipe", f"the loss{which} counts nothing in this step: its count is 0 in every micro-batch", expected="more than 0"))
+            which = (
+                f" of phase '{self.spec.name}'"
+                if self.number or self.spec.name != Phase().name
+                else ""
+            )
+            raise ConfigError(
+                Problem(
+                    "recipe",
+                    f"the loss{which} counts nothing in this step: its count is 0 in every "
+                    "micro-batch",
+                    expected="more than 0",
+                )
+            )
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if not is_known(self.optimizer):
-            leave_buffers(parameters)  # it may keep gradients until the next step, as some published ones do
+            # It may keep gradients until the next step, as some published ones do
+            leave_buffers(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if tally.weight != 1.0 and gradients:
             foreach_mul_(gradients, 1.0 / tally.weight)
         norm = self.total_norm(gradients)
         if clip_norm is not None and gradients:
-            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)  # so that what is not finite stays where it is, to be named
+            # So that what is not finite stays where it is, to be named
+            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)
             foreach_mul_(gradients, scale)
         return norm

@@ -21,7 +21,14 @@ from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.device import mover
-from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_line, raised_at
+from samewise.runner.errors import (
+    ConfigError,
+    DataError,
+    Problem,
+    SamewiseError,
+    first_line,
+    raised_at,
+)
 from samewise.runner.interfaces import Batch, Prediction, Recipe
 from samewise.runner.precision import Precision
 from samewise.runner.records.digest import tensors_in
@@ -35,7 +42,10 @@ from samewise.runner.training.state import load_weights
 
 @dataclass(frozen=True)
 class Predictor:
-    """A recipe and its trained model in eval mode, with the evaluation's transforms. Made by `build_predictor`."""
+    """A recipe and its trained model in eval mode, with the evaluation's transforms.
+
+    Made by `build_predictor`.
+    """
 
     recipe: Recipe
     model: nn.Module
@@ -46,9 +56,12 @@ class Predictor:
     seed: int
 
     def predict(self, files: Sequence[Path]) -> list[Prediction]:
-        """Predict files as one batch: for one file always the same bits. With several, the last bits may differ.
+        """Predict files as one batch: for one file always the same bits.
 
-        DataError if one cannot be read, is not what the recipe predicts from, or the model's output is NaN.
+        With several, the last bits may differ.
+
+        DataError if one cannot be read, is not what the recipe predicts from, or the model's output
+        is NaN.
         """
         with streams.scope(self.seed, "predict"), torch.no_grad():
             batch = self.batch_of(files)
@@ -60,26 +73,40 @@ class Predictor:
         return expand(asked, self.recipe)
 
     def predict_files(
-        self, asked: Sequence[Path], output: Path | None, *, threshold: float | None = None, batch: int = 1
+        self,
+        asked: Sequence[Path],
+        output: Path | None,
+        *,
+        threshold: float | None = None,
+        batch: int = 1,
     ) -> Iterator[tuple[Path, Prediction, list[Path]]]:
-        """Yield each file's prediction as soon as it is made, and the pictures or sounds written for it.
+        """Yield each file's prediction as soon as it is made, and the pictures or sounds written
+        for it.
 
-        ConfigError if there is no score for the threshold; or at the end, with a problem for each file that cannot be read; the others are predicted.
+        ConfigError if there is no score for the threshold; or at the end, with a problem for each
+        file that cannot be read; the others are predicted.
 
         Args:
             asked: As `files` gives them.
             output: A folder for pictures and sounds; None: none are written.
             threshold: The least score of what is predicted; None: all.
-            batch: How many files the model takes at once. Where they do not fit together, it takes them one by one.
+            batch: How many files the model takes at once. Where they do not fit together, it takes
+                them one by one.
         """
         if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(Problem("--threshold", "is not a valid score", threshold, "a number from 0 to 1"))
+            raise ConfigError(
+                Problem("--threshold", "is not a valid score", threshold, "a number from 0 to 1")
+            )
         if batch < 1:
-            raise ConfigError(Problem("--batch", "is not a valid number of files", batch, "a whole number from 1"))
+            raise ConfigError(
+                Problem("--batch", "is not a valid number of files", batch, "a whole number from 1")
+            )
         problems: list[Problem] = []
         named = zip(asked, names(asked), strict=True)
         for start in range(0, len(asked), batch):
-            for prediction, (file, name) in zip(self._try_predict(asked[start : start + batch]), named, strict=False):
+            for prediction, (file, name) in zip(
+                self._try_predict(asked[start : start + batch]), named, strict=False
+            ):
                 if isinstance(prediction, SamewiseError):
                     problems += prediction.problems
                     continue
@@ -89,7 +116,8 @@ class Predictor:
             raise ConfigError(*problems)
 
     def batch_of(self, samples: Sequence[Any]) -> Batch:
-        """A batch for the model from files, which the recipe reads, or from the data set's samples: transformed as in evaluation, on the device.
+        """A batch for the model from files, which the recipe reads, or from the data set's samples:
+        transformed as in evaluation, on the device.
 
         DataError if a file cannot be read.
         """
@@ -98,11 +126,28 @@ class Predictor:
         try:
             for one in read if self.samples else ():
                 if not isinstance(one, Mapping | tuple | list):
-                    raise DataError(Problem("dataset", "a sample is not a dict or a pair", f"a {type(one).__name__}", "a sample as the data set has it"))
+                    raise DataError(
+                        Problem(
+                            "dataset",
+                            "a sample is not a dict or a pair",
+                            f"a {type(one).__name__}",
+                            "a sample as the data set has it",
+                        )
+                    )
             collated = self.recipe.collate([transformed[number] for number in range(len(read))])
         except DataError as error:  # errors of a data set concern the user's files here
-            hint = "give the name of a file, or a sample as the data set has it; if you do not know the label, give any: transforms((image, 0))"
-            raise DataError(*(replace(one, path="transforms", hint=one.hint or hint) if one.path == "dataset" else one for one in error.problems)) from None
+            hint = (
+                "give the name of a file, or a sample as the data set has it; if you do not "
+                "know the label, give any: transforms((image, 0))"
+            )
+            raise DataError(
+                *(
+                    replace(one, path="transforms", hint=one.hint or hint)
+                    if one.path == "dataset"
+                    else one
+                    for one in error.problems
+                )
+            ) from None
         return self.transform(self.to_device(collated))
 
     def _read(self, file: Path) -> Any:
@@ -114,7 +159,12 @@ class Predictor:
                 raise
             takes = f"the model takes {self.recipe.takes}"
             damaged = f"the file cannot be decoded: save it again, or download it again; {takes}"
-            raise DataError(*(replace(one, hint=damaged if "remove" in one.hint else one.hint or takes) for one in error.problems)) from None
+            raise DataError(
+                *(
+                    replace(one, hint=damaged if "remove" in one.hint else one.hint or takes)
+                    for one in error.problems
+                )
+            ) from None
 
     def _try_predict(self, files: Sequence[Path]) -> Iterator[Prediction | SamewiseError]:
         """Yield each file's prediction, or the error."""
@@ -133,12 +183,23 @@ class Predictor:
 
 @contextmanager
 def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
-    """Raise a DataError if the model's output has a NaN, which no prediction can be made from: comparisons with it are false, as for what is not found."""
+    """Raise a DataError if the model's output has a NaN, which no prediction can be made from:
+    comparisons with it are false, as for what is not found.
+    """
 
     def refuse(module: nn.Module, given: Any, output: Any) -> None:
         if any(bool(one.isnan().any()) for one in tensors_in(output)):
-            hint = "its values are too large or too small for the model, or the model's weights are NaN"
-            raise DataError(Problem(", ".join(map(str, files)), "the model's output is not a number (NaN)", hint=hint))
+            hint = (
+                "its values are too large or too small for the model, or the model's weights "
+                "are NaN"
+            )
+            raise DataError(
+                Problem(
+                    ", ".join(map(str, files)),
+                    "the model's output is not a number (NaN)",
+                    hint=hint,
+                )
+            )
 
     handle = model.register_forward_hook(refuse)
     try:
@@ -158,17 +219,28 @@ def _save(prediction: Prediction, file: Path, output: Path | None, name: str) ->
             output.rmdir()
         return written
     except Exception as error:  # the prediction is reported without its picture
-        print(f"warning: {Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}", file=sys.stderr)
+        print(
+            "warning: "
+            f"{Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}",
+            file=sys.stderr,
+        )
         return []
 
 
 def build_predictor(
-    composed: Composed, project: Project, state: Mapping[str, Any], *, labels: Mapping[str, Any] | None = None, weights: str | None = None
+    composed: Composed,
+    project: Project,
+    state: Mapping[str, Any],
+    *,
+    labels: Mapping[str, Any] | None = None,
+    weights: str | None = None,
 ) -> Predictor:
-    """Build the parts that apply a trained model to files, without the data set, from a config and a checkpoint's state.
+    """Build the parts that apply a trained model to files, without the data set, from a config and
+    a checkpoint's state.
 
-    `labels` has `classes` and `category_ids`, as the run's data set has them. `weights` are those that a callback keeps under this name, as `ema`. ConfigError
-    if a part cannot be made, or no callback keeps such weights.
+    `labels` has `classes` and `category_ids`, as the run's data set has them. `weights` are those
+    that a callback keeps under this name, as `ema`. ConfigError if a part cannot be made, or no
+    callback keeps such weights.
     """
     cfg = composed.cfg
     make: Make = partial(make_part, cfg, project)
@@ -180,16 +252,23 @@ def build_predictor(
         cfg.initialise.weights = None
     channels_last = str(cfg.memory_format) == "channels_last"
     model = make_model(cfg, make, device, channels_last=channels_last)
-    load_weights(model, state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
+    load_weights(
+        model, state["model"] if weights is None else _kept_weights(cfg, make, state, weights)
+    )
     recipe: Recipe = make("recipe")
-    recipe.classes, recipe.category_ids = ((labels or {}).get(name, ()) for name in ("classes", "category_ids"))
+    recipe.classes, recipe.category_ids = (
+        (labels or {}).get(name, ()) for name in ("classes", "category_ids")
+    )
     if (size := _read_size(cfg)) is not None:
         recipe.read_size = size
     return Predictor(
         recipe=recipe,
         model=model.eval(),
         precision=precision,
-        samples=[make(f"transforms.eval.sample.{number}") for number in range(len(cfg.transforms.eval.get("sample") or ()))],
+        samples=[
+            make(f"transforms.eval.sample.{number}")
+            for number in range(len(cfg.transforms.eval.get("sample") or ()))
+        ],
         transform=make_batch_transforms(make, "eval"),
         to_device=mover(device, channels_last=channels_last),
         seed=cfg.seed,
@@ -197,14 +276,21 @@ def build_predictor(
 
 
 def _read_size(cfg: DictConfig) -> list[int] | None:
-    """[height, width] to which a data set of samewise's resizes images as it reads them, in evaluation; None: it keeps their size."""
+    """[height, width] to which a data set of samewise's resizes images as it reads them, in
+    evaluation; None: it keeps their size.
+    """
     node: dict[str, Any] = plain(cfg.dataset.get("valid")) or {}
     size: Any = node.get("size")
-    is_size = str(node.get("_target_")).startswith(OURS) and isinstance(size, list) and len(size) == 2  # a user's own data set may mean something else
+    # A user's own data set may mean something else
+    is_size = (
+        str(node.get("_target_")).startswith(OURS) and isinstance(size, list) and len(size) == 2
+    )
     return [int(side) for side in size] if is_size else None
 
 
-def _kept_weights(cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _kept_weights(
+    cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str
+) -> Mapping[str, Any]:
     """The weights that a callback keeps in addition to the trained ones."""
     kept: dict[str, Mapping[str, Any]] = {}
     for callback, saved in state["callbacks"].items():

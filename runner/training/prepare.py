@@ -1,4 +1,6 @@
-"""From a composed config to a run that is ready to train, or the summary of a finished one, or neither if other processes have trained it."""
+"""From a composed config to a run that is ready to train, or the summary of a finished one, or
+neither if other processes have trained it.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,22 @@ if TYPE_CHECKING:
 
 
 _LOOKED_AT = 10_000
-"""At most so many files and folders of each data folder, so that a finished run is reported at once."""
+"""At most so many files and folders of each data folder, so that a finished run is reported at
+once."""
 _WRITTEN_WHILE_TRAINING = ("evaluate", "trace")
-"""The groups of the config with settings that change no result, but what a run writes as it trains."""
+"""The groups of the config with settings that change no result, but what a run writes as it trains.
+"""
 
 
-def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | Mapping[str, Any] | None:
-    """Do what precedes training in `train`; ConfigError with all that is wrong, PeerFailed if a rank has failed, and said why.
+def prepare(
+    composed: Composed, *, as_json: bool = False, debug: bool = False
+) -> Run | Mapping[str, Any] | None:
+    """Do what precedes training in `train`.
 
-    Returns the run, for `fit`; the summary of a finished run; None if ranks have trained it and printed its summary.
+    ConfigError with all that is wrong, PeerFailed if a rank has failed, and said why.
+
+    Returns the run, for `fit`; the summary of a finished run; None if ranks have trained it and
+    printed its summary.
     """
     project = composed.project
     sound = settings_are_sound(composed)
@@ -49,10 +58,16 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
         if done is not None:
             return done
     if sound:
-        variables.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
+        # Environment variables, before anything imports torch
+        variables.prepare(composed.cfg.reproducibility)
     if is_rank():
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `run_agent` does
-        return rank(composed, as_json=as_json, look=partial(finished_summary, composed), check=partial(_require_sound, composed))
+        return rank(
+            composed,
+            as_json=as_json,
+            look=partial(finished_summary, composed),
+            check=partial(_require_sound, composed),
+        )
     _require_sound(composed)
     wanted = processes(composed)
     if wanted > 1:
@@ -64,14 +79,20 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
 
 
 def finished_summary(composed: Composed) -> dict[str, Any] | None:
-    """A finished run's summary. None if it is damaged (with a warning), or if run_root is not a folder, which `check` reports.
+    """A finished run's summary.
+
+    None if it is damaged (with a warning), or if run_root is not a folder, which `check` reports.
 
     ConfigError if it exists and cannot be read now.
     """
     try:
         summary = read_json(composed.folder.summary, shapes.SUMMARY)
     except DamagedFile as error:
-        print(f"warning: {replace(error.problems[0], hint='the run is resumed from its last checkpoint, and a new one is written')}", file=sys.stderr)
+        print(
+            "warning: "
+            f"{replace(error.problems[0], hint='the run is resumed from its last checkpoint, and a new one is written')}",
+            file=sys.stderr,
+        )
         return None
     if summary is None or summary["status"] != "finished":
         return None
@@ -79,38 +100,85 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
     if not satisfies(composed.folder, saved, composed.cfg):
         return None
     for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
-        print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
-    for path in _modified_after(composed.folder, dict.fromkeys(data_places(composed.whole).values())):
-        print(f"warning: {path} was modified after this run had ended; `train --fresh` trains with the data as they are now", file=sys.stderr)
-    before, here = ({part: one.whole[part] for part in _WRITTEN_WHILE_TRAINING} for one in (saved, composed))
+        print(
+            f"warning: {told}; the run was trained with the earlier version, `train "
+            "--fresh` trains it with this one",
+            file=sys.stderr,
+        )
+    for path in _modified_after(
+        composed.folder, dict.fromkeys(data_places(composed.whole).values())
+    ):
+        print(
+            f"warning: {path} was modified after this run had ended; `train --fresh` "
+            "trains with the data as they are now",
+            file=sys.stderr,
+        )
+    before, here = (
+        {part: one.whole[part] for part in _WRITTEN_WHILE_TRAINING} for one in (saved, composed)
+    )
     if changed := [path for path, *values in differences(before, here) if {} not in values]:
-        print(f"warning: changing {', '.join(changed)} has no effect: this run is finished; `train --fresh` trains it again", file=sys.stderr)
-    return {"mlflow_run_id": read_mapping(composed.folder.tracking, shapes.TRACKING).get("run_id"), **summary}
+        print(
+            f"warning: changing {', '.join(changed)} has no effect: this run is finished; "
+            "`train --fresh` trains it again",
+            file=sys.stderr,
+        )
+    return {
+        "mlflow_run_id": read_mapping(composed.folder.tracking, shapes.TRACKING).get("run_id"),
+        **summary,
+    }
 
 
 def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]:
-    """For each place the first of it, and of the folders and files below it, that was modified after a run had ended. Runs do not count."""
+    """For each place the first of it, and of the folders and files below it, that was modified
+    after a run had ended. Runs do not count.
+    """
     ended, runs = folder.summary.stat().st_mtime, folder.path.parents[1].resolve()
     for place in places:
         with suppress(OSError):
             entries = islice(place.resolve().rglob("*"), _LOOKED_AT) if place.is_dir() else [place]
-            yield from islice((one for one in entries if one.exists() and one.stat().st_mtime > ended and not one.is_relative_to(runs)), 1)
+            yield from islice(
+                (
+                    one
+                    for one in entries
+                    if one.exists() and one.stat().st_mtime > ended and not one.is_relative_to(runs)
+                ),
+                1,
+            )
 
 
 def _require_sound(composed: Composed) -> None:
-    """Raise the config's problems, and report what has changed in the code since the same config was trained."""
+    """Raise the config's problems, and report what has changed in the code since the same config
+    was trained.
+    """
     if edited := sources.edited_since_import(composed.code):
         hint = "start another process (in a notebook: restart the kernel), or importlib.reload them"
-        raise ConfigError(Problem(", ".join(edited), "was edited after this process had imported it, which would train the earlier version", hint=hint))
+        raise ConfigError(
+            Problem(
+                ", ".join(edited),
+                "was edited after this process had imported it, which would train the "
+                "earlier version",
+                hint=hint,
+            )
+        )
     check(composed, composed.project)
     if not composed.code.files or composed.folder.path.exists():
         return
-    before = sources.earlier(composed.folder.path, fingerprint_of(composed.whole), composed.code.files)
+    before = sources.earlier(
+        composed.folder.path, fingerprint_of(composed.whole), composed.code.files
+    )
     if before is None:
         return
     recorded = sources.files_in(before / "sources.json")
-    changed = sources.describe_changes(recorded, composed.code.files) if recorded else ["an earlier version of samewise recorded it in another way"]
+    changed = (
+        sources.describe_changes(recorded, composed.code.files)
+        if recorded
+        else ["an earlier version of samewise recorded it in another way"]
+    )
     if not changed:  # trained again
         return
-    print(f"the code has changed since this was trained before, so this is another run: {'; '.join(changed)}", file=sys.stderr)
+    print(
+        "the code has changed since this was trained before, so this is another run: "
+        f"{'; '.join(changed)}",
+        file=sys.stderr,
+    )
     print(f"    before: {before}\n    now:    {composed.folder.path}", file=sys.stderr)

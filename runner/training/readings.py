@@ -1,4 +1,6 @@
-"""The results of a step's phases: read together, since each read from a device waits for it, and checked: on the CPU before they reach the weights."""
+"""The results of a step's phases: read together, since each read from a device waits for it, and
+checked: on the CPU before they reach the weights.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from samewise.runner.training.run import Run
 class _Unread(NamedTuple):
     """What a phase came to, of which nobody has read anything yet.
 
-    `gradients` is what `largest` made of those of all of the model's parameters; None: they are still there. `explain` raises what the recipe knows of a loss.
+    `gradients` is what `largest` made of those of all of the model's parameters; None: they are
+    still there. `explain` raises what the recipe knows of a loss.
     """
 
     phase: TrainingPhase
@@ -38,21 +41,35 @@ class Readings:
         self._losses, self._norms = dict[str, float](), dict[str, float]()
         self._seen, self._count = list[tuple[int, int]](), 0.0
 
-    def add(self, phase: TrainingPhase, tally: Tally, norm: Tensor, micro_batches: Sequence[Tally]) -> None:
-        """Take in a phase whose optimizer is about to step. On the CPU it is read at once; from a device all phases are copied together, at the last one.
+    def add(
+        self, phase: TrainingPhase, tally: Tally, norm: Tensor, micro_batches: Sequence[Tally]
+    ) -> None:
+        """Take in a phase whose optimizer is about to step.
+
+        On the CPU it is read at once; from a device all phases are copied together, at the last
+        one.
 
         TrainingError if a loss or gradient that was read is not finite.
         """
         on_cpu, is_last = self._run.strategy.device.type == "cpu", phase is self._run.phases[-1]
-        gradients = None if on_cpu or is_last else largest([one.grad for one in self._run.parameters])
-        self._unread.append(_Unread(phase, tally, norm, gradients, [one.explain for one in micro_batches if one.explain]))
+        gradients = (
+            None if on_cpu or is_last else largest([one.grad for one in self._run.parameters])
+        )
+        self._unread.append(
+            _Unread(
+                phase, tally, norm, gradients, [one.explain for one in micro_batches if one.explain]
+            )
+        )
         if on_cpu or is_last:
-            self._read = Tally.begin_reading([one.tally for one in self._unread], [one.norm for one in self._unread])
+            self._read = Tally.begin_reading(
+                [one.tally for one in self._unread], [one.norm for one in self._unread]
+            )
         if on_cpu:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for what has been copied from a device, and check it: its optimizers have been launched, so the device still has work.
+        """Wait for what has been copied from a device, and check it: its optimizers have been
+        launched, so the device still has work.
 
         TrainingError if a loss or gradient is not finite.
         """
@@ -70,4 +87,12 @@ class Readings:
     def outcome(self) -> Outcome:
         """Of the step that the run has just done."""
         batch, inputs = map(combine, zip(*self._seen, strict=True)) if self._seen else (0, 0)
-        return Outcome(self._run.step, self._losses, self._count, self._norms, batch, inputs, self._run.plan.size(self._run.step - 1))
+        return Outcome(
+            self._run.step,
+            self._losses,
+            self._count,
+            self._norms,
+            batch,
+            inputs,
+            self._run.plan.size(self._run.step - 1),
+        )

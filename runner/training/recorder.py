@@ -20,8 +20,10 @@ class Recorder:
         trace: The run's.
         callbacks: By name, in the order in which they are called.
         log_every_steps: Steps between two entries of the losses.
-        level: The strongest promise that the run can make; the session lowers it if the environment has changed.
-        cautions: What a person should know of the settings before it trains; `on_build` may add to it.
+        level: The strongest promise that the run can make; the session lowers it if the environment
+            has changed.
+        cautions: What a person should know of the settings before it trains; `on_build` may add to
+            it.
     """
 
     trace: Trace
@@ -34,7 +36,8 @@ class Recorder:
     tracker: Tracker = field(default_factory=Silent)
     """Opened by the session, once the step at which the run resumes is known."""
     overflowed: int = 0
-    """Updates that were skipped since the run was started: those whose gradients were too large for float16."""
+    """Updates that were skipped since the run was started: those whose gradients were too large for
+    float16."""
     saved: int | None = None
     """The step of the last checkpoint."""
     scores: Mapping[str, Scores] = field(default_factory=dict[str, Scores])
@@ -51,9 +54,18 @@ class Recorder:
     def record(self, outcome: Outcome) -> None:
         """Record a step: its trace, its metrics, and its callbacks."""
         self._is_recording = True
-        self.overflowed += sum(not math.isfinite(norm) for norm in outcome.gradient_norms.values())  # otherwise the step has raised an error
-        self.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
-        self._of_step = {f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())}
+        # Otherwise the step has raised an error
+        self.overflowed += sum(not math.isfinite(norm) for norm in outcome.gradient_norms.values())
+        self.trace.record(
+            outcome.step,
+            batch=outcome.batch,
+            inputs=outcome.inputs,
+            loss=outcome.losses.get("loss", sum(outcome.losses.values())),
+        )
+        self._of_step = {
+            f"train/{name}": value
+            for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())
+        }
         if outcome.step % self.log_every_steps == 0:
             self.log(self._of_step, outcome.step)
         for callback in self.called():
@@ -77,10 +89,24 @@ class Recorder:
             self._send(step)
 
     def require_others(self, metrics: Mapping[str, float], evaluated: Mapping[str, float]) -> None:
-        """Raise a ConfigError if a callback logs what the run logs itself: of a step, logged or not, or of its evaluations."""
-        if taken := metrics.keys() & {"train/loss", "train/gradient_norm", "epoch", *self._of_step, *evaluated}:
+        """Raise a ConfigError if a callback logs what the run logs itself: of a step, logged or
+        not, or of its evaluations.
+        """
+        if taken := metrics.keys() & {
+            "train/loss",
+            "train/gradient_norm",
+            "epoch",
+            *self._of_step,
+            *evaluated,
+        }:
             words = f"logs '{min(taken)}', which samewise logs itself"
-            raise ConfigError(Problem(f"callbacks.{self._calling}".rstrip("."), words, expected="a metric with another name"))
+            raise ConfigError(
+                Problem(
+                    f"callbacks.{self._calling}".rstrip("."),
+                    words,
+                    expected="a metric with another name",
+                )
+            )
 
     def _send(self, step: int) -> None:
         if self._pending:

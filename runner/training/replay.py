@@ -1,4 +1,6 @@
-"""Repeats a part of a training from a checkpoint's state, with the loop's steps and evaluations, but no folder, checkpoint or signal handling."""
+"""Repeats a part of a training from a checkpoint's state, with the loop's steps and evaluations,
+but no folder, checkpoint or signal handling.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from samewise.runner.training.state import restore
 def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
     """Restore `state`, and train up to step `until`, with the evaluation due there.
 
-    The run is in one process; its trace is written to its folder, which must exist, and its callbacks are called.
+    The run is in one process; its trace is written to its folder, which must exist, and its
+    callbacks are called.
     """
     restore(run, state)
     run.recorder.trace.open(run.step, state.get("trace", 0))
@@ -37,4 +40,9 @@ def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
 def parameter_names(run: Run) -> dict[str, Sequence[str]]:
     """The names of each phase's optimizer parameters, in the order of the numbers in its state."""
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
-    return {phase.spec.name: [names[id(one)] for group in phase.optimizer.param_groups for one in group["params"]] for phase in run.phases}
+    return {
+        phase.spec.name: [
+            names[id(one)] for group in phase.optimizer.param_groups for one in group["params"]
+        ]
+        for phase in run.phases
+    }

@@ -25,55 +25,94 @@ from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
 
 
-def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which: str, split: str | None = None) -> tuple[Run, int]:
-    """A run restored at one of its checkpoints, in one process, and the checkpoint's step; warns if its code has changed.
+def at_checkpoint(
+    composed: Composed, project: Project, folder: RunFolder, which: str, split: str | None = None
+) -> tuple[Run, int]:
+    """A run restored at one of its checkpoints, in one process, and the checkpoint's step.
 
-    The config is made to read no initial weights, whose file may be elsewhere, and to number classes as in training, whatever data it names now. With `split`
-    only that one is made. The checkpoint is best, last, a step, or a monitored metric. ConfigError if a part cannot be made or the data have other classes,
-    CheckpointError if there is no such checkpoint.
+    Warns if its code has changed.
+
+    The config is made to read no initial weights, whose file may be elsewhere, and to number
+    classes as in training, whatever data it names now. With `split` only that one is made. The
+    checkpoint is best, last, a step, or a monitored metric. ConfigError if a part cannot be made or
+    the data have other classes, CheckpointError if there is no such checkpoint.
     """
     which = "best" if which == composed.cfg.evaluate.monitor else which
     kept = kept_checkpoints.choose_checkpoint(folder.checkpoints, which)
     state = checkpoint.load(kept.path)
-    data: dict[str, dict[str, Any]] = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {})
+    data: dict[str, dict[str, Any]] = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get(
+        "data", {}
+    )
     classes: list[str] = data.get("train", {}).get("classes", [])
     if composed.cfg.initialise is not None:
         composed.cfg.initialise.weights = None
     if classes:
         _set_classes(composed.cfg, project, classes)
     try:
-        run = build(composed, project, folder, alone=True, split=split, samples=data.get("train", {}).get("size"))
+        run = build(
+            composed,
+            project,
+            folder,
+            alone=True,
+            split=split,
+            samples=data.get("train", {}).get("size"),
+        )
     except DataError as error:
         raise type(error)(*(_of_run(one, classes) for one in error.problems)) from error
     _require_same_classes(run, data, classes)
     sources.warn_of_changes(folder.sources)
-    kept_checkpoints.note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
+    kept_checkpoints.note_if_not_meant(
+        folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which
+    )
     restore(run, state)
     return run, kept.step
 
 
 def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:
-    """Give samewise's data sets that take class names those of the run, unless the config has others: data that lack a class keep the other's numbers."""
+    """Give samewise's data sets that take class names those of the run, unless the config has
+    others: data that lack a class keep the other's numbers.
+    """
     for name in SPLITS:
         node: Any = cfg.dataset.get(name)
-        if not isinstance(node, DictConfig) or not str(node.get("_target_")).startswith(OURS) or node.get("classes") is not None:
+        if (
+            not isinstance(node, DictConfig)
+            or not str(node.get("_target_")).startswith(OURS)
+            or node.get("classes") is not None
+        ):
             continue
-        taken = inspect.signature(locate(node["_target_"], f"dataset.{name}", project.packages)).parameters.get("classes")
+        taken = inspect.signature(
+            locate(node["_target_"], f"dataset.{name}", project.packages)
+        ).parameters.get("classes")
         if taken is not None and taken.default is None:
             with open_dict(node):
                 node["classes"] = list(classes)
 
 
 def _of_run(problem: Problem, classes: Sequence[str]) -> Problem:
-    """Say of which run the expected classes are. Another number of them, which the data set asks for, would not fit the weights."""
+    """Say of which run the expected classes are.
+
+    Another number of them, which the data set asks for, would not fit the weights.
+    """
     if classes and "dataset.num_classes" in problem.hint:
-        return replace(problem, hint=f"the run was trained on {len(classes)} classes: {first_few(classes, 20)}")
-    is_of_classes = any(names and ", ".join(names) in problem.expected for names in (classes[:20], classes[1:20]))
-    return replace(problem, expected=f"{problem.expected}: the classes that the run was trained on") if is_of_classes else problem
+        return replace(
+            problem, hint=f"the run was trained on {len(classes)} classes: {first_few(classes, 20)}"
+        )
+    is_of_classes = any(
+        names and ", ".join(names) in problem.expected for names in (classes[:20], classes[1:20])
+    )
+    return (
+        replace(problem, expected=f"{problem.expected}: the classes that the run was trained on")
+        if is_of_classes
+        else problem
+    )
 
 
-def _require_same_classes(run: Run, data: Mapping[str, Mapping[str, Any]], classes: Sequence[str]) -> None:
-    """Raise a ConfigError if a split numbers its classes otherwise than in training: the metrics would compare numbers of different classes."""
+def _require_same_classes(
+    run: Run, data: Mapping[str, Mapping[str, Any]], classes: Sequence[str]
+) -> None:
+    """Raise a ConfigError if a split numbers its classes otherwise than in training: the metrics
+    would compare numbers of different classes.
+    """
     for name, split in run.splits.items():
         found = class_names(split.dataset)
         if not classes or found in (classes[: len(found)], data.get(name, {}).get("classes")):
@@ -81,10 +120,27 @@ def _require_same_classes(run: Run, data: Mapping[str, Mapping[str, Any]], class
         if unknown := [one for one in found if one not in classes]:
             words = f"has classes that the run was not trained on: {first_few(unknown, 10)}"
         else:
-            label, here, there = next((label, *pair) for label, pair in enumerate(zip_longest(found, classes)) if pair[0] != pair[1])
-            words = f"numbers classes otherwise than in the run's training: {label} is {here!r} here, and was {there!r}"
+            label, here, there = next(
+                (label, *pair)
+                for label, pair in enumerate(zip_longest(found, classes))
+                if pair[0] != pair[1]
+            )
+            words = (
+                f"numbers classes otherwise than in the run's training: {label} is {here!r} "
+                f"here, and was {there!r}"
+            )
         node: Any = run.config.dataset[name]
         given = isinstance(node, DictConfig) and node.get("classes") is not None
-        hint = f"leave out the override of dataset.{'classes' if 'classes' in run.config.dataset else f'{name}.classes'}: the run's classes are then used"
-        hint = hint if given else "leave out what is of other classes, and number the others as the run's data did"
-        raise ConfigError(Problem(f"dataset.{name}", words, first_few(found, 20), first_few(classes, 20), hint))
+        hint = (
+            "leave out the override of "
+            f"dataset.{'classes' if 'classes' in run.config.dataset else f'{name}.classes'}: "
+            "the run's classes are then used"
+        )
+        hint = (
+            hint
+            if given
+            else "leave out what is of other classes, and number the others as the run's data did"
+        )
+        raise ConfigError(
+            Problem(f"dataset.{name}", words, first_few(found, 20), first_few(classes, 20), hint)
+        )

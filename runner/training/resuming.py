@@ -1,4 +1,6 @@
-"""Where a training resumes: at its own newest checkpoint that is sound and to which its trace leads, or at another run's (`resume_from`)."""
+"""Where a training resumes: at its own newest checkpoint that is sound and to which its trace
+leads, or at another run's (`resume_from`).
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,44 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, Problem, first_line
+from samewise.runner.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpoint,
+    Problem,
+    first_line,
+)
 from samewise.runner.records import checkpoint, trace_reader
 from samewise.runner.records.files import read_json, set_aside
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.continued import changed_options, frozen_by, measures_the_same, require_left, require_same_kind
+from samewise.runner.training.continued import (
+    changed_options,
+    frozen_by,
+    measures_the_same,
+    require_left,
+    require_same_kind,
+)
 from samewise.runner.training.evaluation import find_earlier_best
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
 
 
 def resume(run: Run, begun: dict[str, Any]) -> None:
-    """Restore the newest intact checkpoint; without one, start from the beginning or from another run's checkpoint (`begun`)."""
+    """Restore the newest intact checkpoint.
+
+    Without one, start from the beginning or from another run's checkpoint (`begun`).
+    """
     kept, state, problems, untraced = run.strategy.peers.first(partial(_newest, run))
     if kept:
         if state["fingerprint"] != run.fingerprint:
-            raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
+            raise ConfigError(
+                Problem(
+                    str(kept.path),
+                    "belongs to another experiment",
+                    state["fingerprint"][:12],
+                    run.fingerprint[:12],
+                )
+            )
         restore(run, checkpoint.load_sharded(state, kept.path, run.strategy.layout.empty))
         find_earlier_best(run)
     initial = None if kept else run.recorder.trace.digest_initial()
@@ -32,44 +56,100 @@ def resume(run: Run, begun: dict[str, Any]) -> None:
         for caution in run.recorder.cautions:
             print(f"warning: {caution}", file=sys.stderr)
         if not state and run.folder.trace.exists():
-            print(f"warning: {run.folder.path}: the run was begun before and has no checkpoint; it starts again from step 0", file=sys.stderr)
+            print(
+                f"warning: {run.folder.path}: the run was begun before and has no "
+                "checkpoint; it starts again from step 0",
+                file=sys.stderr,
+            )
         if kept and run.config.trace.every_steps and not run.folder.trace.exists():
-            print(f"warning: {run.folder.trace}: is missing; a new trace begins after step {run.step}; earlier steps cannot be compared", file=sys.stderr)
+            print(
+                f"warning: {run.folder.trace}: is missing; a new trace begins after step "
+                f"{run.step}; earlier steps cannot be compared",
+                file=sys.stderr,
+            )
         for problem in problems:
             print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
         for path in run.checkpoints.set_aside_after(run.step, sound=untraced):
-            print(f"warning: {path}: the {'damaged ' * path.name.startswith('damaged')}checkpoint was moved here", file=sys.stderr)
+            print(
+                f"warning: {path}: the "
+                f"{'damaged ' * path.name.startswith('damaged')}checkpoint was moved here",
+                file=sys.stderr,
+            )
         if kept and kept.path in untraced:
-            words = f"was cut short or altered, and leads to no checkpoint; moved to {set_aside(run.folder.trace, 'damaged').name}"
-            print(f"warning: {run.folder.trace}: {words}; a new trace begins after step {run.step}; earlier steps cannot be compared", file=sys.stderr)
+            words = (
+                "was cut short or altered, and leads to no checkpoint; moved to "
+                f"{set_aside(run.folder.trace, 'damaged').name}"
+            )
+            print(
+                f"warning: {run.folder.trace}: {words}; a new trace begins after step "
+                f"{run.step}; earlier steps cannot be compared",
+                file=sys.stderr,
+            )
         run.recorder.trace.open(run.step, state.get("trace", 0), initial)
-        run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
-        last, every = max(run.recorder.tracker.last_step(), _first_step(run)), run.recorder.log_every_steps
+        run.recorder.tracker = open_tracker(
+            run.folder, run.config.tracking, resume_step=run.step or None
+        )
+        last, every = (
+            max(run.recorder.tracker.last_step(), _first_step(run)),
+            run.recorder.log_every_steps,
+        )
         if kept and last // every < run.step // every:
-            words = f"steps {last + 1} to {run.step} are missing, since it was deleted or cut short; they cannot be restored"
-            print(f"warning: {run.folder.metrics}: {words}, but the tracking store may have them", file=sys.stderr)
+            words = (
+                f"steps {last + 1} to {run.step} are missing, since it was deleted or cut "
+                "short; they cannot be restored"
+            )
+            print(
+                f"warning: {run.folder.metrics}: {words}, but the tracking store may have them",
+                file=sys.stderr,
+            )
 
 
 def _first_step(run: Run) -> int:
     """The step of the checkpoint in `resume_from`, at which the run began; 0 without one."""
-    first = read_json(Path(run.config.resume_from, "manifest.json"), {"step?": int}) if run.config.resume_from else None
+    first = (
+        read_json(Path(run.config.resume_from, "manifest.json"), {"step?": int})
+        if run.config.resume_from
+        else None
+    )
     return (first or {}).get("step", 0)
 
 
-def _newest(run: Run) -> tuple[checkpoint.CheckpointFolder | None, dict[str, Any], list[Problem], list[Path]]:
-    """`newest_sound` of the checkpoints to which the trace leads, and the newer ones that are sound; the newest sound one if it leads to none."""
-    folder, file, every, untraced = run.folder.checkpoints, run.folder.trace, run.config.trace.every_steps, list[Path]()
+def _newest(
+    run: Run,
+) -> tuple[checkpoint.CheckpointFolder | None, dict[str, Any], list[Problem], list[Path]]:
+    """`newest_sound` of the checkpoints to which the trace leads, and the newer ones that are
+    sound; the newest sound one if it leads to none.
+    """
+    folder, file, every, untraced = (
+        run.folder.checkpoints,
+        run.folder.trace,
+        run.config.trace.every_steps,
+        list[Path](),
+    )
     if not every or not file.exists():
         return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
-    lines = trace_reader.lines_before(file, [one.step for one in checkpoint.list_checkpoints(folder)])
+    lines = trace_reader.lines_before(
+        file, [one.step for one in checkpoint.list_checkpoints(folder)]
+    )
 
     def read_traced(path: Path) -> dict[str, Any]:
         state, step = checkpoint.read(path), int(path.name.removeprefix("step-"))
-        if not trace_reader.leads_to(lines[step], step, state.get("trace", 0)) and (lines[step] or step // every > _first_step(run) // every):
+        if not trace_reader.leads_to(lines[step], step, state.get("trace", 0)) and (
+            lines[step] or step // every > _first_step(run) // every
+        ):
             untraced.append(path)
             last = lines[step].get("step", step + 1)
-            words = f"the last line up to there is of step {last}" if last <= step else "no line up to there is left"
-            raise DamagedCheckpoint(Problem(str(file), f"was cut short or altered, and does not lead to {path.name}: {words}"))
+            words = (
+                f"the last line up to there is of step {last}"
+                if last <= step
+                else "no line up to there is left"
+            )
+            raise DamagedCheckpoint(
+                Problem(
+                    str(file),
+                    f"was cut short or altered, and does not lead to {path.name}: {words}",
+                )
+            )
         return state
 
     try:
@@ -79,7 +159,11 @@ def _newest(run: Run) -> tuple[checkpoint.CheckpointFolder | None, dict[str, Any
 
 
 def continue_from(run: Run, given: str) -> dict[str, Any]:
-    """Restore another run's checkpoint; return its trace's state. Its best evaluation is not kept, since that checkpoint is not this run's."""
+    """Restore another run's checkpoint.
+
+    Return its trace's state. Its best evaluation is not kept, since that checkpoint is not this
+    run's.
+    """
     path = Path(given).expanduser()
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     expected = "the same model, optimizer and phases"
@@ -87,7 +171,15 @@ def continue_from(run: Run, given: str) -> dict[str, Any]:
         optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
         require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
         changed = run.strategy.peers.first(partial(changed_options, run.composed.whole, path))
-        restore(run, {**checkpoint.load_sharded(state, path, run.strategy.layout.empty), "best": {}, "also": {}}, changed)
+        restore(
+            run,
+            {
+                **checkpoint.load_sharded(state, path, run.strategy.layout.empty),
+                "best": {},
+                "also": {},
+            },
+            changed,
+        )
         if not run.strategy.peers.first(partial(measures_the_same, run.composed.whole, path)):
             for part in (run.schedule, *run.callbacks.values()):
                 part.forget_evaluations()
@@ -96,9 +188,18 @@ def continue_from(run: Run, given: str) -> dict[str, Any]:
         if isinstance(error, ConfigError):
             problem = error.problems[0]
             expected, own_hint = problem.expected or expected, problem.hint
-            reason = f"{problem.path}: {problem.message}{frozen_by(run.composed.whole, path) if problem.path == 'param_groups' else ''}"
-        message, alone = f"does not fit this experiment: {reason}", f"initialise.weights={given} takes the weights alone"
-        hint = f"{own_hint or 'leave out the overrides that change it'}; or {alone}, those of other shapes left out with initialise.exclude=[PATTERN]"
+            reason = (
+                f"{problem.path}: "
+                f"{problem.message}{frozen_by(run.composed.whole, path) if problem.path == 'param_groups' else ''}"
+            )
+        message, alone = (
+            f"does not fit this experiment: {reason}",
+            f"initialise.weights={given} takes the weights alone",
+        )
+        hint = (
+            f"{own_hint or 'leave out the overrides that change it'}; or {alone}, those of "
+            "other shapes left out with initialise.exclude=[PATTERN]"
+        )
         raise ConfigError(Problem("resume_from", message, str(path), expected, hint)) from error
     require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())
     return {"trace": state.get("trace", 0)}

@@ -67,7 +67,14 @@ class Progress:
     def state(self) -> dict[str, Any]:
         """The progress as plain values."""
         also = {"also": self.also} if self.also else {}
-        return {"step": self.step, "evaluated": self.evaluated, "metrics": self.metrics, "best": self.best, **also, "seconds": self.seconds}
+        return {
+            "step": self.step,
+            "evaluated": self.evaluated,
+            "metrics": self.metrics,
+            "best": self.best,
+            **also,
+            "seconds": self.seconds,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore `state`."""
@@ -120,7 +127,9 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Parts):
-    """A run: its parts, its progress (all that checkpoints hold besides the parts' states), and its recorder."""
+    """A run: its parts, its progress (all that checkpoints hold besides the parts' states), and its
+    recorder.
+    """
 
     recorder: Recorder
     progress: Progress = field(default_factory=Progress)
@@ -151,6 +160,10 @@ class Run(Parts):
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics at the current step; a ConfigError if one is not a number."""
-        if wrong := [Problem(name, "this metric is not a number", value, "a number") for name, value in metrics.items() if not hasattr(value, "__float__")]:
+        if wrong := [
+            Problem(name, "this metric is not a number", value, "a number")
+            for name, value in metrics.items()
+            if not hasattr(value, "__float__")
+        ]:
             raise ConfigError(*wrong)
         self.recorder.log(metrics, self.step)

@@ -19,12 +19,18 @@ from samewise.runner.training.run import Run
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """What a resumed run needs, as named tensors and plain values. A sharded tensor is this process's shard."""
+    """What a resumed run needs, as named tensors and plain values.
+
+    A sharded tensor is this process's shard.
+    """
     return {
         **run.progress.state(),
         "fingerprint": run.fingerprint,
         "model": run.model.state_dict(),
-        "optimizers": {phase.spec.name: run.strategy.layout.optimizer_state(phase.optimizer) for phase in run.phases},
+        "optimizers": {
+            phase.spec.name: run.strategy.layout.optimizer_state(phase.optimizer)
+            for phase in run.phases
+        },
         "schedule": run.schedule.state_dict(),
         "precision": run.precision.state_dict(),
         "callbacks": {name: callback.state_dict() for name, callback in run.callbacks.items()},
@@ -32,8 +38,13 @@ def state_of(run: Run) -> dict[str, Any]:
     }
 
 
-def restore(run: Run, state: Mapping[str, Any], changed_options: Collection[str] | None = ()) -> None:
-    """Restore `state`, that of a run whose optimizers have other values of these options; None: it is not known which."""
+def restore(
+    run: Run, state: Mapping[str, Any], changed_options: Collection[str] | None = ()
+) -> None:
+    """Restore `state`, that of a run whose optimizers have other values of these options.
+
+    None: it is not known which.
+    """
     run.progress.load_state(state)
     run.recorder.saved = run.step
     load_weights(run.model, state["model"])
@@ -46,35 +57,51 @@ def restore(run: Run, state: Mapping[str, Any], changed_options: Collection[str]
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load a checkpoint's weights into a model; ConfigError if it has other ones, by name or shape: overrides have changed the model since."""
+    """Load a checkpoint's weights into a model.
+
+    ConfigError if it has other ones, by name or shape: overrides have changed the model since.
+    """
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         lines = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]]
-        words = f"is not the one that the checkpoint was taken from: {lines[0]}" + (f", and {len(lines) - 1} more differences" if len(lines) > 1 else "")
-        raise ConfigError(Problem("model", words, hint="leave out the overrides that change the model")) from error
+        words = f"is not the one that the checkpoint was taken from: {lines[0]}" + (
+            f", and {len(lines) - 1} more differences" if len(lines) > 1 else ""
+        )
+        raise ConfigError(
+            Problem("model", words, hint="leave out the overrides that change the model")
+        ) from error
 
 
 def save(run: Run) -> None:
     """Write a checkpoint, and make everything logged before it durable.
 
-    TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written; ConfigError if no new model could
-    load it.
+    TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this
+    one could not be written; ConfigError if no new model could load it.
     """
     require_finite_model(run)
     run.held.require_same_state()
     run.recorder.require_folder()
     layout = run.strategy.layout
-    state = _write_shards(run) if run.checkpoint.sharded and layout.shards > 1 else layout.whole(state_of(run))
+    state = (
+        _write_shards(run)
+        if run.checkpoint.sharded and layout.shards > 1
+        else layout.whole(state_of(run))
+    )
     if run.strategy.peers.is_main:
         run.recorder.tracker.before_checkpoint(run.step)
         run.recorder.trace.sync()
-        run.checkpoints.save(run.step, state, {**run.progress.metrics} if run.progress.evaluated == run.step else {})
+        run.checkpoints.save(
+            run.step, state, {**run.progress.metrics} if run.progress.evaluated == run.step else {}
+        )
     run.recorder.saved = run.step
 
 
 def _write_shards(run: Run) -> dict[str, Any]:
-    """Make every process write its shards; return the rest of the state, and the shards' digests."""
+    """Make every process write its shards.
+
+    Return the rest of the state, and the shards' digests.
+    """
     peers = run.strategy.peers
     folder = Path(peers.first(lambda: str(run.checkpoints.shards_folder(run.step))))
     state, tensors = shards.split(state_of(run))
@@ -91,7 +118,11 @@ def weights_digest(run: Run) -> str:
 def summarise(run: Run) -> dict[str, Any]:
     """The run's summary, as in summary.json."""
     seconds, evaluated = run.progress.seconds, left_out(run, "valid")
-    metrics = {"final": run.progress.metrics, "best": run.progress.best, "monitor": run.evaluate.monitor}
+    metrics = {
+        "final": run.progress.metrics,
+        "best": run.progress.best,
+        "monitor": run.evaluate.monitor,
+    }
     metrics |= {"also": run.progress.also} if run.progress.also else {}
     return {
         "status": "finished",
@@ -102,6 +133,13 @@ def summarise(run: Run) -> dict[str, Any]:
         "epochs": run.epoch,
         "stopped_early": run.recorder.stop_reason(),
         "metrics": {**metrics, "evaluated": evaluated} if evaluated else metrics,
-        **({"predicts": False} if type(run.recipe).read is Recipe.read or type(run.recipe).predict is Recipe.predict else {}),
-        "timings": {"training_s": round(seconds, 3), "step_ms": round(1000 * seconds / max(run.step, 1), 3)},
+        **(
+            {"predicts": False}
+            if type(run.recipe).read is Recipe.read or type(run.recipe).predict is Recipe.predict
+            else {}
+        ),
+        "timings": {
+            "training_s": round(seconds, 3),
+            "step_ms": round(1000 * seconds / max(run.step, 1), 3),
+        },
     }

@@ -26,7 +26,8 @@ class View:
         names = dict[int, str]()
         for name, tensor in run.model.state_dict(keep_vars=True).items():
             names.setdefault(id(tensor), name)
-        self.__names = list(names.values())  # once: a forward pass may assign one tensor to two buffers
+        # Once: a forward pass may assign one tensor to two buffers
+        self.__names = list(names.values())
 
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
@@ -63,7 +64,9 @@ class View:
 
     @property
     def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.__run.parameters if parameter.requires_grad)
+        return sum(
+            parameter.numel() for parameter in self.__run.parameters if parameter.requires_grad
+        )
 
     @property
     def label(self) -> str:

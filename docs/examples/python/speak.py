@@ -24,7 +24,9 @@ def opened(folder: Path, inputs: list[str], outputs: list[str]) -> Callable[[Arr
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+        )
         return lambda given: dict(zip(outputs, session.run(outputs, given), strict=True))
     import torch
 
@@ -48,18 +50,33 @@ def speak(folder: Path) -> int:
     known = conditioning({"mel": given["input/mel"]})
     times, batch = known["entry"].shape[:2]
     sample = np.zeros(batch, np.float32)
-    state1, state2 = (np.zeros((batch, tensors[f"input/{name}"].shape[1]), np.float32) for name in ("state1", "state2"))
+    state1, state2 = (
+        np.zeros((batch, tensors[f"input/{name}"].shape[1]), np.float32)
+        for name in ("state1", "state2")
+    )
     spoken = np.zeros((batch, times), np.float32)  # as the model reads samples
     for time in range(times):
         now = {name: one[time] for name, one in known.items()}
-        after = step({"sample": sample, "state1": state1, "state2": state2, **now, "uniform": tensors["check/uniform"][time]})
+        after = step(
+            {
+                "sample": sample,
+                "state1": state1,
+                "state2": state2,
+                **now,
+                "uniform": tensors["check/uniform"][time],
+            }
+        )
         sample, state1, state2 = after["next"], after["after1"], after["after2"]
         spoken[:, time] = sample
 
     expected = tensors["check/spoken"]
     error = np.abs(spoken.astype(np.float64) - expected).max() / np.abs(expected).max()
     print(f"spoke {batch} x {times} samples")
-    print("spoken the same bits" if spoken.tobytes() == expected.tobytes() else f"spoken differs by {error:.1e} of its largest number")
+    print(
+        "spoken the same bits"
+        if spoken.tobytes() == expected.tobytes()
+        else f"spoken differs by {error:.1e} of its largest number"
+    )
     return 0 if error <= float(known_as["tolerance"]) else 1
 
 

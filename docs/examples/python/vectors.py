@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-KINDS = {"F64": np.float64, "F32": np.float32, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
+KINDS = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
 
 
 def read_vectors(path: Path) -> tuple[Arrays, dict[str, str]]:
@@ -24,5 +33,7 @@ def read_vectors(path: Path) -> tuple[Arrays, dict[str, str]]:
         first, last = said["data_offsets"]
         if start + last > len(held):
             raise ValueError(f"{path} is cut short")
-        found[name] = np.frombuffer(held[start + first : start + last], KINDS[said["dtype"]]).reshape(said["shape"])
+        found[name] = np.frombuffer(
+            held[start + first : start + last], KINDS[said["dtype"]]
+        ).reshape(said["shape"])
     return found, about

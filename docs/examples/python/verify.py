@@ -19,9 +19,13 @@ def verify(folder: Path) -> int:
     classes = about["classes"].split("\n")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # one order of sums
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     taken = {one.name for one in session.get_inputs()}
-    given = {name.replace(".", "_"): tensors[f"input/{name}"] for name in about["inputs"].split("\n")}  # ONNX has no dots in names
+    given = {
+        name.replace(".", "_"): tensors[f"input/{name}"] for name in about["inputs"].split("\n")
+    }  # ONNX has no dots in names
     results = session.run(None, {name: array for name, array in given.items() if name in taken})
 
     is_sound = True

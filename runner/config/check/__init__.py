@@ -1,8 +1,10 @@
 """Finds every error of a config at once, before anything is trained.
 
-A rule is a function that takes the config and yields problems: `settings` has those of the runner's own keys (without torch), `components` those of
-every `_target_`, `unread` those of keys that nothing reads, `commands` those of what a launcher runs, `machine` what this machine cannot do. To add one,
-write it and put it into its file's `RULES`. `_merge_left_over` puts many of them into one, where `_target_` names another component than the choice's.
+A rule is a function that takes the config and yields problems: `settings` has those of the runner's
+own keys (without torch), `components` those of every `_target_`, `unread` those of keys that
+nothing reads, `commands` those of what a launcher runs, `machine` what this machine cannot do. To
+add one, write it and put it into its file's `RULES`. `_merge_left_over` puts many of them into one,
+where `_target_` names another component than the choice's.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from samewise.runner.errors import ConfigError, Problem
 
 
 def check(composed: Composed, project: Project) -> None:
-    """Find the config's errors without building anything; ConfigError with all problems, those of composing included. Imports torch."""
+    """Find the config's errors without building anything.
+
+    ConfigError with all problems, those of composing included. Imports torch.
+    """
     found = problems(composed, project)
     if found:
         raise ConfigError(*found)
@@ -39,29 +44,58 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
     whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
-    found = [*settings_problems(whole), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
+    found = [
+        *settings_problems(whole),
+        *of_components,
+        *commands.problems(composed, project),
+        *machine.problems(composed.cfg),
+    ]
     found += unread.problems(composed)
-    wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
-    found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # the arguments of the choice are unknown
+    wrong_choices = tuple(
+        f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE
+    )
+    # The arguments of the choice are unknown
+    found = [problem for problem in found if not problem.path.startswith(wrong_choices)]
     found = _merge_left_over(found, composed)
-    found = [at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem for problem in found]
-    found = found if composed.is_saved else locate_problems(found, composed.overrides, composed.project)
-    return list({(problem.path, problem.message): problem for problem in reversed([*composed.problems, *found])}.values())[::-1]
+    found = [
+        at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem
+        for problem in found
+    ]
+    found = (
+        found if composed.is_saved else locate_problems(found, composed.overrides, composed.project)
+    )
+    return list(
+        {
+            (problem.path, problem.message): problem
+            for problem in reversed([*composed.problems, *found])
+        }.values()
+    )[::-1]
 
 
 def _merge_left_over(found: Sequence[Problem], composed: Composed) -> list[Problem]:
-    """Merge the problems of arguments that a choice set for a different component into one problem per choice."""
+    """Merge the problems of arguments that a choice set for a different component into one problem
+    per choice.
+    """
     told = list(found)
-    for group, choice, keys, others in [] if composed.is_saved else _replaced_groups(composed, {problem.path.partition(".")[0] for problem in found}):
+    for group, choice, keys, others in (
+        []
+        if composed.is_saved
+        else _replaced_groups(composed, {problem.path.partition(".")[0] for problem in found})
+    ):
         paths = {f"{group}.{key}" for key in keys}
-        left = [problem for problem in told if problem.path in paths and problem.message.endswith(components.NO_SUCH_ARGUMENT)]
+        left = [
+            problem
+            for problem in told
+            if problem.path in paths and problem.message.endswith(components.NO_SUCH_ARGUMENT)
+        ]
         if not left:
             continue
         names = ", ".join(problem.path.rpartition(".")[2] for problem in left)
         hint = (
             f"choose {group}={others[0]}; in a file: `- override /{group}: {others[0]}`"
             if others
-            else f"put the _target_ and its arguments into a file of your own, CONFIGS/{group}/NAME.yaml, and choose that; "
+            else "put the _target_ and its arguments into a file of your own, "
+            f"CONFIGS/{group}/NAME.yaml, and choose that; "
             f"or remove what is left over by {' '.join(f'~{problem.path}' for problem in left)}"
         )
         target = composed.whole[group]["_target_"]
@@ -71,28 +105,54 @@ def _merge_left_over(found: Sequence[Problem], composed: Composed) -> list[Probl
     return told
 
 
-def _replaced_groups(composed: Composed, wrong: set[str]) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
+def _replaced_groups(
+    composed: Composed, wrong: set[str]
+) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
     """Groups, among those with problems, whose component is no longer that of the choice's file.
 
-    Yields the group, its choice, the keys that the choice's file sets, and the choices whose component is the one that is named now.
+    Yields the group, its choice, the keys that the choice's file sets, and the choices whose
+    component is the one that is named now.
     """
     loader = Loader(composed.project)
     for group, choice in composed.choices.items():
-        if group not in KINDS or group not in wrong or "_target_" not in (composed.whole.get(group) or {}):
+        if (
+            group not in KINDS
+            or group not in wrong
+            or "_target_" not in (composed.whole.get(group) or {})
+        ):
             continue
-        target, sets = composed.whole[group]["_target_"], read_yaml(loader.text_of(f"{group}/{choice}")) or {}
+        target, sets = (
+            composed.whole[group]["_target_"],
+            read_yaml(loader.text_of(f"{group}/{choice}")) or {},
+        )
         if sets.get("_target_", target) != target:
-            texts = {name: read_yaml(loader.text_of(f"{group}/{name}")) or {} for name in loader.choices_of(group)}
-            yield group, choice, sets, [name for name, text in texts.items() if text.get("_target_") == target]
+            texts = {
+                name: read_yaml(loader.text_of(f"{group}/{name}")) or {}
+                for name in loader.choices_of(group)
+            }
+            yield (
+                group,
+                choice,
+                sets,
+                [name for name, text in texts.items() if text.get("_target_") == target],
+            )
 
 
 def at_source(problem: Problem, cfg: DictConfig) -> Problem:
-    """A wrong value's problem, at the key that its own key refers to: `dataset.decode`, for `dataset.train.decode: ${dataset.decode}`."""
-    node = at(OmegaConf.to_container(cfg, resolve=False), problem.path) if problem.value is not ... else None
+    """A wrong value's problem, at the key that its own key refers to: `dataset.decode`, for
+    `dataset.train.decode: ${dataset.decode}`.
+    """
+    node = (
+        at(OmegaConf.to_container(cfg, resolve=False), problem.path)
+        if problem.value is not ...
+        else None
+    )
     source = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
     return at_source(replace(problem, path=source[1]), cfg) if source else problem
 
 
 def settings_are_sound(composed: Composed) -> bool:
-    """Whether the runner's own settings are valid: enough to look for a finished run, and to set variables before torch is imported."""
+    """Whether the runner's own settings are valid: enough to look for a finished run, and to set
+    variables before torch is imported.
+    """
     return not composed.problems and not settings_problems(composed.whole)

@@ -1,4 +1,6 @@
-"""Rules for settings reserved for the user: what a launcher runs (shell lines, images, volumes) and where tracking sends. Others' files may not set them."""
+"""Rules for settings reserved for the user: what a launcher runs (shell lines, images, volumes) and
+where tracking sends. Others' files may not set them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,21 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import Problem
 
-HARMLESS = ("_target_", "partition", "time", "account", "qos", "mem", "memory", "namespace", "gpus", "gpu_resource", "resources")
-"""Settings of a launcher that name a part of a cluster or a size, and run nothing. Others that are no single number or switch may (`pod: {hostPID: true}`)."""
+HARMLESS = (
+    "_target_",
+    "partition",
+    "time",
+    "account",
+    "qos",
+    "mem",
+    "memory",
+    "namespace",
+    "gpus",
+    "gpu_resource",
+    "resources",
+)
+"""Settings of a launcher that name a part of a cluster or a size, and run nothing. Others that are
+no single number or switch may (`pod: {hostPID: true}`)."""
 
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
@@ -25,38 +40,84 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
 def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
     given = flat(plain(composed.cfg.launcher) or {})
-    told = {path: value for path, value in given if (isinstance(value, str) or "." in path) and path.partition(".")[0] not in HARMLESS}
+    told = {
+        path: value
+        for path, value in given
+        if (isinstance(value, str) or "." in path) and path.partition(".")[0] not in HARMLESS
+    }
     for path, value in told.items():
         origin, name = composed.set_by.get(f"launcher.{path}", ""), path.partition(".")[0]
         if not _is_yours(origin, project):
-            meant = shlex.quote(f"launcher.{name}={_format_override(plain(composed.cfg.launcher)[name])}")
+            meant = shlex.quote(
+                f"launcher.{name}={_format_override(plain(composed.cfg.launcher)[name])}"
+            )
             hint = f"look at what it does; if you want it, give it on the command line: {meant}"
-            expected = "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
-            yield Problem(f"launcher.{path}", "would be run or mounted with your rights, but a config file sets it", value, expected, hint, origin)
+            expected = (
+                "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
+            )
+            yield Problem(
+                f"launcher.{path}",
+                "would be run or mounted with your rights, but a config file sets it",
+                value,
+                expected,
+                hint,
+                origin,
+            )
 
 
 def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
     """Check who sets the addresses that a run is sent to, since the user's tokens go with it."""
     tracking = composed.cfg.tracking
-    told = {name: str(tracking[name] or "") for name in ("uri", "artifact_location")} if tracking.enabled and project.given else {}
-    remote = {name: value for name, value in told.items() if ("://" in value and not value.startswith("sqlite")) or value == "databricks"}
+    told = (
+        {name: str(tracking[name] or "") for name in ("uri", "artifact_location")}
+        if tracking.enabled and project.given
+        else {}
+    )
+    remote = {
+        name: value
+        for name, value in told.items()
+        if ("://" in value and not value.startswith("sqlite")) or value == "databricks"
+    }
     if tracking.enabled and project.given and "wandb" in tracking.report_to:
         remote["report_to"] = "[wandb]"
     for name, value in remote.items():
-        origin = next((file for path, file in composed.set_by.items() if f"{path}.".startswith(f"tracking.{name}.")), "")
+        origin = next(
+            (
+                file
+                for path, file in composed.set_by.items()
+                if f"{path}.".startswith(f"tracking.{name}.")
+            ),
+            "",
+        )
         if any(Path(origin).is_relative_to(folder) for folder in project.given):
-            words = "is an address set by a config file, to which the run's records and your tokens would be sent"
+            words = (
+                "is an address set by a config file, to which the run's records and your "
+                "tokens would be sent"
+            )
             hint = f"if you want it, give it on the command line: tracking.{name}={value}"
-            yield Problem(f"tracking.{name}", words, value, "an address from the command line or from your own project", hint, origin)
+            yield Problem(
+                f"tracking.{name}",
+                words,
+                value,
+                "an address from the command line or from your own project",
+                hint,
+                origin,
+            )
 
 
 def _format_override(value: Any) -> str:
     """Format a value as an override: keys are written as bare words."""
-    return f"{{{', '.join(f'{key}: {_format_override(part)}' for key, part in value.items())}}}" if isinstance(value, dict) else json.dumps(value)
+    return (
+        f"{{{', '.join(f'{key}: {_format_override(part)}' for key, part in value.items())}}}"
+        if isinstance(value, dict)
+        else json.dumps(value)
+    )
 
 
 def _is_yours(origin: str, project: Project) -> bool:
     if origin.startswith("override "):
         return True
     file = Path(origin.rpartition(":")[0])
-    return origin.startswith(f"{OURS}launcher/") or file.parent in [folder / "launcher" for folder in project.configs if folder not in project.given]
+    return origin.startswith(f"{OURS}launcher/") or file.parent in [
+        folder / "launcher" for folder in project.configs if folder not in project.given
+    ]

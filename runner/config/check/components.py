@@ -1,4 +1,6 @@
-"""Rules for components: each `_target_` exists and is allowed, and its arguments match its signature. Nothing is called."""
+"""Rules for components: each `_target_` exists and is allowed, and its arguments match its
+signature. Nothing is called.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 
 Node = Mapping[str, Any]
 
-REQUIRED = ("recipe", "model", "scheduler", "precision", "strategy", "dataset.train", "dataset.valid")
+REQUIRED = (
+    "recipe",
+    "model",
+    "scheduler",
+    "precision",
+    "strategy",
+    "dataset.train",
+    "dataset.valid",
+)
 """What must be a component."""
 
 NO_SUCH_ARGUMENT, WRONG_TYPE = "has no such argument", "wrong type"
@@ -29,33 +39,72 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
     for path in REQUIRED:
         node = at(whole, path, "???")
         if node != "???" and not (isinstance(node, Mapping) and "_target_" in node):
-            yield Problem(path, "is not a component", node, "a mapping with a _target_", f"`samewise list {path.split('.')[0]}` shows the choices")
-    for path in ("transforms.train.sample", "transforms.train.batch", "transforms.eval.sample", "transforms.eval.batch"):
+            yield Problem(
+                path,
+                "is not a component",
+                node,
+                "a mapping with a _target_",
+                f"`samewise list {path.split('.')[0]}` shows the choices",
+            )
+    for path in (
+        "transforms.train.sample",
+        "transforms.train.batch",
+        "transforms.eval.sample",
+        "transforms.eval.batch",
+    ):
         node = at(whole, path, "???")
-        listed = isinstance(node, list) and all(isinstance(one, Mapping) or _is_unresolved(one) for one in node)
+        listed = isinstance(node, list) and all(
+            isinstance(one, Mapping) or _is_unresolved(one) for one in node
+        )
         if not listed and node is not None and not _is_unresolved(node):
-            yield Problem(path, "is not a list of transforms", node, "a list of mappings with a _target_; [] for none")
+            yield Problem(
+                path,
+                "is not a list of transforms",
+                node,
+                "a list of mappings with a _target_; [] for none",
+            )
     callbacks = whole.get("callbacks")
     for name, node in (cast(Node, callbacks) if isinstance(callbacks, Mapping) else {}).items():
-        if isinstance(node, Mapping) and "_target_" not in node:  # settings of a callback that was not chosen
-            hint = f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` removes its settings"
-            yield Problem(f"callbacks.{name}", "is not a component", node, "a mapping with a _target_", hint)
+        if (
+            isinstance(node, Mapping) and "_target_" not in node
+        ):  # settings of a callback that was not chosen
+            hint = (
+                f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` removes its settings"
+            )
+            yield Problem(
+                f"callbacks.{name}", "is not a component", node, "a mapping with a _target_", hint
+            )
     optimizer = whole.get("optimizer")
-    if isinstance(optimizer, Mapping) and "_target_" in optimizer and (phases := _phase_keys(cast(Node, optimizer))):
+    if (
+        isinstance(optimizer, Mapping)
+        and "_target_" in optimizer
+        and (phases := _phase_keys(cast(Node, optimizer)))
+    ):
         words = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
         yield Problem(
-            "optimizer", words, optimizer["_target_"], "one or the other", f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses the optimizer of one phase"
+            "optimizer",
+            words,
+            optimizer["_target_"],
+            "one or the other",
+            f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses the optimizer of one phase",
         )
     elif isinstance(optimizer, Mapping) and "_target_" not in optimizer:
         several = cast(Node, optimizer).values()
-        if not several or not all(isinstance(one, Mapping) and "_target_" in one for one in several):
-            expected, hint = "a mapping with a _target_, or several of them by phase", "`samewise list optimizer` shows the choices"
+        if not several or not all(
+            isinstance(one, Mapping) and "_target_" in one for one in several
+        ):
+            expected, hint = (
+                "a mapping with a _target_, or several of them by phase",
+                "`samewise list optimizer` shows the choices",
+            )
             yield Problem("optimizer", "is not a component", optimizer, expected, hint)
 
 
 def _phase_keys(optimizer: Node) -> list[str]:
     """The keys of the optimizer's node that contain an optimizer for one phase."""
-    return [name for name, one in optimizer.items() if isinstance(one, Mapping) and "_target_" in one]
+    return [
+        name for name, one in optimizer.items() if isinstance(one, Mapping) and "_target_" in one
+    ]
 
 
 def _problems_below(node: Any, path: str, packages: Sequence[str]) -> Iterator[Problem]:
@@ -96,28 +145,55 @@ def _unknown_arguments(node: Node, path: str, made: Callable[..., Any]) -> Itera
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
             remove = f"leave it out, or remove it with ~{path}.{key}"
             reason = f"{made.__qualname__} {NO_SUCH_ARGUMENT}"
-            hint = f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}"
+            hint = (
+                f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}"
+            )
             yield Problem(f"{path}.{key}", reason, value, hint=hint)
 
 
-def _missing_arguments(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
+def _missing_arguments(
+    node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+) -> Iterator[Problem]:
     if node.get("_partial_", False):
         return
     if path == "loader.order":
-        yield Problem(path, "lacks _partial_: true, since samewise itself gives it the data set and the seed", hint=f"+{path}._partial_=true")
+        yield Problem(
+            path,
+            "lacks _partial_: true, since samewise itself gives it the data set and the seed",
+            hint=f"+{path}._partial_=true",
+        )
         return
     positional = len(node.get("_args_") or ())
     for place, (name, parameter) in enumerate(parameters.items()):
-        if parameter.kind in NAMED and parameter.default is inspect.Parameter.empty and name not in node and place >= positional:
+        if (
+            parameter.kind in NAMED
+            and parameter.default is inspect.Parameter.empty
+            and name not in node
+            and place >= positional
+        ):
             words = describe_type(evaluate(parameter.annotation, made))
-            yield Problem(f"{path}.{name}", f"{made.__qualname__} needs this argument", expected=words, hint=f"+{path}.{name}=VALUE")
+            yield Problem(
+                f"{path}.{name}",
+                f"{made.__qualname__} needs this argument",
+                expected=words,
+                hint=f"+{path}.{name}=VALUE",
+            )
 
 
-def _mistyped_arguments(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
+def _mistyped_arguments(
+    node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+) -> Iterator[Problem]:
     for name, parameter in parameters.items():
-        if parameter.kind in NAMED and name in node and name not in SPECIAL and not _is_unresolved(node[name]):
+        if (
+            parameter.kind in NAMED
+            and name in node
+            and name not in SPECIAL
+            and not _is_unresolved(node[name])
+        ):
             annotation = evaluate(parameter.annotation, made)
-            if not fits(node[name], annotation) and not (parameter.default is None and node[name] is None):
+            if not fits(node[name], annotation) and not (
+                parameter.default is None and node[name] is None
+            ):
                 yield Problem(f"{path}.{name}", WRONG_TYPE, node[name], describe_type(annotation))
 
 

@@ -18,38 +18,68 @@ _MOST_THREADS = 256
 
 
 def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
-    """The problems that the rules find; `elsewhere`: only rules for a machine that submits the run to others."""
+    """The problems that the rules find.
+
+    `elsewhere`: only rules for a machine that submits the run to others.
+    """
     return [problem for rule in (ANYWHERE if elsewhere else RULES) for problem in rule(cfg)]
 
 
 def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
     """Tries to write: permissions do not show that a file system is read-only."""
     if refusal := try_writing(Path(cfg.run_root).expanduser()):
-        yield Problem("run_root", f"cannot write there: {refusal}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
+        yield Problem(
+            "run_root",
+            f"cannot write there: {refusal}",
+            str(cfg.run_root),
+            "a writable folder",
+            "run_root=FOLDER",
+        )
 
 
 def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
-    """Raise a ConfigError if ranks, with the threads and loader workers of each, add up to thousands of processes."""
+    """Raise a ConfigError if ranks, with the threads and loader workers of each, add up to
+    thousands of processes.
+    """
     require_few("strategy.nproc", nproc)
     cores, each = os.cpu_count() or 1, cfg.reproducibility.threads + cfg.loader.num_workers
     most = max(_MOST_THREADS, 8 * cores)
     if nproc > 1 and nproc * each > most:
         threads, workers = cfg.reproducibility.threads, cfg.loader.num_workers
-        words = f"processes with reproducibility.threads={threads} and loader.num_workers={workers} each are {nproc * each} in all"
-        raise ConfigError(Problem("strategy.nproc", f"{words}, too many for this machine with {cores} cores", nproc, f"at most {most} in all"))
+        words = (
+            f"processes with reproducibility.threads={threads} and "
+            f"loader.num_workers={workers} each are {nproc * each} in all"
+        )
+        raise ConfigError(
+            Problem(
+                "strategy.nproc",
+                f"{words}, too many for this machine with {cores} cores",
+                nproc,
+                f"at most {most} in all",
+            )
+        )
 
 
 def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
-    """More threads than cores can be useful, to get the bits of a larger machine; hundreds more only wait for each other."""
+    """More threads than cores can be useful, to get the bits of a larger machine.
+
+    Hundreds more only wait for each other.
+    """
     cores = os.cpu_count() or 1
     most = max(_MOST_THREADS, 8 * cores)
-    if most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]:  # larger numbers are reported by `settings`
+    if (
+        most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]
+    ):  # larger numbers are reported by `settings`
         words = f"is too many threads per process for this machine with {cores} cores"
-        yield Problem("reproducibility.threads", words, cfg.reproducibility.threads, f"at most {most}")
+        yield Problem(
+            "reproducibility.threads", words, cfg.reproducibility.threads, f"at most {most}"
+        )
 
 
 def workers_fit(cfg: DictConfig) -> Iterator[Problem]:
-    """Ranks are not counted here but where they start, so that a setup for other machines can be checked."""
+    """Ranks are not counted here but where they start, so that a setup for other machines can be
+    checked.
+    """
     try:
         require_few("loader.num_workers", cfg.loader.num_workers)
     except ConfigError as error:
@@ -62,8 +92,18 @@ def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
     import torch
 
     if not torch.cuda.is_available():
-        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-        yield Problem("device", f"is not available: {why}", "cuda", "auto or cpu", "run `samewise doctor` for details")
+        why = (
+            "this torch is built without CUDA"
+            if torch.version.cuda is None
+            else "torch finds no CUDA device"
+        )
+        yield Problem(
+            "device",
+            f"is not available: {why}",
+            "cuda",
+            "auto or cpu",
+            "run `samewise doctor` for details",
+        )
 
 
 def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
@@ -73,8 +113,19 @@ def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
     import torch
 
     if not torch.cuda.is_available():
-        yield Problem("strategy.backend", "nccl connects CUDA devices, and torch finds none", "nccl", "gloo, or null to choose by device")
+        yield Problem(
+            "strategy.backend",
+            "nccl connects CUDA devices, and torch finds none",
+            "nccl",
+            "gloo, or null to choose by device",
+        )
 
 
 ANYWHERE: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written,)
-RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, workers_fit, threads_fit, device_is_there, backend_is_there)
+RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (
+    *ANYWHERE,
+    workers_fit,
+    threads_fit,
+    device_is_there,
+    backend_is_there,
+)

@@ -67,7 +67,8 @@ OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
     "eps": (0, math.inf),
     "betas": (0, 1),
 }
-"""What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a momentum or alpha of 1, which diverges."""
+"""What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a
+momentum or alpha of 1, which diverges."""
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")
@@ -92,15 +93,38 @@ def keys_are_known(cfg: Config) -> Iterator[Problem]:
 @cache
 def _sections() -> dict[str, list[str]]:
     """The keys of each section of the settings."""
-    found = {field.name: field.default_factory for field in fields(Experiment) if field.default_factory is not MISSING}
-    return {name: [key.name for key in fields(kind)] for name, kind in found.items() if is_dataclass(kind)}
+    found = {
+        field.name: field.default_factory
+        for field in fields(Experiment)
+        if field.default_factory is not MISSING
+    }
+    return {
+        name: [key.name for key in fields(kind)]
+        for name, kind in found.items()
+        if is_dataclass(kind)
+    }
 
 
 def nothing_is_missing(cfg: Config) -> Iterator[Problem]:
     for path, value in flat(cfg):
         if value == "???":
-            group = path in ("recipe", "model", "dataset", "transforms", "optimizer", "scheduler", "precision", "strategy")
-            yield Problem(path, "must be given", hint=f"{path}=CHOICE; `samewise list {path}` shows them" if group else f"{path}=VALUE")
+            group = path in (
+                "recipe",
+                "model",
+                "dataset",
+                "transforms",
+                "optimizer",
+                "scheduler",
+                "precision",
+                "strategy",
+            )
+            yield Problem(
+                path,
+                "must be given",
+                hint=f"{path}=CHOICE; `samewise list {path}` shows them"
+                if group
+                else f"{path}=VALUE",
+            )
 
 
 def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
@@ -113,9 +137,19 @@ def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
         if _is_number(value) and value > highest:
             yield Problem(path, "is too large", value, f"at most {highest:,}".replace(",", " "))
     if _is_number(clip := cfg.get("clip_norm")) and not 0 < clip < math.inf:
-        yield Problem("clip_norm", "must be a positive number", clip, "a positive number, or null for no clipping")
+        yield Problem(
+            "clip_norm",
+            "must be a positive number",
+            clip,
+            "a positive number, or null for no clipping",
+        )
     if _is_number(interval := at(cfg, "tracking.send_every_s")) and not 0 < interval < math.inf:
-        yield Problem("tracking.send_every_s", "must be a positive number", interval, "seconds between two transmissions")
+        yield Problem(
+            "tracking.send_every_s",
+            "must be a positive number",
+            interval,
+            "seconds between two transmissions",
+        )
     if _is_number(seed := cfg.get("seed")) and not -(2**63) <= seed < 2**63:
         yield Problem("seed", "is too large", seed, "a whole number of at most 63 bits")
 
@@ -127,25 +161,50 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
     pieces = cast(int, replicas) * cast(int, accumulate)
     if cast(int, size) % pieces:
         near = max(1, round(cast(int, size) / pieces)) * pieces
-        reason, expected = f"cannot be cut into {pieces} equal micro-batches", f"a multiple of replicas * accumulate = {replicas} * {accumulate}"
+        reason, expected = (
+            f"cannot be cut into {pieces} equal micro-batches",
+            f"a multiple of replicas * accumulate = {replicas} * {accumulate}",
+        )
         hint = f"batch_size={near}"
         yield Problem("batch_size", reason, size, expected, hint)
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
-    also, others = at(cfg, "evaluate.also") or {}, [("callbacks.early_stopping", "monitor"), ("scheduler", "metric")]
-    given = [("evaluate.monitor", "evaluate.mode", at(cfg, "evaluate.monitor"), at(cfg, "evaluate.mode"))]
+    also, others = (
+        at(cfg, "evaluate.also") or {},
+        [("callbacks.early_stopping", "monitor"), ("scheduler", "metric")],
+    )
+    given = [
+        ("evaluate.monitor", "evaluate.mode", at(cfg, "evaluate.monitor"), at(cfg, "evaluate.mode"))
+    ]
     given += [("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()]
-    given += [(f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode")) for part, key in others if at(cfg, f"{part}.{key}")]
+    given += [
+        (f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode"))
+        for part, key in others
+        if at(cfg, f"{part}.{key}")
+    ]
     for path, of_mode, monitor, mode in given:
         wanted = mode_of(str(monitor))
         if "${" in str(monitor):
             continue
         if "/" not in str(monitor):
             named = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
-            yield Problem(path, "does not name a split", monitor, "SPLIT/METRIC", f"{path}={named}" if path != "evaluate.also" else named)
-        elif wanted is not None and mode in ("min", "max") and mode != wanted.value and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor")):
-            yield Problem(of_mode, f"would take the worst {monitor} as the best", mode, wanted.value)
+            yield Problem(
+                path,
+                "does not name a split",
+                monitor,
+                "SPLIT/METRIC",
+                f"{path}={named}" if path != "evaluate.also" else named,
+            )
+        elif (
+            wanted is not None
+            and mode in ("min", "max")
+            and mode != wanted.value
+            and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor"))
+        ):
+            yield Problem(
+                of_mode, f"would take the worst {monitor} as the best", mode, wanted.value
+            )
 
 
 def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
@@ -154,43 +213,88 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
             name = next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
             if name in ("lr", "momentum", "weight_decay") and path.endswith(f"{name}.0"):
                 above = f"{root}.{path.removesuffix('.0')}"
-                yield Problem(above, "wrong type", at(cfg, above), "a number", f"{above}=A,B, without brackets, trains with each")
+                yield Problem(
+                    above,
+                    "wrong type",
+                    at(cfg, above),
+                    "a number",
+                    f"{above}=A,B, without brackets, trains with each",
+                )
             if name not in OPTIMIZER_RANGES or not _is_number(value):
                 continue
             lowest, highest = OPTIMIZER_RANGES[name]
             if not lowest <= value < highest:
-                words = f"at least {lowest:g}" + (f" and less than {highest:g}" if highest < math.inf else ", and finite")
+                words = f"at least {lowest:g}" + (
+                    f" and less than {highest:g}" if highest < math.inf else ", and finite"
+                )
                 yield Problem(f"{root}.{path}", "is out of range", value, words)
 
 
 def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
     name = cfg.get("name")
-    if name is not None and "${" not in str(name) and not (re.fullmatch(r"\w[\w.+-]*", str(name)) and len(str(name).encode()) <= 200):
-        yield Problem("name", "cannot be a folder's name", name, "letters, digits and _ . + -, beginning with a letter or digit; at most 200 bytes")
+    if (
+        name is not None
+        and "${" not in str(name)
+        and not (re.fullmatch(r"\w[\w.+-]*", str(name)) and len(str(name).encode()) <= 200)
+    ):
+        yield Problem(
+            "name",
+            "cannot be a folder's name",
+            name,
+            "letters, digits and _ . + -, beginning with a letter or digit; at most 200 bytes",
+        )
 
 
 def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
     given = cfg.get("resume_from")
-    if given is None or str(given).startswith("run:"):  # a run that does not exist is reported elsewhere
+    if given is None or str(given).startswith(
+        "run:"
+    ):  # a run that does not exist is reported elsewhere
         return
     folder = Path(str(given)).expanduser()
     if not (folder / "manifest.json").is_file():
         near = sorted((folder / "checkpoints").glob("step-*"))
         hint = f"resume_from={near[-1]}" if near else "a run keeps them in RUN/checkpoints"
-        if not near and not folder.exists() and len(named := matching(str(given), run_root=Path(str(cfg.get("run_root"))).expanduser())) == 1:
-            hint = f"resume_from=run:{given}/last, that run's last checkpoint: {named[0].checkpoints / 'latest'}"
-        expected = "RUN/checkpoints/step-00000040, or latest or best there; or run:RUN, run:RUN/last"
+        if (
+            not near
+            and not folder.exists()
+            and len(
+                named := matching(str(given), run_root=Path(str(cfg.get("run_root"))).expanduser())
+            )
+            == 1
+        ):
+            hint = (
+                f"resume_from=run:{given}/last, that run's last checkpoint: "
+                f"{named[0].checkpoints / 'latest'}"
+            )
+        expected = (
+            "RUN/checkpoints/step-00000040, or latest or best there; or run:RUN, run:RUN/last"
+        )
         yield Problem("resume_from", "is not the folder of a checkpoint", given, expected, hint)
 
 
 def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
     root = cfg.get("run_root")
     if isinstance(root, str) and not root.strip():
-        yield Problem("run_root", "is not a folder name", root, "a folder", "run_root=runs is the usual one; run_root=. the current one")
+        yield Problem(
+            "run_root",
+            "is not a folder name",
+            root,
+            "a folder",
+            "run_root=runs is the usual one; run_root=. the current one",
+        )
     elif isinstance(root, str) and os.path.islink(root) and not os.path.exists(root):
-        yield Problem("run_root", f"is a link to {os.readlink(root)}, which does not exist", root, "a folder")
+        yield Problem(
+            "run_root", f"is a link to {os.readlink(root)}, which does not exist", root, "a folder"
+        )
     elif isinstance(root, str) and root.startswith("~"):
-        yield Problem("run_root", "begins with ~, which a shell replaces only outside quotes", root, "a folder", f"run_root={Path(root).expanduser()}")
+        yield Problem(
+            "run_root",
+            "begins with ~, which a shell replaces only outside quotes",
+            root,
+            "a folder",
+            f"run_root={Path(root).expanduser()}",
+        )
 
 
 def variables_only_compute(cfg: Config) -> Iterator[Problem]:
@@ -198,17 +302,37 @@ def variables_only_compute(cfg: Config) -> Iterator[Problem]:
         if name not in VARIABLES:
             expected = f"one that chooses how numbers are computed: {', '.join(VARIABLES)}"
             hint = "to set it anyway, export it in the shell"
-            yield Problem(f"reproducibility.variables.{name}", "a config may not set this variable", value, expected, hint)
+            yield Problem(
+                f"reproducibility.variables.{name}",
+                "a config may not set this variable",
+                value,
+                expected,
+                hint,
+            )
 
 
 def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
-    if at(cfg, "reproducibility.benchmark") is True and at(cfg, "reproducibility.deterministic") is True:
-        message = "chooses cuDNN's algorithms by timing, so they and the bits can change from run to run"
-        yield Problem("reproducibility.benchmark", message, True, "false, with deterministic: true", "reproducibility=fast allows it, but promises nothing")
+    if (
+        at(cfg, "reproducibility.benchmark") is True
+        and at(cfg, "reproducibility.deterministic") is True
+    ):
+        message = (
+            "chooses cuDNN's algorithms by timing, so they and the bits can change from run to run"
+        )
+        yield Problem(
+            "reproducibility.benchmark",
+            message,
+            True,
+            "false, with deterministic: true",
+            "reproducibility=fast allows it, but promises nothing",
+        )
 
 
 def words_are_known(cfg: Config) -> Iterator[Problem]:
-    for path, known in (("reproducibility.level", LEVELS), ("reproducibility.other_environment", OTHER_ENVIRONMENT)):
+    for path, known in (
+        ("reproducibility.level", LEVELS),
+        ("reproducibility.other_environment", OTHER_ENVIRONMENT),
+    ):
         value = at(cfg, path)
         if value not in known:
             yield Problem(path, "no such choice", value, f"one of: {', '.join(known)}")

@@ -15,40 +15,72 @@ from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import at
 from samewise.runner.errors import Problem, did_you_mean
 
-_READ = {"dataset": SPLITS, "transforms": ("train", "eval"), "transforms.train": ("sample", "batch"), "transforms.eval": ("sample", "batch")}
+_READ = {
+    "dataset": SPLITS,
+    "transforms": ("train", "eval"),
+    "transforms.train": ("sample", "batch"),
+    "transforms.eval": ("sample", "batch"),
+}
 """What the runner itself reads there. Any other key is for references to it."""
 
 
 def problems(composed: Composed) -> list[Problem]:
-    """The user's unread keys that are spelled like an existing one, unless a file of samewise's has them, and so no one misspelt them."""
+    """The user's unread keys that are spelled like an existing one, unless a file of samewise's has
+    them, and so no one misspelt them.
+    """
     return _unread_keys(composed, alike=True)
 
 
 def cautions(composed: Composed) -> list[Problem]:
     """The user's other unread keys."""
     hint = "leave it out, or refer to it: ${%s}"
-    found = [replace(problem, hint=hint % problem.path) for problem in _unread_keys(composed, alike=False)]
+    found = [
+        replace(problem, hint=hint % problem.path)
+        for problem in _unread_keys(composed, alike=False)
+    ]
     return locate_problems(found, composed.overrides, composed.project)
 
 
 def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
-    """The unread keys that the user set, in a file or by an override; samewise's own data sets provide values that not every model uses."""
+    """The unread keys that the user set, in a file or by an override.
+
+    Samewise's own data sets provide values that not every model uses.
+    """
     found = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
-    users = composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)
+    users = composed.project.configs or any(
+        re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides
+    )
     if not found or not users or composed.is_saved:
         return []
-    found = [problem for problem in found if not (set_at(problem.path, composed.set_by) or OURS).startswith(OURS)]
+    found = [
+        problem
+        for problem in found
+        if not (set_at(problem.path, composed.set_by) or OURS).startswith(OURS)
+    ]
     # debug=tiny sets sizes that not every choice reads: an experiment made from such a run has them
     chosen = [*(one for one in composed.overrides if not one.startswith("debug=")), "debug=tiny"]
-    known = own_defaults(chosen, project=composed.project) if any(problem.hint for problem in found) else set[str]()
-    return [problem for problem in found if (bool(problem.hint) and problem.path not in known) is alike]
+    known = (
+        own_defaults(chosen, project=composed.project)
+        if any(problem.hint for problem in found)
+        else set[str]()
+    )
+    return [
+        problem for problem in found if (bool(problem.hint) and problem.path not in known) is alike
+    ]
 
 
 def _candidates(whole: Any) -> Iterator[Problem]:
-    read = {name for text in re.findall(r"\$\{[^}]*\}", str(whole)) for name in re.findall(r"\w+", text)}
+    read = {
+        name for text in re.findall(r"\$\{[^}]*\}", str(whole)) for name in re.findall(r"\w+", text)
+    }
     for path, known in _READ.items():
         node = at(whole, path)
         keys = cast(Mapping[str, Any], node) if isinstance(node, Mapping) else {}
         for key, value in keys.items():
             if key not in known and key not in read:
-                yield Problem(f"{path}.{key}", "nothing reads this key", value, hint=did_you_mean(key, {*known, *keys} - {key}))
+                yield Problem(
+                    f"{path}.{key}",
+                    "nothing reads this key",
+                    value,
+                    hint=did_you_mean(key, {*known, *keys} - {key}),
+                )

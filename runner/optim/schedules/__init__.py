@@ -9,5 +9,16 @@ from .plateau import Plateau
 from .warmup import ConstantWarmup, LinearWarmup
 
 __all__ = ["Group", "LearningRate", "Options", "Schedule", "Span", "Unit"]
-__all__ += ["ByOptimizer", "Chained", "Constant", "ConstantWarmup", "Cosine", "Exponential", "LinearWarmup", "MultiStep", "OneCycle", "Plateau"]
+__all__ += [
+    "ByOptimizer",
+    "Chained",
+    "Constant",
+    "ConstantWarmup",
+    "Cosine",
+    "Exponential",
+    "LinearWarmup",
+    "MultiStep",
+    "OneCycle",
+    "Plateau",
+]
 __all__ += ["Polynomial", "Sequential", "Step", "TorchSchedule"]

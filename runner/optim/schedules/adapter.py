@@ -18,18 +18,25 @@ from .base import SCHEDULED, Group, Options, Schedule, Span, Unit, require
 class TorchSchedule(Schedule):
     """Runs a torch scheduler on stand-ins for the optimizers, and reads the values that it sets.
 
-    The scheduler is stepped once for each unit of time, from the beginning, also after resuming (10 microseconds a step): so it need not save its
-    state, and rounds as it would have. One that looks at metrics or at the parameters cannot be run ahead of training: write a
-    `Schedule` for it.
+    The scheduler is stepped once for each unit of time, from the beginning, also after resuming (10
+    microseconds a step): so it need not save its state, and rounds as it would have. One that looks
+    at metrics or at the parameters cannot be run ahead of training: write a `Schedule` for it.
 
     Args:
-        scheduler: The class with its settings, still without its optimizer (`_partial_: true` in the config).
+        scheduler: The class with its settings, still without its optimizer (`_partial_: true` in
+            the config).
         unit: When it is stepped.
     """
 
     def __init__(self, *, scheduler: Callable[[Optimizer], Any], unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(callable(scheduler), "scheduler", "must be partial, because it gets its optimizer later", scheduler, "a class with `_partial_: true`")
+        require(
+            callable(scheduler),
+            "scheduler",
+            "must be partial, because it gets its optimizer later",
+            scheduler,
+            "a class with `_partial_: true`",
+        )
         self.scheduler = scheduler
         self._defaults: dict[str, dict[str, Any]] = {}
         self._bases: dict[str, list[Options]] = {}
@@ -53,9 +60,17 @@ class TorchSchedule(Schedule):
             try:
                 scheduler.step()
             except Exception as error:
-                words = f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} {taken}: {error}"
+                words = (
+                    f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} {taken}: "
+                    f"{error}"
+                )
                 raise ConfigError(
-                    Problem("scheduler.scheduler", words, expected=f"one for all {self.span.length(self.unit)} {self.unit}s of the training")
+                    Problem(
+                        "scheduler.scheduler",
+                        words,
+                        expected=f"one for all {self.span.length(self.unit)} {self.unit}s of the "
+                        "training",
+                    )
                 ) from error
         self._running[group.optimizer] = (stand_in, scheduler, time)
         # groups of a ByOptimizer keep their index within their optimizer
@@ -70,11 +85,27 @@ class TorchSchedule(Schedule):
         try:
             scheduler = self.scheduler(stand_in)
         except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(Problem("scheduler.scheduler", f"cannot be created: {error}", self.scheduler)) from None
+            raise ConfigError(
+                Problem("scheduler.scheduler", f"cannot be created: {error}", self.scheduler)
+            ) from None
         step = getattr(scheduler, "step", None)
-        if not callable(step) or any(parameter.default is parameter.empty for parameter in inspect.signature(step).parameters.values()):
-            kind, hint = type(scheduler).__name__, "use samewise.runner.optim.schedules.Plateau, or subclass Schedule"
-            raise ConfigError(Problem("scheduler.scheduler", "its step() requires an argument", kind, "a step() without arguments", hint))
+        if not callable(step) or any(
+            parameter.default is parameter.empty
+            for parameter in inspect.signature(step).parameters.values()
+        ):
+            kind, hint = (
+                type(scheduler).__name__,
+                "use samewise.runner.optim.schedules.Plateau, or subclass Schedule",
+            )
+            raise ConfigError(
+                Problem(
+                    "scheduler.scheduler",
+                    "its step() requires an argument",
+                    kind,
+                    "a step() without arguments",
+                    hint,
+                )
+            )
         stand_in.step()  # torch warns of a scheduler that steps before its optimizer
         self._running[name] = (stand_in, scheduler, 0)
 

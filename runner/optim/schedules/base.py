@@ -1,4 +1,6 @@
-"""The interface of schedules: a function from a step's number to the options of each parameter group."""
+"""The interface of schedules: a function from a step's number to the options of each parameter
+group.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SCHEDULED: Final = ("lr", "momentum", "betas", "weight_decay")
 @final
 @dataclass(frozen=True)
 class Group:
-    """A parameter group as a schedule sees it: the optimizer's name (its phase's), its index in it, and the initial values of its `SCHEDULED` options."""
+    """A parameter group as a schedule sees it: the optimizer's name (its phase's), its index in it,
+    and the initial values of its `SCHEDULED` options.
+    """
 
     optimizer: str
     index: int
@@ -49,14 +53,21 @@ class Span:
 
     def length(self, unit: Unit) -> int:
         """The span in `unit`, rounded up; at least 1."""
-        return max(1, math.ceil(self.total_steps / self.steps_per_epoch) if unit == "epoch" else self.total_steps)
+        return max(
+            1,
+            math.ceil(self.total_steps / self.steps_per_epoch)
+            if unit == "epoch"
+            else self.total_steps,
+        )
 
 
 class Schedule(abc.ABC):
-    """A function of time: `before_step(k)` sets the same options whether or not the steps before `k` were taken.
+    """A function of time: `before_step(k)` sets the same options whether or not the steps before
+    `k` were taken.
 
-    Time is counted in `unit`: with `epoch` the options are constant within an epoch, as when `.step()` of a torch scheduler is called once an
-    epoch; with `step` they may change at every optimizer step. Steps and epochs are numbered from 0.
+    Time is counted in `unit`: with `epoch` the options are constant within an epoch, as when
+    `.step()` of a torch scheduler is called once an epoch; with `step` they may change at every
+    optimizer step. Steps and epochs are numbered from 0.
 
     Args:
         unit: `epoch` or `step`: what durations, milestones and decays count.
@@ -75,7 +86,8 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def at(self, step: int, options: Options, group: Group) -> Options:
-        """The options of `group` at `step`, computed from `options`: its own, or the result of an earlier schedule of a `Chained`.
+        """The options of `group` at `step`, computed from `options`: its own, or the result of an
+        earlier schedule of a `Chained`.
 
         Args:
             step: The optimizer step, counted from the beginning of this schedule's span.
@@ -83,14 +95,25 @@ class Schedule(abc.ABC):
             group: Which group it is.
         """
 
-    def begin(self, optimizers: Mapping[str, Optimizer], *, steps_per_epoch: int, total_steps: int) -> None:
+    def begin(
+        self, optimizers: Mapping[str, Optimizer], *, steps_per_epoch: int, total_steps: int
+    ) -> None:
         """Attach to the optimizers, and record each group's options as `initial_lr` and so on.
 
-        An optimizer whose state was loaded from a checkpoint already carries its initial options; they are kept.
+        An optimizer whose state was loaded from a checkpoint already carries its initial options;
+        they are kept.
         """
         self._optimizers = dict(optimizers)
         self._groups = [
-            Group(name, index, {key: options.setdefault(f"initial_{key}", _plain(options[key])) for key in SCHEDULED if key in options})
+            Group(
+                name,
+                index,
+                {
+                    key: options.setdefault(f"initial_{key}", _plain(options[key]))
+                    for key in SCHEDULED
+                    if key in options
+                },
+            )
             for name, optimizer in self._optimizers.items()
             for index, options in enumerate(optimizer.param_groups)
         ]
@@ -98,7 +121,10 @@ class Schedule(abc.ABC):
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         """Set the groups and the span. Schedules made of others attach those too."""
-        self.span, self.initial_rates = span, tuple(sorted({group.base["lr"] for group in groups if "lr" in group.base}))
+        self.span, self.initial_rates = (
+            span,
+            tuple(sorted({group.base["lr"] for group in groups if "lr" in group.base})),
+        )
 
     def before_step(self, step: int) -> None:
         """Set the options for optimizer step `step` (from 0), in any order."""
@@ -116,7 +142,10 @@ class Schedule(abc.ABC):
         return found
 
     def needs(self) -> Mapping[str, int]:
-        """By setting: how long training must be, in `unit`, for it to have its full effect; settings that always do are left out."""
+        """By setting: how long training must be, in `unit`, for it to have its full effect.
+
+        Settings that always do are left out.
+        """
         return {}
 
     def parts(self) -> Mapping[str, tuple[Schedule, int]]:
@@ -124,22 +153,36 @@ class Schedule(abc.ABC):
         return {}
 
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
-        """What it is set to do at `path` of the config but will not, since training ends earlier; training lasts so many steps (None: its whole span)."""
+        """What it is set to do at `path` of the config but will not, since training ends earlier.
+
+        Training lasts so many steps (None: its whole span).
+        """
         left = self.span.total_steps if steps is None else steps
         length = Span(self.span.steps_per_epoch, left).length(self.unit)
-        words = f"training has only {length} {self.unit}{'s' * (length != 1)} for it, so it would not complete"
+        words = (
+            f"training has only {length} {self.unit}{'s' * (length != 1)} for it, so it would "
+            "not complete"
+        )
         hint = f"set at most {length}, train longer, or choose another scheduler"
-        found = [Problem(f"{path}.{name}", words, getattr(self, name), hint=hint) for name, least in self.needs().items() if least > length]
+        found = [
+            Problem(f"{path}.{name}", words, getattr(self, name), hint=hint)
+            for name, least in self.needs().items()
+            if least > length
+        ]
         for name, (schedule, start) in self.parts().items():
             if start < left:  # otherwise its start is reported
-                found += schedule.cautions(f"{path}.schedules.{name}", min(schedule.span.total_steps, left - start))
+                found += schedule.cautions(
+                    f"{path}.schedules.{name}", min(schedule.span.total_steps, left - start)
+                )
         return found
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Process an evaluation's metrics; only a plateau uses them."""
 
     def watched_metrics(self, path: str = "scheduler") -> dict[str, str]:
-        """By path in the config: the metrics of evaluations that decide it and the schedules that it consists of; only a plateau has one."""
+        """By path in the config: the metrics of evaluations that decide it and the schedules that
+        it consists of; only a plateau has one.
+        """
         found = dict[str, str]()
         for name, (schedule, _) in self.parts().items():
             found |= schedule.watched_metrics(f"{path}.schedules.{name}")
@@ -173,7 +216,10 @@ class LearningRate(Schedule):
 
 
 def require(holds: bool, argument: str, message: str, value: object, expected: str) -> None:
-    """Raise a ConfigError about a constructor's `argument` unless `holds`; the caller adds the path in the config."""
+    """Raise a ConfigError about a constructor's `argument` unless `holds`.
+
+    The caller adds the path in the config.
+    """
     if not holds:
         raise ConfigError(Problem(argument, message, value, expected))
 
@@ -185,7 +231,12 @@ def whole(value: object, *, least: int) -> bool:
 
 def number(value: object, *, least: float = -math.inf, most: float = math.inf) -> bool:
     """Whether `value` is a finite number from `least` to `most`."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and least <= value <= most
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and least <= value <= most
+    )
 
 
 def ascending(values: object) -> bool:
@@ -193,7 +244,9 @@ def ascending(values: object) -> bool:
     if not isinstance(values, list | tuple):
         return False
     items: list[Any] = list(values)  # pyright: ignore[reportUnknownArgumentType]
-    return all(whole(item, least=1) for item in items) and all(a < b for a, b in itertools.pairwise(items))
+    return all(whole(item, least=1) for item in items) and all(
+        a < b for a, b in itertools.pairwise(items)
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -203,7 +256,9 @@ def _plain(value: Any) -> Any:
 def _assign(target: dict[str, Any], options: Options) -> None:
     for key, value in options.items():
         held = target[key]
-        if isinstance(held, Tensor):  # a learning rate on the device: others hold a reference to this tensor
+        if isinstance(
+            held, Tensor
+        ):  # a learning rate on the device: others hold a reference to this tensor
             held.fill_(value)
         else:
             target[key] = value

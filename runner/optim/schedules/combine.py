@@ -13,21 +13,41 @@ from .base import Group, Options, Schedule, Span, Unit, ascending, require
 
 @final
 class Sequential(Schedule):
-    """One schedule after another, as torch's SequentialLR: each starts at its own time 0 with the groups' own options.
+    """One schedule after another, as torch's SequentialLR: each starts at its own time 0 with the
+    groups' own options.
 
     Args:
-        schedules: In their order, a list or, so that each can be overridden by name, a mapping. One that runs to the end of training runs to the end
-            of its part.
-        milestones: When the second, third, ... takes over, in `unit`, ascending: one fewer than schedules.
+        schedules: In their order, a list or, so that each can be overridden by name, a mapping. One
+            that runs to the end of training runs to the end of its part.
+        milestones: When the second, third, ... takes over, in `unit`, ascending: one fewer than
+            schedules.
         unit: The unit of the milestones; each schedule has its own unit.
     """
 
-    def __init__(self, *, schedules: Sequence[Schedule] | Mapping[str, Schedule], milestones: Sequence[int], unit: Unit = "epoch") -> None:
+    def __init__(
+        self,
+        *,
+        schedules: Sequence[Schedule] | Mapping[str, Schedule],
+        milestones: Sequence[int],
+        unit: Unit = "epoch",
+    ) -> None:
         super().__init__(unit=unit)
         self.schedules = _name_schedules(schedules)
-        require(ascending(milestones), "milestones", "are not ascending times", milestones, "whole numbers from 1, each greater than the one before")
+        require(
+            ascending(milestones),
+            "milestones",
+            "are not ascending times",
+            milestones,
+            "whole numbers from 1, each greater than the one before",
+        )
         expected = f"one fewer than schedules: {len(schedules) - 1}"
-        require(len(milestones) == len(schedules) - 1, "milestones", "do not fit the number of schedules", milestones, expected)
+        require(
+            len(milestones) == len(schedules) - 1,
+            "milestones",
+            "do not fit the number of schedules",
+            milestones,
+            expected,
+        )
         self.milestones = tuple(milestones)
         self._parts = tuple(self.schedules.values())
         self._starts: list[int] = []
@@ -45,7 +65,10 @@ class Sequential(Schedule):
         return {"milestones": max(self.milestones, default=0) + 1}
 
     def parts(self) -> Mapping[str, tuple[Schedule, int]]:
-        return {name: (schedule, start) for (name, schedule), start in zip(self.schedules.items(), self._starts, strict=True)}
+        return {
+            name: (schedule, start)
+            for (name, schedule), start in zip(self.schedules.items(), self._starts, strict=True)
+        }
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         self._active = bisect_right(self._starts, step) - 1
@@ -57,7 +80,8 @@ class Sequential(Schedule):
 
     def state_dict(self) -> dict[str, Any]:
         states = _states(self.schedules)
-        # an evaluation may come right after a checkpoint is loaded, before any step has selected a part
+        # an evaluation may come right after a checkpoint is loaded, before any step has selected a
+        # part
         return {"active": self._active, **states} if states else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -94,13 +118,15 @@ class _Beside(Schedule):
 
 @final
 class Chained(_Beside):
-    """All at once, as torch's ChainedScheduler: each changes the learning rate computed by the previous one.
+    """All at once, as torch's ChainedScheduler: each changes the learning rate computed by the
+    previous one.
 
-    So factors (warm-ups, steps, exponentials, a cosine to 0, ...) multiply, in any order. A lowest learning rate (`eta_min`) is the lowest only of the
-    schedule that has it.
+    So factors (warm-ups, steps, exponentials, a cosine to 0, ...) multiply, in any order. A lowest
+    learning rate (`eta_min`) is the lowest only of the schedule that has it.
 
     Args:
-        schedules: A list, or a mapping by names; each in its own unit: a warm-up in steps may be chained with milestones in epochs.
+        schedules: A list, or a mapping by names; each in its own unit: a warm-up in steps may be
+            chained with milestones in epochs.
     """
 
     def __init__(self, *, schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> None:
@@ -123,7 +149,8 @@ class ByOptimizer(_Beside):
     """A schedule for each optimizer of a recipe that has several.
 
     Args:
-        schedules: By the name of the optimizer's phase. An optimizer that is not named keeps its learning rate.
+        schedules: By the name of the optimizer's phase. An optimizer that is not named keeps its
+            learning rate.
     """
 
     def __init__(self, *, schedules: Mapping[str, Schedule]) -> None:
@@ -134,7 +161,14 @@ class ByOptimizer(_Beside):
         super().attach(span, groups)
         names = {group.optimizer for group in groups}
         unknown = sorted(self.schedules.keys() - names)
-        problems = [Problem(f"scheduler.schedules.{name}", "is not an optimizer of this recipe", hint=nearest(name, names)) for name in unknown]
+        problems = [
+            Problem(
+                f"scheduler.schedules.{name}",
+                "is not an optimizer of this recipe",
+                hint=nearest(name, names),
+            )
+            for name in unknown
+        ]
         if problems:
             raise ConfigError(*problems)
         for name, schedule in self.schedules.items():
@@ -146,16 +180,28 @@ class ByOptimizer(_Beside):
 
 
 def _name_schedules(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> dict[str, Schedule]:
-    named = dict(schedules) if isinstance(schedules, Mapping) else {str(index): schedule for index, schedule in enumerate(schedules)}
+    named = (
+        dict(schedules)
+        if isinstance(schedules, Mapping)
+        else {str(index): schedule for index, schedule in enumerate(schedules)}
+    )
     require(len(named) > 0, "schedules", "is empty", schedules, "at least one schedule")
     for name, schedule in named.items():
         is_one = isinstance(schedule, Schedule)  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
-        require(is_one, f"schedules.{name}", "is not a schedule", schedule, "a samewise.runner.optim.schedules.Schedule")
+        require(
+            is_one,
+            f"schedules.{name}",
+            "is not a schedule",
+            schedule,
+            "a samewise.runner.optim.schedules.Schedule",
+        )
     return named
 
 
 def _states(schedules: Mapping[str, Schedule]) -> dict[str, Any]:
-    states = {name: state for name, schedule in schedules.items() if (state := schedule.state_dict())}
+    states = {
+        name: state for name, schedule in schedules.items() if (state := schedule.state_dict())
+    }
     return {"schedules": states} if states else {}
 
 

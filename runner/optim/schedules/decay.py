@@ -1,4 +1,7 @@
-"""Decreasing learning rates: in steps, steadily, or along a curve. Each is the closed form of torch's scheduler of that name."""
+"""Decreasing learning rates: in steps, steadily, or along a curve.
+
+Each is the closed form of torch's scheduler of that name.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,20 @@ class Step(LearningRate):
 
     def __init__(self, *, step_size: int, gamma: float = 0.1, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(whole(step_size, least=1), "step_size", "is not a valid duration", step_size, "a whole number of at least 1")
-        require(number(gamma, least=0), "gamma", "is not a valid factor", gamma, "a number of at least 0")
+        require(
+            whole(step_size, least=1),
+            "step_size",
+            "is not a valid duration",
+            step_size,
+            "a whole number of at least 1",
+        )
+        require(
+            number(gamma, least=0),
+            "gamma",
+            "is not a valid factor",
+            gamma,
+            "a number of at least 0",
+        )
         self.step_size, self.gamma = step_size, gamma
 
     def needs(self) -> Mapping[str, int]:
@@ -53,10 +68,24 @@ class MultiStep(LearningRate):
         unit: What the milestones count.
     """
 
-    def __init__(self, *, milestones: Sequence[int], gamma: float = 0.1, unit: Unit = "epoch") -> None:
+    def __init__(
+        self, *, milestones: Sequence[int], gamma: float = 0.1, unit: Unit = "epoch"
+    ) -> None:
         super().__init__(unit=unit)
-        require(ascending(milestones), "milestones", "are not ascending times", milestones, "whole numbers from 1, each greater than the one before")
-        require(number(gamma, least=0), "gamma", "is not a valid factor", gamma, "a number of at least 0")
+        require(
+            ascending(milestones),
+            "milestones",
+            "are not ascending times",
+            milestones,
+            "whole numbers from 1, each greater than the one before",
+        )
+        require(
+            number(gamma, least=0),
+            "gamma",
+            "is not a valid factor",
+            gamma,
+            "a number of at least 0",
+        )
         self.milestones, self.gamma = tuple(milestones), gamma
 
     def needs(self) -> Mapping[str, int]:
@@ -77,7 +106,13 @@ class Exponential(LearningRate):
 
     def __init__(self, *, gamma: float, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(number(gamma, least=0), "gamma", "is not a valid factor", gamma, "a number of at least 0")
+        require(
+            number(gamma, least=0),
+            "gamma",
+            "is not a valid factor",
+            gamma,
+            "a number of at least 0",
+        )
         self.gamma = gamma
 
     def rate(self, time: int, lr: float) -> float:
@@ -86,20 +121,36 @@ class Exponential(LearningRate):
 
 @final
 class Cosine(LearningRate):
-    """Half a cosine from `lr` down to `eta_min`, as torch's CosineAnnealingLR (SGDR without restarts, arXiv 1608.03983).
+    """Half a cosine from `lr` down to `eta_min`, as torch's CosineAnnealingLR (SGDR without
+    restarts, arXiv 1608.03983).
 
     Past `t_max` it rises again, as torch's does.
 
     Args:
-        t_max: When `eta_min` is reached, in `unit`; None: at the end of training, or of this schedule's part of it.
+        t_max: When `eta_min` is reached, in `unit`; None: at the end of training, or of this
+            schedule's part of it.
         eta_min: The lowest learning rate, the same for every group.
         unit: What `t_max` counts.
     """
 
-    def __init__(self, *, t_max: int | None = None, eta_min: float = 0.0, unit: Unit = "epoch") -> None:
+    def __init__(
+        self, *, t_max: int | None = None, eta_min: float = 0.0, unit: Unit = "epoch"
+    ) -> None:
         super().__init__(unit=unit)
-        require(t_max is None or whole(t_max, least=1), "t_max", "is not a valid duration", t_max, "a whole number of at least 1, or null")
-        require(number(eta_min, least=0), "eta_min", "is not a valid learning rate", eta_min, "a number of at least 0")
+        require(
+            t_max is None or whole(t_max, least=1),
+            "t_max",
+            "is not a valid duration",
+            t_max,
+            "a whole number of at least 1, or null",
+        )
+        require(
+            number(eta_min, least=0),
+            "eta_min",
+            "is not a valid learning rate",
+            eta_min,
+            "a number of at least 0",
+        )
         self.t_max, self.eta_min = t_max, eta_min
 
     def needs(self) -> Mapping[str, int]:
@@ -108,8 +159,14 @@ class Cosine(LearningRate):
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
         if not self.initial_rates or self.eta_min <= self.initial_rates[0]:
             return super().cautions(path, steps)
-        words, expected = "is above the learning rate of a parameter group, which rises to it", f"at most {self.initial_rates[0]:g}"
-        return [*super().cautions(path, steps), Problem(f"{path}.eta_min", words, self.eta_min, expected)]
+        words, expected = (
+            "is above the learning rate of a parameter group, which rises to it",
+            f"at most {self.initial_rates[0]:g}",
+        )
+        return [
+            *super().cautions(path, steps),
+            Problem(f"{path}.eta_min", words, self.eta_min, expected),
+        ]
 
     def rate(self, time: int, lr: float) -> float:
         turn = math.pi * time / (self.t_max or self.span.length(self.unit))
@@ -122,15 +179,26 @@ class Polynomial(LearningRate):
     """`lr * (1 - time / total) ** power`, then 0, as torch's PolynomialLR.
 
     Args:
-        total: When 0 is reached, in `unit`; None: at the end of training, or of this schedule's part of it.
+        total: When 0 is reached, in `unit`; None: at the end of training, or of this schedule's
+            part of it.
         power: 1 is a straight line.
         unit: What `total` counts.
     """
 
-    def __init__(self, *, total: int | None = None, power: float = 1.0, unit: Unit = "epoch") -> None:
+    def __init__(
+        self, *, total: int | None = None, power: float = 1.0, unit: Unit = "epoch"
+    ) -> None:
         super().__init__(unit=unit)
-        require(total is None or whole(total, least=1), "total", "is not a valid duration", total, "a whole number of at least 1, or null")
-        require(number(power, least=0), "power", "is not a valid power", power, "a number of at least 0")
+        require(
+            total is None or whole(total, least=1),
+            "total",
+            "is not a valid duration",
+            total,
+            "a whole number of at least 1, or null",
+        )
+        require(
+            number(power, least=0), "power", "is not a valid power", power, "a number of at least 0"
+        )
         self.total, self.power = total, power
 
     def needs(self) -> Mapping[str, int]:

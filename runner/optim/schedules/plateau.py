@@ -15,7 +15,8 @@ from .base import LearningRate, number, require, whole
 @final
 @dataclass(kw_only=True, eq=False)
 class Plateau(LearningRate):
-    """Multiply the learning rate by `factor` after more than `patience` evaluations without improvement of `metric`; torch's ReduceLROnPlateau.
+    """Multiply the learning rate by `factor` after more than `patience` evaluations without
+    improvement of `metric`; torch's ReduceLROnPlateau.
 
     It counts evaluations, so it has no unit of time; a change holds from the next step on.
 
@@ -43,15 +44,63 @@ class Plateau(LearningRate):
 
     def __post_init__(self) -> None:
         super().__init__()
-        require(bool(self.metric), "metric", "is not the name of a metric", self.metric, "a name such as valid/loss")
+        require(
+            bool(self.metric),
+            "metric",
+            "is not the name of a metric",
+            self.metric,
+            "a name such as valid/loss",
+        )
         require(self.mode in ("min", "max"), "mode", "is not a valid mode", self.mode, "min or max")
-        require(number(self.factor, least=0) and self.factor < 1, "factor", "would not reduce the learning rate", self.factor, "a number from 0 to below 1")
-        require(whole(self.patience, least=0), "patience", "is not a valid number of evaluations", self.patience, "a whole number of at least 0")
-        require(number(self.threshold, least=0), "threshold", "is not a valid threshold", self.threshold, "a number of at least 0")
-        require(self.threshold_mode in ("rel", "abs"), "threshold_mode", "is not a valid mode", self.threshold_mode, "rel or abs")
-        require(whole(self.cooldown, least=0), "cooldown", "is not a valid number of evaluations", self.cooldown, "a whole number of at least 0")
-        require(number(self.min_lr, least=0), "min_lr", "is not a valid learning rate", self.min_lr, "a number of at least 0")
-        require(number(self.eps, least=0), "eps", "is not a valid difference", self.eps, "a number of at least 0")
+        require(
+            number(self.factor, least=0) and self.factor < 1,
+            "factor",
+            "would not reduce the learning rate",
+            self.factor,
+            "a number from 0 to below 1",
+        )
+        require(
+            whole(self.patience, least=0),
+            "patience",
+            "is not a valid number of evaluations",
+            self.patience,
+            "a whole number of at least 0",
+        )
+        require(
+            number(self.threshold, least=0),
+            "threshold",
+            "is not a valid threshold",
+            self.threshold,
+            "a number of at least 0",
+        )
+        require(
+            self.threshold_mode in ("rel", "abs"),
+            "threshold_mode",
+            "is not a valid mode",
+            self.threshold_mode,
+            "rel or abs",
+        )
+        require(
+            whole(self.cooldown, least=0),
+            "cooldown",
+            "is not a valid number of evaluations",
+            self.cooldown,
+            "a whole number of at least 0",
+        )
+        require(
+            number(self.min_lr, least=0),
+            "min_lr",
+            "is not a valid learning rate",
+            self.min_lr,
+            "a number of at least 0",
+        )
+        require(
+            number(self.eps, least=0),
+            "eps",
+            "is not a valid difference",
+            self.eps,
+            "a number of at least 0",
+        )
         self.cooling = 0
         self.reductions = 0
         self.forget_evaluations()
@@ -69,7 +118,14 @@ class Plateau(LearningRate):
             ConfigError: the metric does not exist.
         """
         if self.metric not in metrics:
-            raise ConfigError(Problem("scheduler.metric", "is not among the metrics of the evaluation", self.metric, hint=nearest(self.metric, metrics)))
+            raise ConfigError(
+                Problem(
+                    "scheduler.metric",
+                    "is not among the metrics of the evaluation",
+                    self.metric,
+                    hint=nearest(self.metric, metrics),
+                )
+            )
         current = float(metrics[self.metric])
         if self._better(current):
             self.best, self.bad = current, 0
@@ -84,10 +140,20 @@ class Plateau(LearningRate):
         return {f"{path}.metric": self.metric}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "bad": self.bad, "cooling": self.cooling, "reductions": self.reductions}
+        return {
+            "best": self.best,
+            "bad": self.bad,
+            "cooling": self.cooling,
+            "reductions": self.reductions,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.bad, self.cooling, self.reductions = state["best"], state["bad"], state["cooling"], state["reductions"]
+        self.best, self.bad, self.cooling, self.reductions = (
+            state["best"],
+            state["bad"],
+            state["cooling"],
+            state["reductions"],
+        )
 
     def forget_evaluations(self) -> None:
         """Forget the best value and those since; reductions stay."""
@@ -95,5 +161,9 @@ class Plateau(LearningRate):
 
     def _better(self, current: float) -> bool:
         sign = -1 if self.mode == "min" else 1
-        margin = self.best * (1 + sign * self.threshold) if self.threshold_mode == "rel" else self.best + sign * self.threshold
+        margin = (
+            self.best * (1 + sign * self.threshold)
+            if self.threshold_mode == "rel"
+            else self.best + sign * self.threshold
+        )
         return current < margin if self.mode == "min" else current > margin

@@ -1,4 +1,6 @@
-"""Learning rates that start low, to be combined: in `Chained` with a decay, or first in a `Sequential`."""
+"""Learning rates that start low, to be combined: in `Chained` with a decay, or first in a
+`Sequential`.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +12,74 @@ from .base import LearningRate, Unit, number, require, whole
 
 @final
 class LinearWarmup(LearningRate):
-    """Linear from `start_factor * lr` to `end_factor * lr` over `duration`, then constant; torch's LinearLR.
+    """Linear from `start_factor * lr` to `end_factor * lr` over `duration`, then constant.
+
+    Torch's LinearLR.
 
     Args:
         duration: How long it takes, in `unit`; 0: nothing is warmed up.
         start_factor: The factor at time 0.
         end_factor: The factor from `duration` on.
-        within_first_epoch: Shorten the warm-up to the first epoch less one step, where that is shorter than `duration` steps (as
-            torchvision's detection reference has it). With `unit=step` only.
+        within_first_epoch: Shorten the warm-up to the first epoch less one step, where that is
+            shorter than `duration` steps (as torchvision's detection reference has it). With
+            `unit=step` only.
         unit: What `duration` counts.
     """
 
-    def __init__(self, *, duration: int, start_factor: float = 1 / 3, end_factor: float = 1.0, within_first_epoch: bool = False, unit: Unit = "epoch") -> None:
+    def __init__(
+        self,
+        *,
+        duration: int,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        within_first_epoch: bool = False,
+        unit: Unit = "epoch",
+    ) -> None:
         super().__init__(unit=unit)
-        require(whole(duration, least=0), "duration", "is not a valid duration", duration, "a whole number of at least 0")
-        require(number(start_factor, least=0, most=1), "start_factor", "is not a valid factor", start_factor, "a number from 0 to 1")
-        require(number(end_factor, least=0, most=1), "end_factor", "is not a valid factor", end_factor, "a number from 0 to 1")
-        require(unit == "step" or not within_first_epoch, "within_first_epoch", "applies only to a warm-up counted in steps", unit, "unit: step")
-        self.duration, self.start_factor, self.end_factor, self.within_first_epoch = duration, start_factor, end_factor, within_first_epoch
+        require(
+            whole(duration, least=0),
+            "duration",
+            "is not a valid duration",
+            duration,
+            "a whole number of at least 0",
+        )
+        require(
+            number(start_factor, least=0, most=1),
+            "start_factor",
+            "is not a valid factor",
+            start_factor,
+            "a number from 0 to 1",
+        )
+        require(
+            number(end_factor, least=0, most=1),
+            "end_factor",
+            "is not a valid factor",
+            end_factor,
+            "a number from 0 to 1",
+        )
+        require(
+            unit == "step" or not within_first_epoch,
+            "within_first_epoch",
+            "applies only to a warm-up counted in steps",
+            unit,
+            "unit: step",
+        )
+        self.duration, self.start_factor, self.end_factor, self.within_first_epoch = (
+            duration,
+            start_factor,
+            end_factor,
+            within_first_epoch,
+        )
 
     def needs(self) -> Mapping[str, int]:
         return {} if self.within_first_epoch else {"duration": self.duration}
 
     def rate(self, time: int, lr: float) -> float:
-        duration = min(self.duration, self.span.steps_per_epoch - 1) if self.within_first_epoch else self.duration
+        duration = (
+            min(self.duration, self.span.steps_per_epoch - 1)
+            if self.within_first_epoch
+            else self.duration
+        )
         if time >= duration:
             return lr * self.end_factor
         return lr * (self.start_factor + (self.end_factor - self.start_factor) * time / duration)
@@ -51,8 +97,20 @@ class ConstantWarmup(LearningRate):
 
     def __init__(self, *, duration: int, factor: float = 1 / 3, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(whole(duration, least=0), "duration", "is not a valid duration", duration, "a whole number of at least 0")
-        require(number(factor, least=0, most=1), "factor", "is not a valid factor", factor, "a number from 0 to 1")
+        require(
+            whole(duration, least=0),
+            "duration",
+            "is not a valid duration",
+            duration,
+            "a whole number of at least 0",
+        )
+        require(
+            number(factor, least=0, most=1),
+            "factor",
+            "is not a valid factor",
+            factor,
+            "a number from 0 to 1",
+        )
         self.duration, self.factor = duration, factor
 
     def needs(self) -> Mapping[str, int]:

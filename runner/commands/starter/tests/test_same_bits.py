@@ -9,7 +9,9 @@ import samewise
 
 def test_two_trainings_give_the_same_weights(tmp_path: Path) -> None:
     tiny = ["debug=tiny", "max_steps=6", "tracking=none"]
-    first, second = (samewise.train(*tiny, f"run_root={tmp_path / name}") for name in ("first", "second"))
+    first, second = (
+        samewise.train(*tiny, f"run_root={tmp_path / name}") for name in ("first", "second")
+    )
     assert first.is_new
     assert second.is_new
     assert first.weights_sha256 == second.weights_sha256
