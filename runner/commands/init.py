@@ -63,7 +63,7 @@ what it creates without --from:
 then:
   cd shapes
   samewise train
-  samewise train optimizer.lr=0.01"""
+  samewise train optimizer.lr=0.005"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,4 @@
-"""Report what a sweep found: its best points, the effect of each parameter, the spread over seeds,
-curves and cost; as a table, a page and CSV.
-"""
+"""Report what a sweep found: best points, effect of each parameter, spread over seeds, cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Train every point of a sweep, or resume it: values (a=1,2), ranges, intervals, and repeats
-(seed=range(5)).
-"""
+"""Train every point of a sweep, or resume it: values (a=1,2), ranges, intervals, repeats."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def field_summaries(kind: type) -> dict[str, str]:
             and isinstance(after, ast.Expr)
             and isinstance(after.value, ast.Constant)
         ):
-            found[line.target.id] = str(after.value.value)
+            found[line.target.id] = " ".join(str(after.value.value).split())
     return found
 
 
