@@ -70,6 +70,8 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
     """Where what two environments record of files that both contain differs: a sentence, or
     nothing.
     """
+    if not first.get("code") or not second.get("code"):
+        return []
     # Other components, such as a strategy, reach other parts of a file: each record is then
     # compared with the code as it is now.
     if (first.get("code_used") or []) != (second.get("code_used") or []):

@@ -1,0 +1,21 @@
+"""What is said of samewise's own code when two environments are compared."""
+
+from __future__ import annotations
+
+import samewise
+from samewise.runner.records import own_code
+
+USED = ["samewise.recipes.models.resnet.resnet18_small"]
+NOW = {**own_code.record(USED), "versions": {"samewise": samewise.__version__}}
+
+
+def test_nothing_is_said_of_code_that_was_not_recorded() -> None:
+    assert own_code.differences({"versions": {"samewise": "0.1.0"}}, {**NOW, "code": {"samewise/runner/training/loop.py": "0"}}) == []
+
+
+def test_runs_that_reach_other_parts_of_a_file_are_each_compared_with_the_code_as_it_is_now() -> None:
+    strategy = own_code.record([*USED, "samewise.runner.strategies.elastic.Elastic"])
+    assert own_code.differences(NOW, {**strategy, "versions": NOW["versions"]}) == []
+    altered = {**strategy, "code": {**strategy["code"], "samewise/runner/training/loop.py": "0"}, "code_state": ""}
+    (sentence,) = own_code.differences({**altered, "versions": {"samewise": "0.1.0"}}, NOW)
+    assert sentence == f"samewise's own code has changed (version 0.1.0, now {samewise.__version__}): samewise/runner/training/loop.py"
