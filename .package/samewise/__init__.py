@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner import torchaudio_import as _  # before anything imports torchaudio
-from samewise.runner.processes.variables import REPRODUCIBLE
 
 if TYPE_CHECKING:
     from samewise.runner.api import (
@@ -22,8 +21,13 @@ if TYPE_CHECKING:
         train,
     )
 
-os.environ.update(REPRODUCIBLE | os.environ)  # before torch multiplies matrices
-del os, REPRODUCIBLE
+# Without this, MKL may add the threads' parts of a sum as they are ready: on 4 threads, a vector of
+# 99 times a 99 x 144 matrix did not always give the same bits (Intel, oneMKL Developer Guide,
+# "Conditional Numerical Reproducibility"). MKL reads it in its first product. What the user's
+# environment says stays, and is recorded. Nothing else is imported here: with `python -m samewise`,
+# the current folder is still on sys.path.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+del os
 
 __version__ = "0.2.0"
 __all__ = [

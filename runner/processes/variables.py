@@ -63,12 +63,6 @@ ALWAYS = {
     "OMP_THREAD_LIMIT": str(2**31 - 1),
     "OPENBLAS_NUM_THREADS": "1",
 }
-# Without this, MKL may add the threads' parts of a sum as they are ready: on 4 threads, a vector of
-# 99 times a 99 x 144 matrix did not always give the same bits (Intel, oneMKL Developer Guide,
-# "Conditional Numerical Reproducibility"). What the user's environment says stays, and is recorded.
-# MKL reads it in its first product, which a notebook may compute before it trains: `import
-# samewise` sets it.
-REPRODUCIBLE = {"MKL_CBWR": "AUTO"}
 # Threads that wait leave the core to others, which may be the ones that they wait for; but first
 # they look a while (libgomp reckons with 100 turns a microsecond), where there are cores for all of
 # them. This changes no bits, so what the user's environment says stays.
