@@ -194,7 +194,7 @@ def _unpack(handle: BinaryIO, size: int, into: Path, expect: str | None) -> Cont
         if problems:
             raise ConfigError(*problems)
         for member in members.values():
-            if tarfile.data_filter(member, str(into)).name != member.name:
+            if not member.name or tarfile.data_filter(member, str(into)).name != member.name:
                 raise ConfigError(Problem(member.name, "is not a valid path in a bundle"))
             archive.extract(member, into, filter="data")
     altered = [

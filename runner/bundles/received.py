@@ -145,9 +145,10 @@ def _require_near(place: str, uri: str, *, trust: bool) -> None:
     """Raise an error for artifacts in a cloud or on another host: a store from someone else could
     send this user's credentials anywhere.
     """
-    parts = urlsplit(place)
+    parts, server = urlsplit(place), urlsplit(uri)
     if (
-        parts.scheme not in _NEAR or parts.hostname not in (None, urlsplit(uri).hostname)
+        parts.scheme not in _NEAR
+        or (parts.hostname, parts.port) not in ((None, None), (server.hostname, server.port))
     ) and not trust:
         hint = (
             "if you trust whoever made the store, add --trust: MLflow then connects there, "

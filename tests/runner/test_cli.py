@@ -203,7 +203,6 @@ BAD = {
     "an option as a setting": (["report", "1a2b", "run_root=elsewhere"], "--run-root elsewhere"),
     "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
     "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
-    "one run to compare": (["diff", "a"], "samewise diff: needs RUN and RUN"),
     "an option that must be given": (["export", "a"], "samewise export: needs --out FOLDER"),
     "an option without its value": (["runs", "--sort"], "--sort: expected one argument"),
     "unknown nested key": (["train", "loader.workers=1"], "did you mean 'loader.num_workers'?"),
