@@ -85,7 +85,7 @@ def record(
         "platform": platform.platform(),
         "versions": versions,
         "cpu": {
-            "model": _cpu_model(),
+            **_cpu(),
             "capability": torch.backends.cpu.get_cpu_capability(),
             "cores": os.cpu_count(),
         },
@@ -102,7 +102,7 @@ def record(
     found["decides"] = {
         **{f"versions.{name}": versions[name] for name in NUMERIC},
         "device": found["device"],
-        **({} if portable else {"cpu.model": found["cpu"]["model"]}),
+        **({} if portable else {f"cpu.{name}": value for name, value in _cpu().items()}),
         "cpu.capability": found["cpu"]["capability"],
         **{f"optimizers.{phase}": facts["implementation"] for phase, facts in optimizers.items()},
         **{f"data.{split}": facts["fingerprint"] for split, facts in data.items()},
@@ -114,9 +114,11 @@ def record(
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """The differences between two records that can change bits, as sentences."""
     one, two = first.get("decides", {}), second.get("decides", {})
+    # Runs of 0.1 did not record the processor's generation
+    unknown = {"cpu.generation"} - (one.keys() & two.keys())
     said = [
         f"{name} was {one.get(name)!r} and is {two.get(name)!r}"
-        for name in sorted({*one, *two})
+        for name in sorted({*one, *two} - unknown)
         if one.get(name) != two.get(name)
     ]
     here, there = first.get("libraries", {}), second.get("libraries", {})
@@ -305,15 +307,18 @@ def _device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _cpu_model() -> str:
+def _cpu() -> dict[str, str]:
+    """Return the processor's model name and, on x86, its generation."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
+        return {"model": platform.processor()}
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    named = {"model": facts.get("model name", platform.processor())}
+    # Virtual machines call every generation "AMD EPYC", but MKL chooses its kernels by these numbers
+    if "cpu family" in facts and "model" in facts:
+        named["generation"] = f"family {facts['cpu family']}, model {facts['model']}"
+    return named
 
 
 def _libraries(names: Iterable[str]) -> dict[str, str | None]:

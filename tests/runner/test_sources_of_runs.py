@@ -272,3 +272,14 @@ def test_a_sweep_with_changed_code_is_another_sweep_and_old_jobs_do_not_train_it
     assert job.main(folder, 0) == 2
     assert told in json.loads((folder / "jobs" / "0000.json").read_text())["said"]
     assert [state(run) for run in runs(lab)] == before
+
+
+def test_a_processor_of_another_generation_may_give_other_bits_whatever_its_name():
+    from samewise.runner.records import environment
+
+    def record(**cpu: str) -> dict[str, dict[str, str]]:
+        return {"decides": {f"cpu.{name}": value for name, value in cpu.items()}}
+
+    zen_4, zen_5 = (record(model="AMD EPYC", generation=f"family {family}, model 17") for family in (25, 26))
+    assert environment.differences(zen_4, zen_5) == ["cpu.generation was 'family 25, model 17' and is 'family 26, model 17'"]
+    assert environment.differences(record(model="AMD EPYC"), zen_5) == [], "0.1 did not record it"
