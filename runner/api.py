@@ -22,8 +22,8 @@ from samewise.runner.processes.variables import prepare as set_variables
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.secrets import filter_output
-from samewise.runner.sweep.results import current_results
-from samewise.runner.training.fresh_torch import fresh_torch_state
+from samewise.runner.sweeps.results import current_results
+from samewise.runner.training.same_bits.determinism import fresh_torch_state
 
 if TYPE_CHECKING:
     import pandas
@@ -335,13 +335,13 @@ def runs(
     """
     import pandas
 
-    from samewise.runner.sweep import listing, selection
+    from samewise.runner.runs import listing, selection
 
     stored = dict[str, dict[str, Any]]()
     if uri is None:
         found = listing.list_runs(Path(run_root))
     else:
-        from samewise.runner.sweep.stored_runs import list_stored
+        from samewise.runner.runs.stored_runs import list_stored
 
         found, stored = list_stored(uri)
     found = selection.matching(found, several(where))
@@ -393,8 +393,8 @@ def sweep(
     """
     import pandas
 
-    from samewise.runner.sweep import running
-    from samewise.runner.sweep.tables import as_plain_values
+    from samewise.runner.sweeps import running
+    from samewise.runner.sweeps.report.tables import as_plain_values
 
     if not overrides:
         raise ConfigError(

@@ -25,11 +25,6 @@ from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, setting
 from samewise.runner.records import environment, kept_checkpoints, own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.rerun_comparison import (
-    checkpoint_divergences,
-    loss_divergences,
-    metric_divergences,
-)
 from samewise.runner.records.roots import alterations
 from samewise.runner.secrets import (
     looks_secret,
@@ -39,6 +34,11 @@ from samewise.runner.secrets import (
     remove_private_keys,
 )
 from samewise.runner.tracking.journal import logged_values
+from samewise.runner.verify.rerun_comparison import (
+    checkpoint_divergences,
+    loss_divergences,
+    metric_divergences,
+)
 
 _CHECKED_OUT = (
     "use the code that it was trained with (`samewise init FOLDER --from RUN` writes it), or "

@@ -31,8 +31,8 @@ from samewise.runner.tracking.journal import last_evaluation, logged_values
 from samewise.runner.tracking.sender import prepare_environment
 
 if TYPE_CHECKING:
-    from samewise.runner.records.divergence import Divergence
     from samewise.runner.records.folder import RunFolder
+    from samewise.runner.verify.divergence import Divergence
 
 EXAMPLES = """examples:
   samewise diff 3f2a 91bc
@@ -127,8 +127,8 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, roots, trace_reader
-    from samewise.runner.records.divergence import Divergence, comparable_stages, only_in
-    from samewise.runner.training.record_comparison import MEASURED
+    from samewise.runner.verify.divergence import Divergence, comparable_stages, only_in
+    from samewise.runner.verify.record_comparison import MEASURED
 
     folders = first, second
     (head, one), (other, two) = (trace_reader.read_trace_of(folder) for folder in folders)
@@ -250,7 +250,7 @@ def _trace_divergence(
     """Where two runs' traces first differ, given their heads and lines, the stages to compare and
     the settings that differ; and what was altered in one.
     """
-    from samewise.runner.records.divergence import (
+    from samewise.runner.verify.divergence import (
         Divergence,
         explain,
         first_divergence,
@@ -356,7 +356,7 @@ def _last_evaluation(folder: Any, summary: Mapping[str, Any]) -> tuple[int, Mapp
 
 
 def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
-    from samewise.runner.sweep.page import document, table
+    from samewise.runner.sweeps.report.page import document, table
 
     names = [
         f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)
@@ -481,7 +481,7 @@ def _verdict(found: dict[str, Any]) -> list[str]:
 
 def _common_steps(found: dict[str, Any]) -> list[str]:
     """Describe what the traces' common steps show, in lines."""
-    from samewise.runner.records.divergence import Divergence, describe_tensors
+    from samewise.runner.verify.divergence import Divergence, describe_tensors
 
     parts, lines = found["parts"], list[str]()
     compared, left = (

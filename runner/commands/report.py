@@ -15,10 +15,10 @@ from samewise.runner.records import trust
 from samewise.runner.records.files import require_no_link
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
-from samewise.runner.sweep.curves import Cost, cost
-from samewise.runner.sweep.effects import Effect, effects, left_out, pareto
-from samewise.runner.sweep.results import PointResult, current_results
-from samewise.runner.sweep.settings import rank_settings
+from samewise.runner.sweeps.report.curves import Cost, cost
+from samewise.runner.sweeps.report.effects import Effect, effects, left_out, pareto
+from samewise.runner.sweeps.results import PointResult, current_results
+from samewise.runner.sweeps.settings import rank_settings
 from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
@@ -54,9 +54,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.sweep.comparison import pages
-    from samewise.runner.sweep.page import as_csv, page
-    from samewise.runner.sweep.rows import point_rows, setting_rows
+    from samewise.runner.sweeps.report.comparison import pages
+    from samewise.runner.sweeps.report.page import as_csv, page
+    from samewise.runner.sweeps.report.rows import point_rows, setting_rows
 
     folder = find(args.sweep, run_root=args.run_root)
     settings = folder.facts["tracking"]  # a damaged file is not signed
@@ -125,8 +125,8 @@ def _print(
     spent: Cost,
     written: Sequence[Path],
 ) -> None:
-    from samewise.runner.sweep.rows import cost_in_words
-    from samewise.runner.sweep.tables import print_effects, print_pages, print_settings
+    from samewise.runner.sweeps.report.rows import cost_in_words
+    from samewise.runner.sweeps.report.tables import print_effects, print_pages, print_settings
 
     print_settings(folder, found)
     print_effects(known, left_out(found))
@@ -144,8 +144,8 @@ def _report_values(
     spent: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole report as plain values, with null for NaN."""
-    from samewise.runner.sweep.comparison import pages
-    from samewise.runner.sweep.tables import as_plain_values, setting_values
+    from samewise.runner.sweeps.report.comparison import pages
+    from samewise.runner.sweeps.report.tables import as_plain_values, setting_values
 
     at = pages(folder, found)
     return {
@@ -166,7 +166,7 @@ def _log(folder: SweepFolder, written: Sequence[Path], settings: Mapping[str, An
         return
 
     prepare_environment()
-    from samewise.runner.tracking.reports import log_report
+    from samewise.runner.tracking.store import log_report
 
     try:
         log_report(folder.id, written, settings)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.errors import ConfigError, Problem, truncate
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
-from samewise.runner.sweep.results import State
+from samewise.runner.sweeps.results import State
 
 if TYPE_CHECKING:
-    from samewise.runner.sweep.listing import ListedRun
+    from samewise.runner.runs.listing import ListedRun
 
 _MOST_SETTINGS = 8
 _LONGEST = 40  # maximum length of a value
@@ -84,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.sweep import listing, selection
+    from samewise.runner.runs import listing, selection
 
     stored = dict[str, dict[str, Any]]()
     if args.uri and args.action != "list":
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     elif args.uri:
-        from samewise.runner.sweep.stored_runs import list_stored
+        from samewise.runner.runs.stored_runs import list_stored
 
         found, stored = list_stored(args.uri)
     else:
@@ -175,7 +175,7 @@ def _select_failed(found: Sequence[ListedRun]) -> list[ListedRun]:
 
 
 def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
-    from samewise.runner.sweep import deletion
+    from samewise.runner.runs import deletion
 
     deletion.require_no_links(found)
     children, unsent = deletion.trained_from(found, args.run_root), deletion.unsent(found)
@@ -218,11 +218,11 @@ def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
 def _print(
     found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]], sorted_by: str
 ) -> None:
-    from samewise.runner.sweep.listing import ListedRun, age
-    from samewise.runner.sweep.progress import clock
-    from samewise.runner.sweep.rows import number
-    from samewise.runner.sweep.selection import values_of
-    from samewise.runner.sweep.tables import print_rows
+    from samewise.runner.runs.listing import ListedRun, age
+    from samewise.runner.runs.selection import values_of
+    from samewise.runner.sweeps.progress import clock
+    from samewise.runner.sweeps.report.rows import number
+    from samewise.runner.sweeps.report.tables import print_rows
 
     monitors, others = (
         {one.monitor for one in found},
@@ -288,7 +288,7 @@ def _print(
 
 
 def _write_value(value: Any) -> str:
-    from samewise.runner.sweep.rows import number
+    from samewise.runner.sweeps.report.rows import number
 
     return (
         ""

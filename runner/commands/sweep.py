@@ -22,7 +22,7 @@ from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, below, find, is_named
 from samewise.runner.records.trust import is_trusted
-from samewise.runner.sweep.results import (
+from samewise.runner.sweeps.results import (
     PointResult,
     State,
     current_results,
@@ -36,7 +36,7 @@ from samewise.runner.tracking.progress import is_behind
 
 if TYPE_CHECKING:
     from samewise.runner.config.project import Project
-    from samewise.runner.sweep.running import PreparedSweep
+    from samewise.runner.sweeps.running import PreparedSweep
 
 EXAMPLES = """examples:
   samewise sweep experiment=resnet18_digits optimizer.lr=0.03,0.1,0.3 'seed=range(5)'
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
 
 def start(args: argparse.Namespace) -> int:
     """Run a sweep, for `samewise sweep` and `samewise train -m`."""
-    from samewise.runner.sweep import running
+    from samewise.runner.sweeps import running
 
     project, wait = project_from(args), getattr(args, "wait", False)
     ready = running.prepare_sweep(
@@ -179,7 +179,7 @@ def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
 
 def _find_sweep(args: argparse.Namespace) -> SweepFolder:
     """Find the sweep by its id, folder or overrides."""
-    from samewise.runner.sweep.running import open_sweep
+    from samewise.runner.sweeps.running import open_sweep
 
     if is_named(args.overrides):
         return find(args.overrides[0], run_root=args.run_root)
@@ -201,10 +201,10 @@ def _no_sweep_error() -> ConfigError:
 
 
 def _list(ready: PreparedSweep, *, as_json: bool) -> int:
-    from samewise.runner.sweep import shared_runs
-    from samewise.runner.sweep.points import compose_points
-    from samewise.runner.sweep.soundness import cautions, require_sound
-    from samewise.runner.sweep.tables import point_values
+    from samewise.runner.sweeps import shared_runs
+    from samewise.runner.sweeps.points import compose_points
+    from samewise.runner.sweeps.report.tables import point_values
+    from samewise.runner.sweeps.soundness import cautions, require_sound
 
     if not ready.sweeper.listed:
         words = "chooses points by earlier results, so they cannot be listed in advance"
@@ -236,7 +236,7 @@ def _list(ready: PreparedSweep, *, as_json: bool) -> int:
 
 
 def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bool) -> int:
-    from samewise.runner.sweep.tables import as_plain_values, print_points
+    from samewise.runner.sweeps.report.tables import as_plain_values, print_points
 
     found = current_results(folder, project, trusted=trusted)
     if as_json:
@@ -359,8 +359,8 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     """Print the sweep's result; return 1 if a point failed, or kept ending without a reason."""
-    from samewise.runner.sweep.effects import pareto
-    from samewise.runner.sweep.tables import (
+    from samewise.runner.sweeps.report.effects import pareto
+    from samewise.runner.sweeps.report.tables import (
         as_plain_values,
         print_pages,
         print_settings,

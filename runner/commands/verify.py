@@ -229,12 +229,12 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.bundles.received import store_contradictions
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences, shown
-    from samewise.runner.records import environment, kept_sources, rerun_comparison, roots, sources
+    from samewise.runner.records import environment, kept_sources, roots, sources
     from samewise.runner.records.trace import STAGES
-    from samewise.runner.training import record_comparison
-    from samewise.runner.training.audit_report import audit
     from samewise.runner.training.build import build
-    from samewise.runner.training.second_training import conclude, train_again
+    from samewise.runner.verify import record_comparison, rerun_comparison
+    from samewise.runner.verify.audit_report import audit
+    from samewise.runner.verify.second_training import conclude, train_again
 
     original = record_comparison.recorded_config(folder, args.overrides)
     unlike = (
@@ -536,7 +536,7 @@ def _inspect_step(
     """The first thing in which a step differs, and the reason in words."""
     from samewise.runner.config import saved
     from samewise.runner.training.build import build
-    from samewise.runner.training.step_inspection import explain_difference
+    from samewise.runner.verify.step_inspection import explain_difference
 
     with (
         tempfile.TemporaryDirectory(prefix="samewise-verify-") as one,

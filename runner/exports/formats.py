@@ -28,7 +28,7 @@ from samewise.runner.torch_private import (
     inductor_config,
     pytree,
 )
-from samewise.runner.training.compiled import keep_headers_apart
+from samewise.runner.training.same_bits.compiled import keep_headers_apart
 
 
 class Pt2(Format):

@@ -25,7 +25,7 @@ from types import FrameType
 from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers import job
 from samewise.runner.launchers.submission import Submitted, describe_exit_code
-from samewise.runner.processes.sealed import SECRET, new_secret
+from samewise.runner.strategies.sealed import SECRET, new_secret
 
 _EVERY_S = 1.0
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)

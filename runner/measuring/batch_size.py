@@ -15,7 +15,7 @@ import torch
 from samewise.runner.errors import Problem, TrainingError, requested_memory
 from samewise.runner.measuring.repeated_run import NEAR, RepeatedRun, SetRate
 from samewise.runner.processes.memory import free_memory
-from samewise.runner.training.memory import format_bytes
+from samewise.runner.training.guards.memory import format_bytes
 from samewise.runner.training.run import Run
 
 _SHARE = 0.8

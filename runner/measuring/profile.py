@@ -33,12 +33,13 @@ from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.torch_private import dump_memory_snapshot, record_memory_history
 from samewise.runner.tracking.tracker import Tracker
-from samewise.runner.training import launch, memory
+from samewise.runner.training import launch
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
+from samewise.runner.training.guards import memory
+from samewise.runner.training.guards.step_errors import explain_step_error, refused_operator
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
-from samewise.runner.training.step_errors import explain_step_error, refused_operator
 
 _WARM = 2
 """Steps before those that are measured: buffers are made, kernels chosen, workers started."""

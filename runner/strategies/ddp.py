@@ -23,12 +23,12 @@ from torch.optim import Optimizer
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.packing import from_rank
-from samewise.runner.processes.peers import Processes
-from samewise.runner.processes.simulated import SimulatedPeers
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.layout import Layout
+from samewise.runner.strategies.packing import from_rank
+from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
+from samewise.runner.strategies.simulated import SimulatedPeers
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
 from samewise.runner.strategies.tree import copy_buffers, own_elements
 

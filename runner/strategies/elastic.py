@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Tally, add_tallies
+from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.replicas import Carried, Exchange, Replicas, TreeExchange
 from samewise.runner.strategies.sync_batch_norm import refuse, require_none

@@ -22,14 +22,14 @@ from torch.optim import Optimizer
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.peers import Processes
 from samewise.runner.records.digest import begin, combine
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
+from samewise.runner.strategies.fsdp_units import SecondPasses, Used, require_all_called
 from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.modules import large_children, match_modules
+from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
-from samewise.runner.strategies.second_passes import SecondPasses
 from samewise.runner.strategies.sharding import (
     fill,
     parts,
@@ -40,7 +40,6 @@ from samewise.runner.strategies.sharding import (
     whole,
 )
 from samewise.runner.strategies.tree import copy_buffers
-from samewise.runner.strategies.used import Used, require_all_called
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -13,9 +13,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import Optimizer
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.optim.norm import total_norm
-from samewise.runner.processes.peers import Peers
+from samewise.runner.optim.gradients import total_norm
 from samewise.runner.records.digest import begin
+from samewise.runner.strategies.peers import Peers
 
 
 class Layout:

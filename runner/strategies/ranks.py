@@ -14,19 +14,19 @@ import torch.distributed as dist
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
-from samewise.runner.processes.lost_connections import here, places
-from samewise.runner.processes.meeting import (
+from samewise.runner.processes.this_process import is_rank
+from samewise.runner.strategies.base import Strategy, choose_device
+from samewise.runner.strategies.layout import Layout
+from samewise.runner.strategies.lost_connections import here, places
+from samewise.runner.strategies.meeting import (
     is_one_machine,
     listen_locally,
     meeting_point,
     wait_for,
 )
-from samewise.runner.processes.packing import from_rank
-from samewise.runner.processes.peers import Alone, Peers, Processes
-from samewise.runner.processes.simulated import SimulatedPeers, is_simulated
-from samewise.runner.processes.this_process import is_rank
-from samewise.runner.strategies.base import Strategy, choose_device
-from samewise.runner.strategies.layout import Layout
+from samewise.runner.strategies.packing import from_rank
+from samewise.runner.strategies.peers import Alone, Peers, Processes
+from samewise.runner.strategies.simulated import SimulatedPeers, is_simulated
 from samewise.runner.strategies.tree import copy_buffers
 
 BACKENDS = {

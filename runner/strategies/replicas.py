@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from samewise.runner.errors import Problem, TrainingError
-from samewise.runner.processes.packing import from_rank
-from samewise.runner.processes.peers import Processes, all_gather
+from samewise.runner.strategies.packing import from_rank
+from samewise.runner.strategies.peers import Processes, all_gather
 from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additions, buckets
 
 

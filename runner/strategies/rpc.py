@@ -22,9 +22,9 @@ from torch.distributed.rpc import internal
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.strategies.base import Forward, Tally
 from samewise.runner.strategies.cutting import cut_model
+from samewise.runner.strategies.sealed import seal, unseal
 from samewise.runner.strategies.stages import StageStrategy, StandIn, reads_weights
 from samewise.runner.strategies.surroundings import Generators, Surroundings
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.processes.packing import from_rank
-from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Tally, add_tallies
+from samewise.runner.strategies.packing import from_rank
+from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.surroundings import Generators, Surroundings
 from samewise.runner.strategies.tree import copy_buffers

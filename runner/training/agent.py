@@ -16,8 +16,8 @@ from typing import Any, final
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.errors import Interrupted, Problem, SamewiseError, TrainingError
-from samewise.runner.processes.sealed import SECRET, new_secret
 from samewise.runner.records.files import read_json
+from samewise.runner.strategies.sealed import SECRET, new_secret
 
 LOOPBACK = "127.0.0.1"
 _PATIENCE_S = 10
@@ -111,7 +111,7 @@ def _meeting_here(timeout_s: float) -> Any:
         RendezvousStoreInfo,
     )
 
-    from samewise.runner.processes.meeting import store_on_this_machine
+    from samewise.runner.strategies.meeting import store_on_this_machine
 
     @final
     class Here(RendezvousHandler):

@@ -40,8 +40,7 @@ from samewise.runner.records.trace import Trace
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
-from samewise.runner.training import continued, determinism
-from samewise.runner.training.compiled import compiler, facts, require_possible
+from samewise.runner.training import continued
 from samewise.runner.training.components import (
     Make,
     data_cautions,
@@ -55,14 +54,15 @@ from samewise.runner.training.components import (
     require_decoded,
     training_images,
 )
-from samewise.runner.training.due import evaluation_interval
 from samewise.runner.training.evaluation import watched
-from samewise.runner.training.finite import nonfinite_names
+from samewise.runner.training.guards.finite import nonfinite_names
 from samewise.runner.training.held_tensors import HeldTensors
 from samewise.runner.training.phase import TrainingPhase
-from samewise.runner.training.portable import is_portable
 from samewise.runner.training.recorder import Recorder
-from samewise.runner.training.run import Run, Split
+from samewise.runner.training.run import Run, Split, evaluation_interval
+from samewise.runner.training.same_bits import determinism
+from samewise.runner.training.same_bits.compiled import compiler, facts, require_possible
+from samewise.runner.training.same_bits.portable import is_portable
 from samewise.runner.training.view import View
 
 

@@ -41,9 +41,9 @@ from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records.digest import tensor_kind
 from samewise.runner.strategies.tree import own_elements
-from samewise.runner.training import determinism
 from samewise.runner.training.run import Split
-from samewise.runner.training.workarounds import work_around
+from samewise.runner.training.same_bits import determinism
+from samewise.runner.training.same_bits.workarounds import work_around
 
 Make = Callable[..., Any]
 """Makes the part at a path of the config."""

@@ -21,27 +21,30 @@ from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError
 from samewise.runner.optim.groups import ranked_blocks
 from samewise.runner.processes.memory import refuse_too_much_memory
-from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
+from samewise.runner.strategies.simulated import simulate_ranks
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
-from samewise.runner.training.changed_parameters import find_changed_parameters
-from samewise.runner.training.first_steps import untrained
-from samewise.runner.training.hidden_state import (
+from samewise.runner.training.guards.first_steps import find_changed_parameters, untrained
+from samewise.runner.training.guards.hidden_state import (
     attributes_of,
     find,
     find_in_schedule,
     lost_attributes,
     lost_by_optimizers,
 )
+from samewise.runner.training.guards.memory import out_of_memory
+from samewise.runner.training.guards.model_checks import require_none_learned, require_same_model
+from samewise.runner.training.guards.rehearsal import rehearse
+from samewise.runner.training.guards.step_errors import (
+    explain_step_error,
+    name_override,
+    refused_operator,
+)
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.memory import out_of_memory
-from samewise.runner.training.model_checks import require_none_learned, require_same_model
-from samewise.runner.training.rehearsal import rehearse
 from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
-from samewise.runner.training.step_errors import explain_step_error, name_override, refused_operator
 
 LONG = 100_000
 """Steps for which a schedule is not tried to its end: a scheduler of torch's takes 10 microseconds

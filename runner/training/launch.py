@@ -42,12 +42,12 @@ from samewise.runner.errors import (
     strip_heading,
     traceback_of,
 )
-from samewise.runner.processes.lost_connections import explain
-from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_rank, end_with_parent
 from samewise.runner.records import sources
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.secrets import filter_output
+from samewise.runner.strategies.lost_connections import explain
+from samewise.runner.strategies.sealed import seal, unseal
 from samewise.runner.training.agent import outcomes, run_agent
 
 
@@ -189,8 +189,8 @@ def rank(
     Rank 0's config is used, and it alone calls `look`, for the summary of a run that is done, and
     `check`, which raises what is wrong with the config.
     """
-    from samewise.runner.processes.meeting import announce, linger
     from samewise.runner.records.summary import print_summary
+    from samewise.runner.strategies.meeting import announce, linger
     from samewise.runner.training.build import build
     from samewise.runner.training.loop import fit
 
@@ -233,7 +233,7 @@ def _agree_on_config(
     check: Callable[[], None],
 ) -> tuple[Composed, Mapping[str, Any] | None]:
     """Rank 0's config, and the summary if its run is finished."""
-    from samewise.runner.processes.meeting import meeting_point, wait_for
+    from samewise.runner.strategies.meeting import meeting_point, wait_for
 
     timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
     store = meeting_point(timeout_s, composed.cfg.strategy.get("init_method"))

@@ -22,15 +22,14 @@ from samewise.runner.optim.gradients import separate_gradients
 from samewise.runner.optim.stepping import step_of
 from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
-from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.evaluation import evaluate
-from samewise.runner.training.first_steps import warn_of_hidden_state
+from samewise.runner.training.guards.first_steps import warn_of_hidden_state
+from samewise.runner.training.guards.step_errors import require_loss
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.readings import Readings
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.session import session
 from samewise.runner.training.state import save
-from samewise.runner.training.step_errors import require_loss
 
 _Forward = tuple[Tensor, Tensor, Callable[[], Tally]]
 """The loss, the gradient that its backward pass begins with, and a call that gives the tally."""

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.frozen import temporarily_frozen
-from samewise.runner.optim.gradients import leave_buffers
-from samewise.runner.optim.norm import total_norm
+from samewise.runner.optim.gradients import leave_buffers, total_norm
 from samewise.runner.optim.states import is_known
 from samewise.runner.optim.unfreezing import Waiting
 from samewise.runner.precision import Precision

@@ -33,10 +33,10 @@ from samewise.runner.interfaces import Batch, Prediction, Recipe
 from samewise.runner.precision import Precision
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.base import choose_device
-from samewise.runner.training import determinism
 from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_part
 from samewise.runner.training.evaluation import require_weights
 from samewise.runner.training.input_files import expand, names
+from samewise.runner.training.same_bits import determinism
 from samewise.runner.training.state import load_weights
 
 

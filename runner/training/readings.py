@@ -12,7 +12,7 @@ from torch import Tensor
 from samewise.runner.interfaces import Outcome
 from samewise.runner.records.digest import combine
 from samewise.runner.strategies.base import Tally
-from samewise.runner.training.finite import largest, require_finite_step
+from samewise.runner.training.guards.finite import largest, require_finite_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
 

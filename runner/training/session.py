@@ -29,15 +29,11 @@ from samewise.runner.records import checkpoint, environment, kept_sources, shape
 from samewise.runner.records.files import read_json, read_mapping, write_atomically, write_json
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
-from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, validate
-from samewise.runner.training.memory import out_of_memory
-from samewise.runner.training.model_checks import require_none_learned
-from samewise.runner.training.rehearsal import rehearse
-from samewise.runner.training.resuming import continue_from, resume
-from samewise.runner.training.run import Run
-from samewise.runner.training.state import summarise
-from samewise.runner.training.step_errors import (
+from samewise.runner.training.guards.memory import out_of_memory
+from samewise.runner.training.guards.model_checks import require_none_learned
+from samewise.runner.training.guards.rehearsal import rehearse
+from samewise.runner.training.guards.step_errors import (
     OF_STEPS,
     explain_later_error,
     explain_step_error,
@@ -45,6 +41,10 @@ from samewise.runner.training.step_errors import (
     name_override,
     refused_operator,
 )
+from samewise.runner.training.resuming import continue_from, resume
+from samewise.runner.training.run import Run
+from samewise.runner.training.same_bits.determinism import memory_ran_short
+from samewise.runner.training.state import summarise
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 

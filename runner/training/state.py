@@ -14,7 +14,7 @@ from samewise.runner.optim.states import load_state
 from samewise.runner.records import shards
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.training.evaluation import left_out
-from samewise.runner.training.finite import require_finite_model
+from samewise.runner.training.guards.finite import require_finite_model
 from samewise.runner.training.run import Run
 
 

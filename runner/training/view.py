@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from samewise.runner.errors import Problem
 from samewise.runner.interfaces import RunView
-from samewise.runner.training.due import at_end, evaluation_interval
 from samewise.runner.training.evaluation import left_out
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run, at_end, evaluation_interval
 
 
 @final

@@ -22,10 +22,9 @@ from pathlib import Path
 from bench_peers import built
 
 from samewise.runner.training.batches import training_batches
-from samewise.runner.training.determinism import apply
-from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
+from samewise.runner.training.same_bits.determinism import apply
 from samewise.runner.training.session import session
 from samewise.runner.training.state import save
 

@@ -29,9 +29,8 @@ from turns import built, leave
 
 from samewise.runner.data.keyed import KeyedDataset
 from samewise.runner.training.batches import training_batches
-from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.session import session
 
 MLP = """\

@@ -45,9 +45,9 @@ def cell(recipe: str, options: Sequence[str]) -> str:
     import torch
 
     from samewise.runner.records.digest import value_digest
-    from samewise.runner.training import step_inspection
-    from samewise.runner.training.compiled import Compiled
+    from samewise.runner.training.same_bits.compiled import Compiled
     from samewise.runner.training.state import state_of
+    from samewise.runner.verify import step_inspection
 
     def by_values(value: Any) -> int | str:
         return value_digest(value.contiguous() if isinstance(value, torch.Tensor) else value)

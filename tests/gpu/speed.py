@@ -31,9 +31,9 @@ from samewise.runner.config import compose, project
 from samewise.runner.records import on_device
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
-from samewise.runner.training.determinism import apply
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
+from samewise.runner.training.same_bits.determinism import apply
 from samewise.runner.training.session import session
 
 TURNS = 3

@@ -209,7 +209,8 @@ def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:
         patches.setattr(Schedule, "before_step", lambda schedule, step: before(schedule, max(step - 1, 0)))
     else:
         assert fault == "evaluation is in training mode", fault
-        from samewise.runner.training import evaluation, rehearsal
+        from samewise.runner.training import evaluation
+        from samewise.runner.training.guards import rehearsal
 
         assert rehearsal.evaluating is evaluation.evaluating  # its own stays: it would find the fault itself, as the recipe's
         patches.setattr(evaluation, "evaluating", lambda model: torch.no_grad())

@@ -13,7 +13,7 @@ import torch
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import environment
 from samewise.runner.strategies.base import choose_device
-from samewise.runner.training.determinism import memory_ran_short
+from samewise.runner.training.same_bits.determinism import memory_ran_short
 
 
 @pytest.mark.slow

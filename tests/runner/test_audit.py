@@ -250,7 +250,7 @@ def test_the_part_before_a_forged_checkpoint_is_replayed_too(samewise, run) -> N
 
 
 def chosen_part(seed: int) -> int:
-    from samewise.runner.training.audit import Segment, choose
+    from samewise.runner.verify.audit import Segment, choose
 
     parts = [Segment(start, start + 10, None) for start in range(0, 100, 10)]
     (part,) = choose(parts, 1, seed, [])
@@ -285,8 +285,8 @@ def test_a_forged_metric_is_named(samewise, run, places) -> None:
 
 
 def test_metrics_are_not_called_settings() -> None:
-    from samewise.runner.records.divergence import Divergence
-    from samewise.runner.training.audit import Segment, _forged_step
+    from samewise.runner.verify.audit import Segment, _forged_step
+    from samewise.runner.verify.divergence import Divergence
 
     state = [("weights: fc.bias", ""), ("metrics: valid/loss", "1.0 there, 2.0 here"), ("the optimizer's momentum", "0.5 there, 0.9 here")]
     found = _forged_step(Divergence(5, "batch", "", ""), Segment(0, 10, Path("step-00000010")), state)

@@ -26,7 +26,7 @@ from samewise.runner.strategies.elastic import Elastic
 from samewise.runner.strategies.fsdp import FSDP
 from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.single import Single
-from samewise.runner.training.compiled import compiler, facts, require_possible
+from samewise.runner.training.same_bits.compiled import compiler, facts, require_possible
 
 PACKAGE = "lab_of_compiling"
 LAB = """

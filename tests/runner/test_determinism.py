@@ -11,7 +11,7 @@ from torch import nn
 
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
-from samewise.runner.training.determinism import refused_recurrence, require_deterministic
+from samewise.runner.training.same_bits.determinism import refused_recurrence, require_deterministic
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Callback, Outcome, RunView
-from samewise.runner.processes.peers import Alone
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.layout import Layout
+from samewise.runner.strategies.peers import Alone
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import fit
 

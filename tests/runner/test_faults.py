@@ -16,8 +16,8 @@ from samewise_forked import Forked
 from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
 from samewise.runner.errors import PeerFailed, TrainingError
-from samewise.runner.processes.meeting import FAILED
-from samewise.runner.processes.peers import Processes
+from samewise.runner.strategies.meeting import FAILED
+from samewise.runner.strategies.peers import Processes
 
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
 

@@ -13,10 +13,10 @@ from samewise_tiny import QUIET
 
 from samewise.runner.callbacks.early_stopping import EarlyStopping
 from samewise.runner.errors import ConfigError
-from samewise.runner.optim.norm import total_norm
+from samewise.runner.optim.gradients import total_norm
 from samewise.runner.optim.schedules.plateau import Plateau
 from samewise.runner.records import checkpoint
-from samewise.runner.training.finite import nonfinite_names
+from samewise.runner.training.guards.finite import nonfinite_names
 
 TINY = [*QUIET, "dataset=digits", "transforms=images", "checkpoint.every_steps=1", "max_steps=6", "clip_norm=null"]
 MODELS = '''

@@ -16,7 +16,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.records import checkpoint, trace, trace_reader
 from samewise.runner.records.digest import tensor_digests
 from samewise.runner.strategies import fsdp
-from samewise.runner.strategies.used import require_all_called
+from samewise.runner.strategies.fsdp_units import require_all_called
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]

@@ -16,7 +16,7 @@ import pytest
 from samewise.runner.commands.init import make
 from samewise.runner.config import project
 from samewise.runner.config.compose import compose
-from samewise.runner.sweep.points import Composer
+from samewise.runner.sweeps.points import Composer
 
 Run = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from samewise_forked import Forked
 from samewise_tiny import DIGITS
 
 from samewise.runner.errors import ConfigError, PeerFailed
-from samewise.runner.processes import lost_connections, meeting
+from samewise.runner.strategies import lost_connections, meeting
 from samewise.runner.strategies.elastic import Elastic
 
 

@@ -19,7 +19,7 @@ from samewise.runner.config.schema import Mode
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.schedules import Chained, Constant, Plateau, Sequential
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.sweep.points import Composer
+from samewise.runner.sweeps.points import Composer
 from samewise.runner.training.build import build
 from samewise.runner.training.dry_run import dry_run
 

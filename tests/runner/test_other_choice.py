@@ -18,7 +18,7 @@ from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
-from samewise.runner.sweep.points import Composer
+from samewise.runner.sweeps.points import Composer
 
 BASE = """# @package _global_
 defaults:

@@ -15,7 +15,7 @@ from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Loss, MeanLosses, Phase, Recipe
 from samewise.runner.training.evaluation import metrics_of
-from samewise.runner.training.step_errors import require_loss
+from samewise.runner.training.guards.step_errors import require_loss
 
 RECIPES = """
 import torch

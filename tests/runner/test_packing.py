@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from samewise.runner.processes.packing import pack, unpack
+from samewise.runner.strategies.packing import pack, unpack
 
 
 def test_packed_tensors_come_out_unchanged() -> None:

@@ -32,12 +32,11 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import Silent
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
-from samewise.runner.training.due import checkpoint_due, evaluation_due, evaluation_interval, is_done
-from samewise.runner.training.finite import require_finite_model, require_finite_step
+from samewise.runner.training.guards.finite import require_finite_model, require_finite_step
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
-from samewise.runner.training.run import Progress, Run
+from samewise.runner.training.run import Progress, Run, checkpoint_due, evaluation_due, evaluation_interval, is_done
 from samewise.runner.training.state import load_weights, restore, save, state_of, summarise
 
 DRAWN = settings(

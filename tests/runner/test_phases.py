@@ -15,7 +15,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import Tally
-from samewise.runner.training.finite import nonfinite_names
+from samewise.runner.training.guards.finite import nonfinite_names
 from samewise.runner.training.phase import TrainingPhase
 
 

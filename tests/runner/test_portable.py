@@ -15,7 +15,7 @@ from samewise_runner_portable_runs import COMMON, EXPERIMENTS
 
 from samewise.runner.config import compose, project
 from samewise.runner.config.fingerprint import targets
-from samewise.runner.training.portable import COMPUTING, TESTED, VARIABLES, is_portable, untested_components
+from samewise.runner.training.same_bits.portable import COMPUTING, TESTED, VARIABLES, is_portable, untested_components
 
 FEWER = {
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD,-FMA",
@@ -31,7 +31,7 @@ COMPUTES = """\
 import hashlib, types
 from samewise.runner.config import compose, project
 from samewise.runner.processes import variables
-from samewise.runner.training import determinism
+from samewise.runner.training.same_bits import determinism
 settings = compose.compose(["reproducibility=portable", "model=resnet18_small", "dataset=digits"], project=project.find()).cfg.reproducibility
 variables.prepare(settings)
 import torch

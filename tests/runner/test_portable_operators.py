@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from samewise.runner.training import determinism, portable_operators
-from samewise.runner.training.fresh_torch import fresh_torch_state
-from samewise.runner.training.portable_operators import use_portable_operators
+from samewise.runner.training.same_bits import determinism, portable_operators
+from samewise.runner.training.same_bits.determinism import fresh_torch_state
+from samewise.runner.training.same_bits.portable_operators import use_portable_operators
 
 SWITCHES = {"threads": 1, "deterministic": True, "benchmark": False, "fill_uninitialized_memory": False}
 PORTABLE = SimpleNamespace(**SWITCHES, variables={"MKL_CBWR": "COMPATIBLE"})

@@ -19,8 +19,8 @@ from samewise.runner.config.project import Project
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import RANGES, Clock, sum_by_part
 from samewise.runner.optim.build import implementation
-from samewise.runner.training import memory
 from samewise.runner.training.batches import training_batches
+from samewise.runner.training.guards import memory
 from samewise.runner.training.loop import train_step
 
 LAB = """

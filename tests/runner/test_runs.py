@@ -19,8 +19,8 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.records import locks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import find
-from samewise.runner.sweep.listing import list_runs
-from samewise.runner.sweep.selection import matching, sort_runs
+from samewise.runner.runs.listing import list_runs
+from samewise.runner.runs.selection import matching, sort_runs
 from samewise.runner.tracking.journal import Journal
 
 TINY = [*DIGITS, "model.width=4"]

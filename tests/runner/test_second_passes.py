@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.processes.simulated import simulate_ranks
 from samewise.runner.strategies.fsdp import FSDP
+from samewise.runner.strategies.simulated import simulate_ranks
 
 pytestmark = pytest.mark.fsdp
 VALUE = torch.ones(2, 3)

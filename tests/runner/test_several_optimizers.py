@@ -19,7 +19,7 @@ from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.state import state_of
-from samewise.runner.training.step_inspection import inspect_step
+from samewise.runner.verify.step_inspection import inspect_step
 
 GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=12"]
 SAVED = "checkpoint.every_steps=3"

@@ -15,7 +15,9 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace, trace_reader
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
-from samewise.runner.records.divergence import (
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.trace import Trace
+from samewise.runner.verify.divergence import (
     Divergence,
     explain,
     first_altered_tensor,
@@ -25,8 +27,6 @@ from samewise.runner.records.divergence import (
     other_start,
     same_start,
 )
-from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.trace import Trace
 
 
 def model():

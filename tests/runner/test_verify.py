@@ -20,7 +20,7 @@ from samewise.runner.commands.verify import _require_one_process
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.training.record_comparison import describe_foreign
+from samewise.runner.verify.record_comparison import describe_foreign
 
 
 @pytest.fixture(scope="module")

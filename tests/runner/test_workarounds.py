@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d
 
-from samewise.runner.training.workarounds import work_around
+from samewise.runner.training.same_bits.workarounds import work_around
 
 
 @pytest.mark.parametrize("bias", [False, True])

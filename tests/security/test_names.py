@@ -21,7 +21,7 @@ from samewise.recipes.parts.average_precision import AveragePrecision
 from samewise.recipes.parts.average_precision import Image as Annotated
 from samewise.runner.records.console import PlainConsole
 from samewise.runner.secrets import PlainStream, filter_output, printable
-from samewise.runner.sweep import page
+from samewise.runner.sweeps.report import page
 
 FORMULAS = ["$b^$", r"\$b^$", "$\\undefined{$", "$$", "a_b^c", r"\frac", "[red]x", "$b^$" * 50]
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b[8mhidden\x1b[0m\x9b2J\u202e"

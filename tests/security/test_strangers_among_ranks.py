@@ -28,7 +28,7 @@ RANKS = (*TINY, "strategy=elastic", "replicas=2", "strategy.nproc=2")
 SAYS = """
 import os, sys
 import torch.distributed as dist
-from samewise.runner.processes.peers import Processes
+from samewise.runner.strategies.peers import Processes
 
 class Attack:
     def __reduce__(self):
@@ -141,7 +141,7 @@ def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path
     from samewise.runner.config.compose import compose
     from samewise.runner.config.project import Project
     from samewise.runner.errors import SamewiseError
-    from samewise.runner.processes import meeting
+    from samewise.runner.strategies import meeting
     from samewise.runner.training.launch import rank
 
     store = dist.HashStore()
@@ -220,7 +220,7 @@ def test_ranks_of_every_strategy_listen_only_locally(training) -> None:
 
 
 def test_a_local_store_is_not_reachable_from_the_network() -> None:
-    from samewise.runner.processes.meeting import store_on_this_machine
+    from samewise.runner.strategies.meeting import store_on_this_machine
 
     store = store_on_this_machine(0, 10.0)
     store.set("key", "value")

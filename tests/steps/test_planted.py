@@ -71,10 +71,10 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "another process's samples": (TWO, "strategies.elastic", "range(mine.start * self._accumulate,", "range(mine.start,"),
     "shares added in no place": (TWO, "strategies.replicas", "rows[left].add_(rows[right])", "rows[right].add_(rows[left])"),
     "a mean of means": (DDP, "strategies.ddp", "total.nominal *= self.peers.size", "total.nominal *= 1"),
-    "what another process sends lies otherwise": (DDP, "processes.packing", "torch.empty_like(tensor)", "torch.empty(tensor.shape, dtype=tensor.dtype)"),
+    "what another process sends lies otherwise": (DDP, "strategies.packing", "torch.empty_like(tensor)", "torch.empty(tensor.shape, dtype=tensor.dtype)"),
     "pieces that overlap": (
         DDP,
-        "processes.packing",
+        "strategies.packing",
         "-(-tensor.numel() * tensor.element_size() // 16) * 16",
         "tensor.numel() * tensor.element_size() // 64 * 16",
     ),

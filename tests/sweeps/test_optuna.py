@@ -19,16 +19,16 @@ from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweep import engine
-from samewise.runner.sweep.effects import pareto
-from samewise.runner.sweep.results import PointResult, State
-from samewise.runner.sweep.settings import objective_means
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
 from samewise.runner.sweepers.optuna_study import FILE, optuna, storage
 from samewise.runner.sweepers.random import Random
 from samewise.runner.sweepers.space import read_space
+from samewise.runner.sweeps import engine
+from samewise.runner.sweeps.report.effects import pareto
+from samewise.runner.sweeps.results import PointResult, State
+from samewise.runner.sweeps.settings import objective_means
 from samewise.runner.tracking.journal import Journal
 
 BARE = Project(Path(__file__).parent)

@@ -19,11 +19,11 @@ from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import sweep_folder, trust
 from samewise.runner.records.sweep_folder import SweepFolder, label
-from samewise.runner.sweep.points import Composer, compose_points, identity, write_configs
-from samewise.runner.sweep.shared_runs import notes, require_same_data, require_separate
-from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.space import read_space
+from samewise.runner.sweeps.points import Composer, compose_points, identity, write_configs
+from samewise.runner.sweeps.shared_runs import notes, require_same_data, require_separate
+from samewise.runner.sweeps.soundness import require_sound
 
 BARE = Project(Path(__file__).parent)
 

@@ -24,7 +24,7 @@ from samewise_forked import run
 from samewise.runner.commands import report, sweep
 from samewise.runner.config.project import Project
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweep.results import LOCAL
+from samewise.runner.sweeps.results import LOCAL
 
 BARE = Project(Path(__file__).parent)
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 
 def test_a_report_restores_its_deleted_experiment(tmp_path: Path) -> None:
-    from samewise.runner.tracking.reports import log_report
-    from samewise.runner.tracking.store import open_client
+    from samewise.runner.tracking.store import log_report, open_client
 
     settings = {"uri": f"sqlite:///{tmp_path / 'mlflow.db'}", "experiment": "digits"}
     (page := tmp_path / "report.html").write_text("first")

@@ -14,15 +14,15 @@ import pytest
 
 from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweep import tables
-from samewise.runner.sweep.comparison import pages
-from samewise.runner.sweep.curves import cost
-from samewise.runner.sweep.effects import effects, left_out, pareto
-from samewise.runner.sweep.engine import _together  # pyright: ignore[reportPrivateUsage]
-from samewise.runner.sweep.results import PointResult, State, point_results
-from samewise.runner.sweep.rows import cost_in_words, effect_rows, point_rows, setting_rows
-from samewise.runner.sweep.settings import Spread, rank_settings
-from samewise.runner.sweep.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
+from samewise.runner.sweeps.engine import _together  # pyright: ignore[reportPrivateUsage]
+from samewise.runner.sweeps.report import tables
+from samewise.runner.sweeps.report.comparison import pages
+from samewise.runner.sweeps.report.curves import cost
+from samewise.runner.sweeps.report.effects import effects, left_out, pareto
+from samewise.runner.sweeps.report.rows import cost_in_words, effect_rows, point_rows, setting_rows
+from samewise.runner.sweeps.report.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
+from samewise.runner.sweeps.results import PointResult, State, point_results
+from samewise.runner.sweeps.settings import Spread, rank_settings
 from samewise.runner.tracking.journal import Journal
 
 

@@ -26,8 +26,8 @@ from samewise.runner.launchers.job import main as run_job
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import locks
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.sweep import running
-from samewise.runner.sweep.results import State, point_results
+from samewise.runner.sweeps import running
+from samewise.runner.sweeps.results import State, point_results
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "max_steps=4")
 SWEEP = (*TINY, "optimizer.lr=1e30,0.05", "seed=range(2)", "launcher.jobs=2")

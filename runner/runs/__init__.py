@@ -1,0 +1,1 @@
+"""Lists, selects and deletes runs."""

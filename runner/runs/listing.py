@@ -1,0 +1,229 @@
+"""Lists the runs of a run root with name, state, progress and monitored metric, from small files
+only. Imports neither torch nor mlflow.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from samewise.runner.config import header, saved
+from samewise.runner.config.yaml_files import read_yaml, require_modest
+from samewise.runner.errors import ConfigError
+from samewise.runner.records import locks, shapes, sources
+from samewise.runner.records.files import damaged_file, read_mapping, read_text, warn_once
+from samewise.runner.records.folder import RunFolder, require_root
+from samewise.runner.sweeps.results import State, best_evaluations, latest
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in the list.
+
+    Args:
+        name: Of the experiment.
+        run: The name of its folder: the start of its fingerprint, and its number if it was trained
+            again.
+        label: What was overridden.
+        code: The short name of the user's code (`sources.code_name`); empty if there is none.
+        state: Where it stands.
+        step: Optimizer steps done.
+        steps: The total; 0 if unknown.
+        monitor: The metric that determines the best step.
+        value: The best so far; NaN if there is none.
+        also: The best so far by each other monitored metric.
+        metrics: All metrics, at the best step so far.
+        seconds: The time spent training, if it has ended.
+        changed: When its folder was last written to, in seconds since the epoch.
+        reason: Why it failed.
+        folder: Its own.
+    """
+
+    name: str
+    run: str
+    label: str
+    code: str
+    state: State
+    step: int
+    steps: int
+    monitor: str
+    value: float
+    also: Mapping[str, float]
+    metrics: Mapping[str, float] = field(repr=False)
+    seconds: float
+    changed: float
+    reason: str
+    folder: str
+
+    def facts(self) -> dict[str, Any]:
+        """As plain values, for programs; NaN becomes null."""
+        return {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in {**asdict(self), "state": self.state.value}.items()
+        }
+
+    def get(self, key: str) -> Any:
+        """The value of `--sort` and `--where`: a field, or a metric as the table shows it.
+
+        None if the run lacks it, or it is NaN.
+        """
+        value = (
+            self.facts()[key]
+            if key in ListedRun.__dataclass_fields__
+            else {**self.metrics, **self.also}.get(key)
+        )
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def list_runs(run_root: Path) -> list[ListedRun]:
+    """All runs of a folder, the last changed at the end.
+
+    A ConfigError if it does not exist. Damaged files give a warning and partial entries.
+    """
+    require_root(run_root)
+    return sorted(
+        (read_run(folder) for folder in saved.below(run_root)), key=lambda one: one.changed
+    )
+
+
+def read_run(folder: RunFolder) -> ListedRun:
+    """Read one run."""
+    monitor, modes, label = _read_config(folder)
+    summary = read_mapping(folder.summary, shapes.SUMMARY)
+    steps = int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0)
+    failure = read_mapping(folder.failure)
+    changed = max(
+        path.stat().st_mtime
+        for path in (folder.config, folder.metrics, folder.summary)
+        if path.exists()
+    )
+    common: dict[str, Any] = {
+        "name": folder.path.absolute().parent.name,
+        "run": folder.path.name,
+        "label": label,
+        "code": sources.code_name(folder.sources),
+        "changed": changed,
+        "folder": str(folder.path),
+    }
+    if summary.get("status") == "finished":
+        metrics = {
+            name: value
+            for name, value in (summary["metrics"]["best"] or summary["metrics"]["final"]).items()
+            if name != "step"
+        }
+        monitor = summary["metrics"]["monitor"]
+        ended: dict[str, Any] = {
+            "state": State.finished,
+            "step": summary["steps"],
+            "steps": steps,
+            "seconds": summary["timings"]["training_s"],
+            "reason": "",
+        }
+        others = {name: one[name] for name, one in (summary["metrics"].get("also") or {}).items()}
+        return ListedRun(
+            **common,
+            **ended,
+            monitor=monitor,
+            also=others,
+            metrics=metrics,
+            value=metrics.get(monitor, math.nan),
+        )
+    step, best = latest(folder, monitor)[0], best_evaluations(folder, modes)
+    metrics = best.pop(monitor, {})
+    state = (
+        State.running
+        if locks.holder(folder.lock) is not None
+        else State.failed
+        if failure
+        else State.interrupted
+    )
+    reason = (
+        re.sub(r"^\w+Error: ", "", str(failure.get("error") or "")).partition("\n")[0]
+        if state is State.failed
+        else ""
+    )
+    others, value = {name: one[name] for name, one in best.items()}, metrics.get(monitor, math.nan)
+    going: dict[str, Any] = {
+        "state": state,
+        "step": step,
+        "steps": steps,
+        "seconds": math.nan,
+        "reason": reason,
+    }
+    return ListedRun(**common, **going, monitor=monitor, also=others, metrics=metrics, value=value)
+
+
+def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
+    """(monitored metric, the mode of it and of the others, label), from the text: composing the
+    config would take a hundred times as long.
+    """
+    try:
+        text = read_text(folder.config) or ""
+        found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
+        if found is None:
+            warn_of(folder.config, ValueError("`evaluate` is missing"))
+        evaluate = read_yaml(found[0])["evaluate"] if found else {}
+        monitor = str(evaluate.get("monitor") or "")
+        modes = {
+            name: str(mode)
+            for name, mode in {
+                monitor: evaluate.get("mode"),
+                **(evaluate.get("also") or {}),
+            }.items()
+            if name
+        }
+        return monitor, modes, header.read(text)[1]
+    except (ConfigError, ValueError, yaml.YAMLError) as error:
+        warn_of(folder.config, error)
+        return "", {}, ""
+
+
+def warn_of(config: Path, error: Exception) -> None:
+    """Warn, once, that a run is listed without its settings, or some of them."""
+    known = (
+        error
+        if isinstance(error, ConfigError)
+        else damaged_file(
+            config, "it is not valid YAML" if isinstance(error, yaml.YAMLError) else str(error)
+        )
+    )
+    warn_once(config, known.problems[0])
+
+
+def settings_of(folder: str) -> Mapping[str, Any]:
+    """A run's settings, untyped, since types would take a hundred times as long.
+
+    Empty without a file, and, with a warning, if that is damaged.
+    """
+    file = RunFolder(Path(folder)).config
+    try:
+        if (text := read_text(file)) is None:  # a run of an MLflow store, trained elsewhere
+            return {}
+        require_modest(text, str(file), interpolations="none")
+        header.read(text)
+        read: Any = read_yaml(text)
+        if isinstance(read, Mapping):
+            return cast(Mapping[str, Any], read)
+        raise ValueError("it has no settings")
+    except (ConfigError, ValueError, yaml.YAMLError) as error:
+        warn_of(file, error)
+        return {}
+
+
+def age(changed: float) -> str:
+    """`5 min`, `3 h`, `12 d`."""
+    minutes = max(0.0, time.time() - changed) / 60
+    return (
+        f"{minutes:.0f} min"
+        if minutes < 90
+        else f"{minutes / 60:.0f} h"
+        if minutes < 48 * 60
+        else f"{minutes / 1440:.0f} d"
+    )

@@ -1,0 +1,278 @@
+"""The other ranks of a run: exchanges of small values besides gradients, and which ranks are
+missing.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import json
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from samewise.runner.errors import PeerFailed, Problem, SamewiseError, TrainingError
+from samewise.runner.strategies.lost_connections import (
+    TIMEOUT,
+    is_lost_connection,
+    peer_lost,
+    ranks_in_words,
+)
+from samewise.runner.strategies.meeting import announce, first_failure
+from samewise.runner.strategies.sealed import seal, unseal
+
+_GATHERED, _FIRST = "gathered", "from rank 0"
+
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
+"""(out, mine): everyone's tensors in sequence. The newer name, if torch has it."""
+
+
+class Peers(abc.ABC):
+    """All ranks of a run, including this one."""
+
+    rank = 0
+    size = 1
+    doing = ""
+    """What this rank is at, for messages."""
+
+    def __init__(self) -> None:
+        self.stop_heard: str | None = None
+        """Why this process was asked to stop."""
+        self.stop_agreed: str | None = None
+        """Why all ranks are to stop, once they have agreed on it."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process logs, draws and writes."""
+        return self.rank == 0
+
+    def ask_stop(self, reason: str) -> None:
+        """Record that a signal asked this process to stop.
+
+        The ranks agree in their next exchange, so that all stop after the same step.
+        """
+        self.stop_heard = reason
+        if self.size == 1:
+            self.stop_agreed = reason
+
+    def portion(self, batches: int) -> Sequence[int]:
+        """Which of an evaluation's batches this process computes."""
+        return range(self.rank, batches, self.size)
+
+    def collect(self, outcomes: Sequence[Any]) -> list[Any]:
+        """The evaluation results of all processes, in batch order. All ranks must call it."""
+        by_rank = self.gather(list(outcomes))
+        return [
+            by_rank[number % len(by_rank)][number // len(by_rank)]
+            for number in range(sum(map(len, by_rank)))
+        ]
+
+    @abc.abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order. All ranks must call it."""
+
+    @abc.abstractmethod
+    def first(self, make: Callable[[], Any]) -> Any:
+        """The result of rank 0 on every rank.
+
+        An exception there ends all ranks. All ranks must call it.
+        """
+
+    def explain(self, error: BaseException, *, step: int) -> BaseException:
+        """The error, or its cause if another rank caused it. `step` counts from 1."""
+        return error
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the others that this rank fails, and disconnect, so that none waits for it."""
+
+    def leave(self) -> None:
+        """Wait for the others, then disconnect."""
+
+
+@final
+class Alone(Peers):
+    """A run in a single process."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+
+class Processes(Peers):
+    """The ranks of a torch.distributed process group, connected through a store."""
+
+    ROOM = 1024
+    """Bytes of a rank's message that go out in one collective; longer ones take a second."""
+
+    PATIENCE_S = 4.0
+    """How long ranks whose wait timed out wait for each other's notes."""
+
+    def __init__(self, store: Any, *, rank: int, size: int, timeout_s: float) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+        self._store = store
+        self._timeout_s = timeout_s
+        self._over = False
+        self.doing = "starting"
+        """What this rank last began to exchange, for messages."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """As torch's `all_gather_object`, which needs two collectives per message.
+
+        Here a short message, such as a step's, needs one.
+        """
+        self.doing = "exchanging small values"
+        said = seal(pickle.dumps(value), _GATHERED)
+        messages = self._gather_bytes(said, self.ROOM)
+        longest = max(length for length, _ in messages)
+        if longest > self.ROOM - 8:
+            messages = self._gather_bytes(said, -(-longest // 8) * 8 + 8)
+        return [pickle.loads(unseal(body, _GATHERED)) for _, body in messages]
+
+    def _gather_bytes(self, said: bytes, room: int) -> list[tuple[int, bytes]]:
+        mine, everyone = (
+            torch.zeros(room, dtype=torch.uint8),
+            torch.empty(self.size * room, dtype=torch.uint8),
+        )
+        mine[:8].view(torch.int64)[0] = len(said)
+        if len(said) <= room - 8:
+            mine[8 : 8 + len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        all_gather(everyone, mine)
+        rows = everyone.view(self.size, room)
+        lengths = [int(row[:8].view(torch.int64)[0]) for row in rows]
+        return [
+            (length, row[8 : 8 + length].numpy().tobytes())
+            for length, row in zip(lengths, rows, strict=True)
+        ]
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        outcome: tuple[bool, Any] = (False, None)
+        raised: BaseException | None = None
+        if self.rank == 0:
+            try:
+                outcome = (True, make())
+            except BaseException as error:
+                announce(error)
+                outcome, raised = (False, f"{type(error).__name__}: {error}"), error
+        self.doing = "waiting for a message from rank 0"
+        said = seal(pickle.dumps(outcome), _FIRST) if self.rank == 0 else b""
+        heard = self._from_first(said)
+        if raised:
+            raise raised
+        done, value = outcome if self.rank == 0 else pickle.loads(unseal(heard, _FIRST))
+        if not done:
+            raise PeerFailed(Problem(f"rank {self.rank}", f"stopped, because rank 0 did: {value}"))
+        return value
+
+    def _from_first(self, said: bytes) -> bytes:
+        length = torch.tensor([len(said)])
+        dist.broadcast(length, src=0)
+        message = (
+            torch.frombuffer(bytearray(said), dtype=torch.uint8)
+            if self.rank == 0
+            else torch.empty(int(length), dtype=torch.uint8)
+        )
+        dist.broadcast(message, src=0)
+        return message.numpy().tobytes() if self.rank else said
+
+    def explain(self, error: BaseException, *, step: int) -> BaseException:
+        if not is_lost_connection(error):
+            return error
+        if TIMEOUT.search(str(error)) and not first_failure(self._store):
+            return self._explain_timeout(step)
+        culprit = first_failure(self._store, wait_s=2.0)
+        if culprit:
+            return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
+        return peer_lost(f"while {self.doing} at step {step}")
+
+    def _explain_timeout(self, step: int) -> SamewiseError:
+        """Every rank whose wait times out leaves a note.
+
+        Ranks that leave none are the ones that hang.
+        """
+        keys = [f"waited/{number}" for number in range(self.size)]
+        mine, end = (
+            f"{self.doing} at step {step}{_collective()}",
+            time.monotonic() + self.PATIENCE_S,
+        )
+        try:
+            self._store.set_timeout(timedelta(seconds=self.PATIENCE_S))
+            self._store.set(keys[self.rank], mine)
+            while (
+                absent := [key for key in keys if not self._store.check([key])]
+            ) and time.monotonic() < end:
+                if culprit := first_failure(self._store):
+                    return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
+                time.sleep(0.05)
+            words = {
+                number: self._store.get(key).decode()
+                for number, key in enumerate(keys)
+                if key not in absent
+            }
+        except RuntimeError:  # the process that keeps the store does not answer either
+            absent, words = [keys[0]], {self.rank: mine}
+        missing = [number for number, key in enumerate(keys) if key in absent]
+        waited = "; ".join(
+            f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {word}"
+            for word, numbers in _group_by_word(words).items()
+        )
+        hint = "strategy.timeout_s sets how long to wait"
+        if missing:
+            return TrainingError(
+                Problem(
+                    ranks_in_words(missing),
+                    f"did not respond: {waited}",
+                    hint=f"look at its log: it hangs, or is slower than the others; {hint}",
+                )
+            )
+        return TrainingError(
+            Problem(ranks_in_words(list(words)), f"wait for each other: {waited}", hint=hint)
+        )
+
+    def abandon(self, error: BaseException) -> None:
+        if self._over:
+            return
+        self._over = True
+        announce(error)
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    def leave(self) -> None:
+        if self._over:
+            return
+        with contextlib.suppress(RuntimeError):
+            self.gather(None)
+            dist.destroy_process_group()
+        self._over = True
+
+
+def _group_by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, word in words.items():
+        found.setdefault(word, []).append(number)
+    return found
+
+
+def _collective() -> str:
+    """The last collective that this process started, from torch's flight recorder, in brackets.
+
+    Empty if nothing is recorded.
+    """
+    with contextlib.suppress(
+        Exception
+    ):  # private, and different in each version: only for a message
+        from samewise.runner.torch_private import dump_fr_trace_json
+
+        entries = json.loads(dump_fr_trace_json())["entries"]
+        last = max(entries, key=lambda entry: entry["record_id"])
+        return (
+            f" ({last['profiling_name']}, collective {last['collective_seq_id']} of this process)"
+        )
+    return ""

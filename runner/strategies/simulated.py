@@ -1,0 +1,66 @@
+"""Simulates all ranks but one, for `samewise check`."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Callable, Generator
+from typing import Any, final
+
+import torch.distributed as dist
+
+from samewise.runner.strategies.peers import Processes
+
+_pretending = contextvars.ContextVar("pretending", default=False)
+
+
+@final
+class SimulatedPeers(Processes):
+    """Ranks of which only this one exists, in torch's fake process group: a collective leaves
+    tensors unchanged. For checks, not for training.
+    """
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def explain(self, error: BaseException, *, step: int) -> BaseException:
+        return error
+
+    def abandon(self, error: BaseException) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def simulate_ranks(rank: int, size: int) -> Generator[None]:
+    """Within it, this process is one of so many ranks.
+
+    `join` returns `SimulatedPeers`, and devices of the others are not required.
+    """
+    given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
+    before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
+    os.environ.update(given)
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    _pretending.set(True)
+    try:
+        yield
+    finally:
+        _pretending.set(False)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def is_simulated() -> bool:
+    """Whether this is within `simulate_ranks`."""
+    return _pretending.get()

@@ -1,0 +1,1 @@
+"""Watches the user's code in a training."""

@@ -1,0 +1,1 @@
+"""Sets torch up so that a training repeats to the bit."""

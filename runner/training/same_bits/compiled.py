@@ -1,0 +1,268 @@
+"""The model compiled by torch.compile for the training step.
+
+Evaluations, averages and checkpoints use the original model.
+
+A graph is compiled for each form of the input (shapes, strides, dtypes) and for nothing more
+general, so it depends on that form alone and not on those that came before: a resumed run, which
+meets them in another order, compiles the same code. What does not become one graph, or becomes too
+many, is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.processes.variables import use_own_inductor_cache
+
+
+@final
+class Compiled(nn.Module):
+    """Calls a compiled model, with a limited number of graphs; otherwise behaves as the model."""
+
+    def __init__(self, model: nn.Module, options: dict[str, Any], *, most: int) -> None:
+        super().__init__()
+        self._network = model
+        self._limits = {"recompile_limit": most, "fail_on_recompile_limit_hit": True}
+        compiled: Any = torch.compile
+        isolated = (
+            {"isolate_recompiles": True}
+            if "isolate_recompiles" in signature(compiled).parameters
+            else {}
+        )
+        if (
+            not isolated
+        ):  # torch 2.11: graphs of another model of this class would count as this one's
+            torch.compiler.reset()
+        self._is_told = False
+        # In a tuple: not a submodule
+        self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, **isolated),)
+
+    def forward(self, *inputs: Any, **further: Any) -> Any:
+        from samewise.runner.torch_private import (
+            FailOnRecompileLimitHit,
+            InductorError,
+            TorchDynamoException,
+            dynamo_config,
+        )
+
+        if not self._is_told:
+            self._is_told = True
+            print(
+                "compiling the model: the first step waits for it, for seconds or minutes",
+                file=sys.stderr,
+                flush=True,
+            )
+        try:
+            with dynamo_config.patch(self._limits):
+                return self._call[0](*inputs, **further)
+        except FailOnRecompileLimitHit as error:
+            message = (
+                f"the model's input has had more than {self._limits['recompile_limit']} forms "
+                "(shapes, dtypes), each of which is compiled separately"
+            )
+            hint = (
+                "samples of one size (crops, padding to one length), loader.drop_last=true, a "
+                "higher compile.max_graphs, or compile=off"
+            )
+            raise ConfigError(
+                Problem("compile.max_graphs", message, self._limits["recompile_limit"], hint=hint)
+            ) from error
+        except (TorchDynamoException, InductorError) as error:
+            raise ConfigError(
+                Problem(
+                    "compile.mode",
+                    f"torch.compile cannot compile the model as one graph: {_reason(error)}",
+                    hint="compile=off",
+                )
+            ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_network"), name)
+
+
+def compiler(
+    settings: Any, device: torch.device, *, deterministic: bool
+) -> Callable[[nn.Module], nn.Module]:
+    """A function that compiles a model for the training step as configured.
+
+    With mode=off it returns the model.
+    """
+    if settings.mode == "off":
+        return lambda model: model
+    from samewise.runner.training.same_bits.partitioner import KeepsChanged  # imports the compiler
+
+    keep_headers_apart()
+    _draw_in_order()
+    # Inductor warns about CUDA_HOME without a CUDA device
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    # Otherwise Inductor drops them with only a log message
+    options: dict[str, Any] = {
+        "fallback_random": True,  # dropout draws the same numbers as without compiling
+        "deterministic": deterministic,
+        "custom_partitioner_fn": KeepsChanged(),
+        "triton.cudagraphs": settings.cuda_graphs,
+        "triton.cudagraph_or_error": settings.cuda_graphs,
+        **(
+            {"max_autotune": True, "coordinate_descent_tuning": not deterministic}
+            if settings.mode == "max"
+            else {}
+        ),
+        **(
+            {"compile_threads": 1} if device.type == "cpu" else {}
+        ),  # otherwise a pool of processes remains
+    }
+    return lambda model: Compiled(model, options, most=settings.max_graphs)
+
+
+def keep_headers_apart() -> None:
+    """Set the folder for what Inductor stores in `default_cache_dir`: its precompiled headers go to
+    /tmp whatever the variable says.
+    """
+    use_own_inductor_cache()
+    from samewise.runner.torch_private import inductor_codecache, inductor_runtime_utils
+
+    inductor_runtime_utils.default_cache_dir = inductor_runtime_utils.cache_dir
+    headers = Path(inductor_runtime_utils.cache_dir()) / "precompiled_headers"
+    inductor_codecache._HEADER_DIR, inductor_codecache._HEADER_LOCK_DIR = (
+        str(headers),
+        str(headers / "locks"),
+    )
+
+
+def _draw_in_order() -> None:
+    """Let dropout number its input's values as without compiling, also where Inductor chose another
+    layout: torch 2.11 does not.
+    """
+    from samewise.runner.torch_private import inductor_lowering
+
+    if not hasattr(inductor_lowering, "constrain_to_fx_strides_if_fallback_random"):
+        inductor_lowering.add_layout_constraint(
+            torch.ops.aten.native_dropout.default, inductor_lowering.constrain_to_fx_strides
+        )
+
+
+def require_possible(
+    cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]
+) -> None:
+    """Raise a ConfigError for what cannot be combined with compiling."""
+    settings, name = cfg.compile, type(strategy).__name__
+    problems = list[Problem]()
+    if settings.mode != "off":
+        if not strategy.compiles:
+            hint = "strategy=single, elastic or ddp; or compile=off"
+            problems.append(
+                Problem(
+                    "compile.mode",
+                    f"cannot be used with {name}, which calls the model in parts",
+                    str(settings.mode),
+                    hint=hint,
+                )
+            )
+        if cfg.activation_checkpointing:
+            message = (
+                "cannot be used together with compile: Inductor itself decides which "
+                "activations to keep"
+            )
+            problems.append(
+                Problem(
+                    "activation_checkpointing",
+                    message,
+                    list(cfg.activation_checkpointing),
+                    hint="compile=off, or no activation_checkpointing",
+                )
+            )
+        if cfg.reproducibility.level == "portable":
+            message = (
+                "compiled code uses its CPU's widest vectors, so other CPUs give different bits"
+            )
+            problems.append(
+                Problem(
+                    "compile.mode",
+                    message,
+                    str(settings.mode),
+                    hint="compile=off, or reproducibility=strict",
+                )
+            )
+    if settings.cuda_graphs:
+        micro_batches = cfg.replicas * cfg.accumulate
+        if settings.mode == "off":
+            problems.append(
+                Problem(
+                    "compile.cuda_graphs",
+                    "needs compiling, which is off",
+                    True,
+                    hint="compile=default",
+                )
+            )
+        if device.type != "cuda":
+            problems.append(
+                Problem(
+                    "compile.cuda_graphs",
+                    "needs a CUDA device",
+                    True,
+                    hint="device=cuda on a machine that has one, or false",
+                )
+            )
+        if micro_batches > 1 or len(phases) > 1:
+            message = (
+                "a replayed graph overwrites the previous one's gradients, and a step has "
+                f"{max(micro_batches, len(phases))} of them"
+            )
+            problems.append(
+                Problem(
+                    "compile.cuda_graphs",
+                    message,
+                    True,
+                    hint="replicas=1, accumulate=1 and a recipe with one phase; or false",
+                )
+            )
+    if problems:
+        raise ConfigError(*problems)
+
+
+def facts(settings: Any, device: torch.device) -> dict[str, Any]:
+    """What affects the bits of compiled code besides torch, by name.
+
+    Empty if nothing is compiled.
+    """
+    if settings.mode == "off":
+        return {}
+    if device.type == "cuda":
+        import triton
+
+        return {"compile.triton": triton.__version__}
+    from samewise.runner.torch_private import pick_vec_isa
+
+    return {"compile.cxx": _cxx(), "compile.vectors": str(pick_vec_isa())}
+
+
+def _cxx() -> str | None:
+    """The C++ compiler and its version, as it reports them."""
+    from samewise.runner.torch_private import InvalidCxxCompiler, get_cpp_compiler
+
+    try:
+        return subprocess.run(
+            [get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True
+        ).stdout.partition("\n")[0]
+    except (InvalidCxxCompiler, OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    """The message of Dynamo or Inductor, and the model's line that it concerns."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', str(error).rpartition("from user code:")[2])
+    return first_line(error) + (f" ({lines[-1][0]}:{lines[-1][1]})" if lines else "")

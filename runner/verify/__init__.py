@@ -1,0 +1,1 @@
+"""Repeats and compares runs."""

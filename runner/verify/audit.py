@@ -1,0 +1,365 @@
+"""Repeats parts of a training, each from one kept checkpoint to the next, and reports what was
+forged in the record.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from samewise.runner.errors import CheckpointError, ConfigError
+from samewise.runner.records import checkpoint
+from samewise.runner.records.checkpoint_writer import copy_to_cpu
+from samewise.runner.records.digest import value_digest
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.journal import logged_values
+from samewise.runner.tracking.tracker import Tracker
+from samewise.runner.training.resuming import continue_from
+from samewise.runner.training.run import Run, at_end
+from samewise.runner.training.state import restore, state_of, summarise
+from samewise.runner.verify.divergence import Divergence
+from samewise.runner.verify.record_comparison import (
+    left_out_on_resuming,
+    logged_divergences,
+    summary_divergences,
+)
+from samewise.runner.verify.replay import parameter_names, replay
+from samewise.runner.verify.rerun_comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The steps after `start` up to the next point from which training can continue, and the
+    checkpoint there (None at the trace's end).
+    """
+
+    start: int
+    end: int
+    kept: Path | None
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A repeated segment: where trace lines, final state and logged metrics (or what only the
+    record has otherwise) differ from the record.
+    """
+
+    segment: Segment
+    steps: Sequence[Divergence]
+    state: Sequence[tuple[str, str]]
+    metrics: Sequence[Divergence]
+
+
+def begin(run: Run) -> dict[str, Any] | None:
+    """Restore the checkpoint with which a run began that continues another one.
+
+    Return its trace's state, None if it is gone or does not fit.
+    """
+    try:
+        return continue_from(run, run.config.resume_from) if run.config.resume_from else {}
+    except (CheckpointError, ConfigError):
+        return None
+
+
+def segments(folder: RunFolder, last: int, *, first: int | None = 0) -> list[Segment]:
+    """The segments of a run, in order, up to the last recorded step.
+
+    Unreadable checkpoints do not bound a segment.
+
+    `first`: the step at which the run began; None: unknown, so that its first steps have no start.
+    """
+    points = [
+        (first or 0, None),
+        *(
+            (kept.step, kept.path)
+            for kept in checkpoint.list_checkpoints(folder.checkpoints)
+            if kept.step and _is_sound(kept.path)
+        ),
+    ]
+    found = [Segment(start, end, path) for (start, _), (end, path) in itertools.pairwise(points)]
+    if points[-1][0] < last:
+        found.append(Segment(points[-1][0], last, None))
+    return found[1:] if first is None else found
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        return checkpoint.read(path)["step"] == int(path.name.removeprefix("step-"))
+    except CheckpointError:
+        return False
+
+
+def choose(
+    of: Sequence[Segment], count: int | None, seed: int, suspected: Sequence[Divergence]
+) -> list[Segment]:
+    """Choose so many segments at random (None: all), and those with signs of an error."""
+    drawn = of if count is None else random.Random(seed).sample(list(of), min(count, len(of)))
+    # Later steps are then wrong too
+    firsts = {
+        stage: next((one.step for one in suspected if one.stage == stage), 0)
+        for stage in ("chain", "root")
+    }
+    steps = {*firsts.values(), *(one.step for one in suspected if one.stage not in firsts)}
+    return [one for one in of if one in drawn or any(one.start < step <= one.end for step in steps)]
+
+
+@dataclass
+class Audit:
+    """An audit of a recorded run, with a new run built from its config.
+
+    The comparison is one of its callbacks, and continues after differences.
+
+    `logged` has step, name and value of all that the recorded run logged, `begun` what `begin`
+    returned.
+    """
+
+    run: Run
+    folder: RunFolder
+    comparison: Comparison
+    logged: Sequence[tuple[int, str, float]]
+    begun: Mapping[str, Any]
+    replayed: dict[Segment, Replayed] = field(default_factory=dict[Segment, Replayed])
+    """What was taken again."""
+
+    def __post_init__(self) -> None:
+        self._first, self._initial = (
+            self.run.step,
+            {**copy_to_cpu(state_of(self.run)), **self.begun},
+        )
+        self._left_out = left_out_on_resuming(self.folder.metrics)
+        self.run.recorder.tracker = Tracker(self.run.folder, resume_step=None)
+        for callback in self.run.callbacks.values():
+            callback.on_start(self.run.recorder.view)
+
+    def replay(self, segment: Segment) -> Replayed:
+        """Repeat a segment."""
+        if segment not in self.replayed:
+            self.comparison.divergences.clear()
+            replay(self.run, self._state(segment.start), segment.end)
+            self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
+            after, until = segment.start or -1, None if at_end(self.run) else segment.end
+            metrics = logged_divergences(
+                self.logged,
+                logged_values(self.run.folder.metrics),
+                after=after,
+                until=until,
+                left_out=self._left_out,
+            )
+            end = state_of(self.run) if segment.kept else {}
+            differing = (
+                state_differences(self._kept_state(segment), end, parameter_names(self.run))
+                if segment.kept
+                else []
+            )
+            # What follows from an evaluation differs too, so that its results in the checkpoint say
+            # no more
+            if metrics:
+                differing = [one for one in differing if not one[1] or _is_trained([one])]
+            altered, steps = (
+                [one for one in self.comparison.divergences if one.altered is only]
+                for only in (True, False)
+            )
+            self.replayed[segment] = Replayed(segment, steps, differing, [*altered, *metrics])
+        return self.replayed[segment]
+
+    def _kept_state(self, segment: Segment) -> Mapping[str, Any]:
+        """The checkpoint at a segment's end, without the best by metrics that the one at its start
+        does not have: they were added as the run was resumed.
+        """
+        assert segment.kept is not None
+        kept = checkpoint.load(segment.kept)
+        known = (
+            self._state(segment.start).get("also", {})
+            if segment.start > self._first
+            else kept.get("also", {})
+        )
+        return {
+            **kept,
+            "also": {name: best for name, best in kept.get("also", {}).items() if name in known},
+        }
+
+    def _state(self, step: int) -> Mapping[str, Any]:
+        return (
+            checkpoint.load(self.folder.checkpoints / f"step-{step:08d}")
+            if step > self._first
+            else self._initial
+        )
+
+    def judge_summary(self, summary: Mapping[str, Any]) -> list[Divergence]:
+        """Where the run's summary disagrees with its last checkpoint, which `judge` compares with
+        the steps before it.
+        """
+        for kept in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
+            if summary and _is_sound(kept.path):
+                restore(self.run, checkpoint.load(kept.path))
+                return summary_divergences(summary, summarise(self.run)) if at_end(self.run) else []
+        return []
+
+    def judge(self, segment: Segment, before: Segment | None) -> list[Divergence]:
+        """What was forged in a segment.
+
+        If it may be the checkpoint at its start, the previous segment is repeated too.
+        """
+        found, traced = (
+            self.replay(segment),
+            [step for step in self.comparison.steps if segment.start < step <= segment.end],
+        )
+        apart = [one.step for one in found.steps]
+        if (
+            apart and apart[-1] == max(traced) and (found.state or not segment.kept)
+        ):  # so are the weights with which the training continues
+            if (
+                apart[0] == min(traced)
+                and before is not None
+                and (forged := self._forged_start(before))
+            ):
+                return forged
+            return [_forged_step(found.steps[0], segment, found.state)]
+        wrong = [_forged_line(one) for one in found.steps] + list(found.metrics)
+        if found.state:
+            # Different weights or optimizer states at the start would show in the steps; what a
+            # callback keeps would not.
+            started = before is not None and not _is_trained(found.state)
+            wrong += (self._forged_start(before) if started and before else []) or [
+                _forged_checkpoint(segment, found.state)
+            ]
+        return wrong
+
+    def _forged_start(self, before: Segment) -> list[Divergence]:
+        found = self.replay(before)
+        if not found.state:
+            return []
+        return (
+            [_forged_step(found.steps[0], before, found.state)]
+            if found.steps
+            else [_forged_checkpoint(before, found.state)]
+        )
+
+
+def _is_trained(state: Sequence[tuple[str, str]]) -> bool:
+    """Whether the weights or the optimizer differ: at the start, such a difference would show in
+    the steps.
+    """
+    return any(name.startswith(("weights", "the optimizer")) for name, _ in state)
+
+
+def _forged_line(divergence: Divergence) -> Divergence:
+    reason = (
+        f"the trace was altered ({divergence.stage}): the line is not what this step gives, "
+        "and the training continues as recorded"
+    )
+    return Divergence(divergence.step, divergence.stage, divergence.layer, reason, altered=True)
+
+
+def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Divergence:
+    assert segment.kept is not None
+    reason = (
+        f"{segment.kept.name} was altered: the steps before it are as recorded, but do not "
+        f"lead to it; {_summarise_names(state)}"
+    )
+    return Divergence(segment.end, "checkpoint", state[0][0].removeprefix("weights: "), reason)
+
+
+def _forged_step(
+    divergence: Divergence, segment: Segment, state: Sequence[tuple[str, str]]
+) -> Divergence:
+    settings = [
+        f"{name}: {values}"
+        for name, values in state
+        if values and name.startswith(("the optimizer's", "schedule"))
+    ]
+    why = (
+        f"; {segment.kept.name} has another setting: {'; '.join(settings[:3])}"
+        if settings and segment.kept
+        else ""
+    )
+    reason = f"was not computed as recorded, or from other data or code: {divergence.reason}"
+    return Divergence(divergence.step, divergence.stage, divergence.layer, reason + why)
+
+
+def _summarise_names(state: Sequence[tuple[str, str]]) -> str:
+    """The first name that differs, and how many more do."""
+    values = f" ({state[0][1]})" if state[0][1] else ""
+    return f"{len(state)} differ{'s' * (len(state) == 1)}{values}"
+
+
+_HOW = ("fused", "foreach", "differentiable", "capturable")
+"""Options of an optimizer for the implementation of its arithmetic, chosen on each machine
+(`optim.states.load_state`)."""
+
+
+def state_differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], names: Mapping[str, Sequence[str]]
+) -> list[tuple[str, str]]:
+    """The differences between two states: (name, values in words, empty for a tensor), without
+    times.
+
+    Callbacks and metrics of `evaluate.also` that only one side has are left out: they may have been
+    added or removed as the run was resumed. `names`: for each optimizer, the parameters that its
+    state has numbers for.
+    """
+    found = list(_differing_tensors(there["model"], here["model"], "weights"))
+    for name, one in there["optimizers"].items():
+        found += _optimizer_differences(one, here["optimizers"].get(name, {}), names[name])
+    for part in ("schedule", "precision", "metrics", "best"):
+        found += _differing_tensors(there.get(part, {}), here.get(part, {}), part)
+    for part in ("also", "callbacks"):
+        one, two = there.get(part, {}), here.get(part, {})
+        for name in one.keys() & two.keys():
+            found += _differing_tensors(one[name], two[name], f"{part}.{name}")
+    return found
+
+
+def _optimizer_differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    for number, (one, two) in enumerate(
+        zip(there["param_groups"], here.get("param_groups", ()), strict=False)
+    ):
+        for option in sorted({*one, *two} - {*_HOW, "params"}):
+            yield from _differing_tensors(
+                one.get(option),
+                two.get(option),
+                f"the optimizer's {option}" + (f" of group {number}" if number else ""),
+            )
+    for number, name in enumerate(names):
+        one, two = there["state"].get(number, {}), here.get("state", {}).get(number, {})
+        for part in [*one, *(part for part in two if part not in one)]:
+            yield from _differing_tensors(
+                one.get(part), two.get(part), f"the optimizer's {part} of {name}"
+            )
+
+
+def _differing_tensors(there: Any, here: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for name in [*there, *(name for name in here if name not in there)]:
+            yield from _differing_tensors(there.get(name), here.get(name), f"{path}: {name}")
+    elif (
+        isinstance(there, list | tuple)
+        and isinstance(here, list | tuple)
+        and len(there) == len(here)
+    ):
+        for number, (one, two) in enumerate(zip(there, here, strict=True)):
+            yield from _differing_tensors(
+                one,
+                two,
+                f"{path}: {number}" if isinstance(one, Tensor | Mapping | list | tuple) else path,
+            )
+    elif isinstance(there, Tensor) and isinstance(here, Tensor):
+        if value_digest(there.contiguous()) != value_digest(here.contiguous()):
+            yield path, ""
+    elif isinstance(there, Tensor) or isinstance(here, Tensor):
+        yield (
+            path,
+            "a tensor there, none here"
+            if isinstance(there, Tensor)
+            else "a tensor here, none there",
+        )
+    elif repr(there) != repr(here):
+        yield path, f"{there!r} there, {here!r} here"

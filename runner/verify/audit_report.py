@@ -1,0 +1,159 @@
+"""Chooses the segments of a run that an audit repeats, and reports in words what was found and what
+was not audited.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.run import Run
+from samewise.runner.verify.audit import Audit, Segment, begin, choose, segments
+from samewise.runner.verify.divergence import Divergence
+from samewise.runner.verify.rerun_comparison import Comparison
+from samewise.runner.verify.second_training import read_logged
+
+
+def audit(
+    again: Run,
+    comparison: Comparison,
+    folder: RunFolder,
+    divergences: list[Divergence],
+    said: list[str],
+    *,
+    count: int,
+    seed: int | None,
+) -> dict[str, Any]:
+    """Repeat some of a run's segments.
+
+    Return what was audited. What is found is added to `divergences` and `said`.
+
+    Args:
+        again: Built from the run's config, new.
+        comparison: One of its callbacks.
+        folder: The run's.
+        divergences: What was found before: segments with signs of an error are repeated too.
+        said: Everything in words.
+        count: How many segments, drawn at random; 0: all.
+        seed: With which they are drawn; None: a new one.
+    """
+    begun = begin(again)
+    parts = segments(
+        folder, max(comparison.steps, default=0), first=None if begun is None else again.step
+    )
+    if not parts:
+        why = "it has neither an intact checkpoint nor a trace from its first step"
+        hint = (
+            why
+            if again.total_steps
+            else "it took no step; without --audit, its weights and results are compared"
+        )
+        raise ConfigError(
+            Problem(str(folder.path), "no part of this run can be audited", hint=hint)
+        )
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    auditing, before = (
+        Audit(again, folder, comparison, read_logged(folder), begun or {}),
+        {part.end: part for part in parts},
+    )
+    chosen = choose(parts, count or None, seed, divergences)
+    found = list(
+        dict.fromkeys(
+            divergence
+            for part in chosen
+            for divergence in auditing.judge(part, before.get(part.start))
+        )
+    )
+    found += auditing.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
+    divergences += found
+    done = sorted(auditing.replayed, key=lambda part: part.start)
+    steps, last = sum(part.end - part.start for part in done), parts[-1].end
+    said += map(str, found)
+    drawn = f" (drawn with --audit-seed {seed})" if count else ""
+    said.append(
+        f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}"
+        + ("" if found else ": the same bits")
+    )
+    said += _describe_unaudited(
+        parts,
+        done,
+        comparison,
+        last,
+        continued=bool(again.config.resume_from and begun is not None),
+    )
+    if begun is None:
+        said.append(
+            "cannot be verified: the fingerprint of config.yaml; the checkpoint "
+            f"{again.config.resume_from} (resume_from) is gone or does not fit"
+        )
+    if folder.summary.exists():
+        said.append(
+            "not compared by an audit: files in artifacts/, and metrics that were removed; "
+            "`samewise verify` without --audit compares them"
+        )
+    left = [[part.start + 1, part.end] for part in parts if part not in done]
+    return {
+        "seed": seed,
+        "segments": len(parts),
+        "replayed": [[part.start + 1, part.end] for part in done],
+        "steps": steps,
+        "left": left,
+    }
+
+
+def _describe_unaudited(
+    parts: Sequence[Segment],
+    done: Sequence[Segment],
+    comparison: Comparison,
+    last: int,
+    *,
+    continued: bool,
+) -> list[str]:
+    """Describe what was not, or cannot be, audited in segments."""
+    said, left = list[str](), [part for part in parts if part not in done]
+    if left:
+        said.append(
+            "not audited: "
+            + ", ".join(f"steps {start + 1} to {end}" for start, end in _join_neighbours(left))
+        )
+    if parts[0].start:
+        why = (
+            "which are those of the run that it continues"
+            if continued
+            else "whose starting state is not kept here"
+        )
+        said.append(f"cannot be audited: steps 1 to {parts[0].start}, {why}")
+    for part in parts:
+        if 4 * (part.end - part.start) > last:
+            words = (
+                f"no checkpoint is kept between steps {part.start} and {part.end}, so the "
+                "steps between can only be audited together"
+            )
+            said.append(
+                f"{words}; checkpoint.every_steps and checkpoint.keep_every_steps keep more"
+            )
+    if bare := sum(
+        part.end - part.start - sum(part.start < step <= part.end for step in comparison.steps)
+        for part in done
+    ):
+        said.append(
+            f"{bare} steps have no line in the trace, and were audited only by the "
+            "checkpoints that they led to"
+        )
+    return said
+
+
+def _join_neighbours(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:
+    """Merge adjacent segments into (start, end)."""
+    start = end = parts[0].start
+    for part in parts:
+        if part.start != end:
+            yield start, end
+            start = part.start
+        end = part.end
+    yield start, end

@@ -1,0 +1,424 @@
+"""Compares what a run's folder records besides the trace (logged metrics, summary, environment)
+with its config and with a second training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.config import saved
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import combine, fingerprint_of, identity
+from samewise.runner.config.tree import differences, flat
+from samewise.runner.data.dataset import fingerprint
+from samewise.runner.errors import first_few
+from samewise.runner.records import checkpoint, kept_checkpoints, shapes
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.summary import LEVELS
+from samewise.runner.secrets import HIDDEN
+from samewise.runner.tracking.journal import read_entries
+from samewise.runner.training.run import Run
+from samewise.runner.verify.divergence import Divergence
+
+MEASURED = ("speed/", "time/", "memory/", "system/")
+"""Prefixes of metrics that measure the machine rather than the training, and differ in another
+training."""
+
+_OF_TRAINING = ("name", "reproducibility", "total_steps", "data", "optimizers")
+"""The entries of environment.json that follow from a config and its data."""
+_OF_THE_MACHINE = (
+    "python",
+    "platform",
+    "versions",
+    "cpu",
+    "threads",
+    "device",
+    "variables",
+    "git",
+    "libraries",
+)
+"""Its entries that only the recording machine knew."""
+_OF_THE_END = ("status", "level", "weights_sha256", "steps", "epochs", "stopped_early", "metrics")
+"""What summary.json tells that another training gives again."""
+
+Logged = Mapping[tuple[int, str], float]
+
+
+def logged_divergences(
+    told: Iterable[tuple[int, str, float]],
+    again: Logged,
+    *,
+    after: int = -1,
+    until: int | None = None,
+    left_out: Collection[str] = (),
+) -> list[Divergence]:
+    """Where logged metrics differ from those of another training: for each metric the first step,
+    and how many more.
+
+    Args:
+        told: Step, name and value of all that the run logged.
+        again: What another training gave.
+        after: The step behind which it began.
+        until: The last step that it took; None: it ended, and nothing comes after that.
+        left_out: As from `left_out_on_resuming`: of these, one that `again` never has cannot be
+            compared.
+    """
+    found, skipped = dict[str, list[Divergence]](), unlogged(left_out, again)
+    for step, name, value in told:
+        if (
+            step <= after
+            or (until is not None and step > until)
+            or name.startswith(MEASURED)
+            or name in skipped
+        ):
+            continue
+        computed = again.get((step, name))
+        if computed is None:
+            reason = (
+                f"{name} was logged as {value!r}, and training again logs no {name} at this step"
+            )
+            found.setdefault(name, []).append(Divergence(step, "metric", name, reason))
+        elif repr(value) != repr(computed):
+            found.setdefault(name, []).append(
+                Divergence(
+                    step,
+                    "metric",
+                    name,
+                    f"{name} was logged as {value!r} and is {computed!r} when computed again",
+                )
+            )
+    return [_with_more(divergences) for divergences in found.values()]
+
+
+def _with_more(divergences: list[Divergence]) -> Divergence:
+    first = min(divergences, key=lambda divergence: divergence.step)
+    more = (
+        f" (and differs at {len(divergences) - 1} more step{'s' * (len(divergences) > 2)})"
+        if len(divergences) > 1
+        else ""
+    )
+    return Divergence(first.step, first.stage, first.layer, first.reason + more)
+
+
+def left_out_on_resuming(journal: Path) -> set[str]:
+    """Metrics that a run logged before it was last resumed and not since: perhaps of a callback
+    that it was resumed without.
+    """
+    before, now, sessions = set[str](), set[str](), 0
+    for entry, _ in read_entries(journal):
+        if entry.status == "RUNNING":
+            before, now, sessions = before | now, set[str](), sessions + 1
+        now |= entry.metrics.keys()
+    return (
+        {name for name in before - now if not name.startswith(MEASURED)} if sessions > 1 else set()
+    )
+
+
+def unlogged(names: Collection[str], again: Logged) -> set[str]:
+    """Those metrics that another training does not log at any step."""
+    return set(names) - {name for _, name in again} if names else set()
+
+
+def not_logged(told: Iterable[tuple[int, str, float]], again: Logged, *, every: int) -> list[str]:
+    """A sentence on what another training logs and the run lacks (losses only at multiples of
+    `every`): lines deleted, or the disk was full.
+    """
+    known = {(step, name) for step, name, _ in told}
+    missing = [
+        one
+        for one in sorted(again)
+        if one not in known and (one[0] % every == 0 or not one[1].startswith("train/"))
+    ]
+    if not missing:
+        return []
+    step, name = missing[0]
+    return [
+        f"metrics.jsonl lacks {len(missing)} value{'s' * (len(missing) > 1)} that training "
+        f"again logs: the first is {name} at step {step}"
+    ]
+
+
+def summary_divergences(told: Mapping[str, Any], again: Mapping[str, Any]) -> list[Divergence]:
+    """Where a summary differs from that of another completed training."""
+    pairs = differences(
+        *({key: one.get(key) for key in _OF_THE_END if key != "level"} for one in (told, again))
+    )
+    return [
+        Divergence(again["steps"], "summary", path, _describe("summary.json", path, one, two))
+        for path, one, two in pairs
+    ]
+
+
+def artifact_divergences(
+    told: RunFolder, again: RunFolder, step: int
+) -> tuple[list[Divergence], list[str]]:
+    """Tables under artifacts/ that differ from those of another training, and sentences on
+    pictures, whose bytes depend on matplotlib.
+    """
+    common = [
+        path.relative_to(again.artifacts)
+        for path in sorted(again.artifacts.rglob("*"))
+        if path.is_file()
+    ]
+    names = [
+        name for name in common if not _same_bytes(told.artifacts / name, again.artifacts / name)
+    ]
+    tables = [
+        Divergence(step, "artifact", "", f"artifacts/{name} is not what training again writes")
+        for name in names
+        if name.suffix != ".png"
+    ]
+    words = "differs from the picture drawn here; other versions of matplotlib draw it differently"
+    return tables, [
+        f"cannot be verified: artifacts/{name} {words}" for name in names if name.suffix == ".png"
+    ]
+
+
+def _same_bytes(told: Path, again: Path) -> bool:
+    if told.is_symlink() or not told.is_file():
+        return True
+    return told.stat().st_size == again.stat().st_size and told.read_bytes() == again.read_bytes()
+
+
+def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
+    """The config of a run.
+
+    Where its files of weights are elsewhere now, as overrides say, they are found there if their
+    content is what the run began with.
+    """
+    original = saved.config_in(folder.config)
+    found = [
+        override
+        for override in overrides
+        if override.partition("=")[0] in ("initialise.weights", "resume_from")
+    ]
+    record = (
+        read_json(folder.summary, shapes.SUMMARY)
+        or read_json(folder.environment, shapes.ENVIRONMENT)
+        or {}
+    )
+    if not found or "fingerprint" not in record:
+        return original
+    code, moved = (
+        read_json(folder.sources, shapes.SOURCES) or {},
+        saved.config_in(folder.config, found),
+    )
+    return (
+        moved
+        if combine(fingerprint_of(moved.whole), code.get("files") or {}) == record["fingerprint"]
+        else original
+    )
+
+
+def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: bool) -> list[str]:
+    """What was altered in a run's summary and environment, in words, as far as can be known without
+    training.
+
+    Args:
+        folder: The recorded run's.
+        original: Its config.
+        run: Built from that, new.
+        foreign: Whether `run` is another experiment, or the environment here is one that gives
+            other bits.
+    """
+    summary, recorded = (
+        read_json(folder.summary, shapes.SUMMARY) or {},
+        read_json(folder.environment, shapes.ENVIRONMENT) or {},
+    )
+    said = [
+        f"{name}: {reason}"
+        for name, told in (("summary.json", summary), ("environment.json", recorded))
+        if (reason := _level(told, run))
+    ]
+    if summary and recorded.get("level", summary["level"]) != summary["level"]:
+        said.append(
+            f"summary.json has the level {summary['level']}, and environment.json "
+            f"{recorded['level']}: one of them was altered"
+        )
+    said += [
+        *_fingerprints(folder, original, summary, recorded),
+        *_contradictions(recorded),
+        *kept_checkpoints.misled_links(folder.checkpoints, summary),
+    ]
+    if not foreign:
+        here = {
+            **run.environment,
+            "name": original.name,
+            "reproducibility": original.cfg.reproducibility.level,
+            "total_steps": run.total_steps,
+        }
+        known = [key for key in _OF_TRAINING if key in recorded]
+        pairs = differences(
+            {key: recorded[key] for key in known},
+            json.loads(json.dumps({key: here[key] for key in known})),
+        )
+        said += [_describe("environment.json", *pair) for pair in pairs]
+        lengths = {"steps_per_epoch": run.plan.steps_per_epoch, "total_steps": run.total_steps}
+        for path in [kept.path for kept in checkpoint.list_checkpoints(folder.checkpoints)]:
+            told = kept_checkpoints.manifest_of(path) or {}
+            known = {key: told[key] for key in lengths if key in told}
+            said += [
+                _describe(f"{path.name}/manifest.json", *pair)
+                for pair in differences(known, {key: lengths[key] for key in known})
+            ]
+    return said
+
+
+def hidden_settings(original: Composed) -> list[str]:
+    """The settings that count for the fingerprint and whose secrets are not in the config, since it
+    comes from a tracking store.
+    """
+    return [
+        path
+        for path, value in flat(identity(original.whole))
+        if isinstance(value, str) and HIDDEN in value
+    ]
+
+
+def _fingerprints(
+    folder: RunFolder, original: Composed, *records: Mapping[str, Any]
+) -> Iterator[str]:
+    """Where config, code, summary and environment do not belong to one experiment.
+
+    Nothing if that cannot be known.
+
+    The checkpoint that the run continues counts too, and may be gone; secrets are not in a config
+    from a tracking store.
+    """
+    if hidden_settings(original):
+        return
+    if original.cfg.resume_from and not Path(original.cfg.resume_from).expanduser().exists():
+        return
+    code, config = read_json(folder.sources, shapes.SOURCES) or {}, fingerprint_of(original.whole)
+    begun = code.get("config") or config
+    expected = combine(begun, code.get("files") or {})
+    told = {
+        name: record["fingerprint"]
+        for name, record in zip(("summary.json", "environment.json"), records, strict=True)
+        if "fingerprint" in record
+    }
+    others = set(told.values()) - {expected}
+    if begun != config or (not code and len(others) == 1 and expected not in told.values()):
+        yield (
+            f"config.yaml is that of another experiment: its fingerprint is {config[:12]}, and "
+            f"the run was begun with {(others or {begun}).pop()[:12]}"
+        )
+        return
+    for name, one in told.items():
+        if one != expected:
+            yield (
+                f"{name}: the fingerprint is recorded as {one[:12]}, and is {expected[:12]} "
+                "when computed again"
+            )
+
+
+def _describe(file: str, path: str, one: Any, two: Any) -> str:
+    if one in (None, "???"):
+        return f"{file}: {path} is missing, and is {two!r} when computed again"
+    again = (
+        "there is none when computed again"
+        if two in (None, "???")
+        else f"is {two!r} when computed again"
+    )
+    return f"{file}: {path} is recorded as {one!r}, and {again}"
+
+
+def _level(told: Mapping[str, Any], run: Run) -> str:
+    """A sentence if a level is higher than config and strategy allow."""
+    level, most = told.get("level"), run.recorder.level
+    order = list(LEVELS)
+    if level is None or (level in order and order.index(level) <= order.index(most)):
+        return ""
+    return f"the level is recorded as {level}, and the most that this config can claim is {most}"
+
+
+def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
+    """Where environment.json contradicts itself."""
+    shown = dict(_facts(recorded)) | {"device": recorded.get("device")}
+    shown |= {
+        f"data.{split}": facts.get("fingerprint")
+        for split, facts in recorded.get("data", {}).items()
+    }
+    shown |= {
+        f"optimizers.{phase}": facts.get("implementation")
+        for phase, facts in recorded.get("optimizers", {}).items()
+    }
+    for name, value in recorded.get("decides", {}).items():
+        if shown.get(name, value) != value:
+            yield (
+                f"environment.json contradicts itself: {name} is {shown[name]!r} where it is "
+                f"shown, and {value!r} under `decides`"
+            )
+
+
+def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[str] = ()) -> str:
+    """Describe what differs in the environment, the data last, with the reason.
+
+    `overridden`: the settings that were changed for `again`.
+    """
+    data = [line for line in foreign if line.startswith("data.")]
+    said = (
+        [
+            "the environments differ in what can change bits: "
+            + "; ".join(line for line in foreign if line not in data)
+        ]
+        if len(data) < len(foreign)
+        else []
+    )
+    if not data:
+        return said[0]
+    if given := [path for path in overridden if path.startswith("dataset.")]:
+        return "; ".join(
+            [
+                *said,
+                f"the data differ (the overrides change {first_few(given, 3)}): " + "; ".join(data),
+            ]
+        )
+    samples = {
+        name: split.dataset
+        for name, split in again.splits.items()
+        if not hasattr(split.dataset, "fingerprint")
+    }
+    prints = {
+        f"dataset.{name}": (
+            again.environment["data"][name]["fingerprint"],
+            fingerprint(data, f"dataset.{name}"),
+        )
+        for name, data in samples.items()
+    }
+    changing = [name for name, (one, two) in prints.items() if one != two]
+    reason = (
+        f"{' and '.join(changing)} gives other samples each time it is read"
+        if changing
+        else "files have changed, or the data set does not repeat"
+    )
+    return "; ".join([*said, f"the data differ ({reason}): " + "; ".join(data)])
+
+
+def unverifiable(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """A sentence on facts of the recording machine that differ here and do not affect bits, so that
+    they cannot be verified.
+    """
+    one, two = dict(_facts(recorded)), dict(_facts(json.loads(json.dumps(here))))
+    differing = [
+        name
+        for name in one
+        if name not in recorded.get("decides", {}) and one[name] != two.get(name)
+    ]
+    said = "; ".join(
+        f"{name} recorded as {one[name]!r}, here {two.get(name)!r}" for name in differing
+    )
+    return [f"cannot be verified: {said}"] if said else []
+
+
+def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in _OF_THE_MACHINE:
+        value = record.get(key)
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", one) for name, one in value.items() if name != "diff")
+        elif value is not None:
+            yield key, value

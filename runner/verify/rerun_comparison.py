@@ -1,0 +1,327 @@
+"""Compares a second training with a recorded run, step by step, and the run's checkpoints with its
+trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, final
+
+from samewise.runner.errors import CheckpointError, SamewiseError
+from samewise.runner.interfaces import Callback, Outcome, RunView
+from samewise.runner.records import checkpoint, kept_checkpoints, shapes, trace, trace_reader
+from samewise.runner.records.digest import (
+    combine,
+    state_sha256,
+    tensor_digests,
+    value_digest,
+    weights_sha256,
+)
+from samewise.runner.records.files import parse_json, read_json, read_lines
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.roots import alterations
+from samewise.runner.verify.divergence import (
+    Divergence,
+    describe_tensors,
+    explain,
+    first_altered_tensor,
+    first_divergence,
+    misstated_losses,
+    only_in,
+    other_layers,
+    other_start,
+    same_start,
+    unknown_since,
+)
+
+
+class Diverged(SamewiseError):
+    """Ends the second training at the first difference."""
+
+    def __init__(self, divergence: Divergence) -> None:
+        self.divergence = divergence
+        super().__init__(str(divergence))
+
+
+@final
+class Comparison(Callback):
+    """Compares each step's trace line with the recorded run's.
+
+    Args:
+        folder: The other run.
+        steps: Compare so many steps at most; None: all that it has.
+        logged: Its metrics, by step and name.
+        goes_on: Note every step that differs, rather than end at the first.
+        settings: Those that differ from the other run's, which may explain a difference.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        logged: Mapping[tuple[int, str], float],
+        *,
+        steps: int | None = None,
+        goes_on: bool = False,
+        settings: Collection[str] = (),
+    ) -> None:
+        self._head, self._lines = trace_reader.read_trace_of(folder)
+        self.algorithm = trace_reader.algorithm_of(folder.trace, self._head)
+        """How the other run's tensors were digested: the second training is to do as much."""
+        self.wanted = sum(steps is None or step <= steps for step in self._lines)
+        """How many steps will be compared: those of the trace, which may be every hundredth."""
+        self.missing = trace_reader.missing_start(self._lines)
+        """What of the trace is not there, in words."""
+        self.compared = 0
+        self.divergences: list[Divergence] = []
+        """What was noted."""
+        self.doubted: Collection[int] = ()
+        """Steps whose checkpoint has other weights than the trace."""
+        self.repeated = set[int]()
+        """Those of them after which the second training has the checkpoint's weights too: a
+        callback changed them after they had been traced."""
+        self._checkpoints = folder.checkpoints
+        self._logged, self._goes_on, self._settings = logged, goes_on, settings
+        # If the summary is compared too
+        self._to_the_end = steps is None and folder.summary.exists()
+        summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
+        # A sparse trace ends earlier
+        self._stopped, self._stop_at = (
+            summary.get("stopped_early"),
+            max([summary.get("steps", 0), *self._lines]),
+        )
+        self._is_at_stop = self._has_begun = False
+
+    @property
+    def steps(self) -> Collection[int]:
+        """The steps in the recorded run's trace."""
+        return self._lines.keys()
+
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
+        expected, found = self._lines.get(outcome.step), run.traced
+        self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
+        diverged = None if self._has_begun else other_start(self._head, _head_of(run))
+        self._has_begun = True
+        if not diverged and expected is not None and found.get("step") == outcome.step:
+            diverged = self._difference(run, outcome, (expected, found))
+            self.compared += diverged is None or self._goes_on
+        if not diverged and outcome.step in self.doubted and self._are_kept(run, outcome.step):
+            self.repeated.add(outcome.step)
+        if diverged and not self._goes_on:
+            raise Diverged(diverged)
+        self.divergences += [diverged] if diverged else []
+
+    def _difference(
+        self, run: RunView, outcome: Outcome, lines: tuple[dict[str, Any], Mapping[str, Any]]
+    ) -> Divergence | None:
+        """Where two lines of a step differ.
+
+        What only the record's line has otherwise, although the training is the same, is noted.
+        """
+        step, several, found = (
+            outcome.step,
+            len(outcome.gradient_norms) > 1,
+            first_divergence(self._head, *lines),
+        )
+        told = {
+            name: (self._logged.get((step, f"train/{name}")), here)
+            for name, here in {**outcome.losses, **outcome.gradient_norms}.items()
+        }
+        logged = {name: (there, here) for name, (there, here) in told.items() if there is not None}
+        if found and found[0] == "loss" and (losses := misstated_losses(lines, logged)) is not None:
+            if losses:
+                words = (
+                    "the trace was altered (loss): it has {!r}; training again gives {!r}, and "
+                    "the losses in metrics.jsonl"
+                ).format(*losses)
+                self.divergences.append(Divergence(step, "loss", "", words, altered=True))
+            found = first_divergence(
+                self._head, *lines, stages=[stage for stage in trace.STAGES if stage != "loss"]
+            )
+        if not found:
+            if place := other_layers(self._head, *lines):
+                words = (
+                    f"the trace was altered (layers): digests of single {place[0]} are not "
+                    "what training again gives, and that of all of them is"
+                )
+                self.divergences.append(Divergence(step, *place, words, altered=True))
+            return None
+        known = (
+            step - 1 in self._lines or same_start(self._head, _head_of(run), step)
+        ) and not self.divergences
+        stage, layer, reason = explain(
+            found,
+            [self._head] * 2,
+            lines,
+            self._settings,
+            logged=logged,
+            several=several,
+            known=known,
+        )
+        if stage in ("gradients", "weights") and (words := self._other_tensors(run)):
+            layer, reason = "", words
+        return Divergence(step, stage, layer, reason, since=unknown_since(step, self._lines))
+
+    def _other_tensors(self, run: RunView) -> str:
+        """A sentence if the second training's model has other parameters or buffers, whose digests
+        together are others in any case; otherwise empty.
+        """
+        other = _head_of(run)
+        return describe_tensors(
+            [only_in(self._head, other), only_in(other, self._head)], ("there", "here")
+        )
+
+    def _are_kept(self, run: RunView, step: int) -> bool:
+        try:
+            state = checkpoint.load(self._checkpoints / f"step-{step:08d}")
+        except CheckpointError:
+            return False
+        kept = state["model"]
+        return state["step"] == step and all(
+            name in kept
+            and value_digest(kept[name].contiguous()) == value_digest(tensor.contiguous())
+            for name, tensor in run.weights()
+        )
+
+    def stop_reason(self) -> str | None:
+        if self._stopped and self._is_at_stop and not self._goes_on:
+            return self._stopped  # for example by a sweep, which does not exist here
+        if self._goes_on or self.compared < self.wanted or self._to_the_end:
+            return None
+        return "everything that the first run recorded has been compared"
+
+
+def _head_of(run: RunView) -> dict[str, Any]:
+    _, line = next(read_lines(run.folder / "trace.jsonl"), (1, b"{}"))
+    return parse_json(line)
+
+
+def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
+    """What is wrong with the run's checkpoints, by step: altered files, and states that disagree
+    with the trace or the summary.
+    """
+    head, lines = trace_reader.read_trace_of(folder)
+    altered, divergences = alterations(folder), list[Divergence]()
+    for kept in checkpoint.list_checkpoints(folder.checkpoints):
+        try:
+            state = checkpoint.read(kept.path)
+            # Before the shards are added
+            content = state_sha256(
+                {name: value for name, value in state.items() if name not in ("format", "seconds")}
+            )
+            state = checkpoint.load_sharded(state, kept.path)
+        except CheckpointError as error:
+            divergences.append(
+                Divergence(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0])
+            )
+            continue
+        divergences += _mismatch(head, lines, kept, state)
+        manifest = kept_checkpoints.manifest_of(kept.path) or {}
+        weights = manifest.get("weights")
+        if weights and weights != f"{combine(tensor_digests(state['model'])):016x}":
+            divergences.append(
+                Divergence(
+                    kept.step,
+                    "root",
+                    "",
+                    f"{kept.path.name}/manifest.json was altered: its digest of the "
+                    "weights is not that of state.pt",
+                )
+            )
+        elif manifest.get("content", content) != content:
+            reason = (
+                f"{kept.path.name} was altered: the values in its state.pt do not have the "
+                "digest in its manifest.json (content)"
+            )
+            divergences.append(Divergence(kept.step, "root", "", reason))
+        if reason := altered.get(str(kept.step)):
+            divergences.append(Divergence(kept.step, "root", "", reason))
+        summary = read_json(folder.summary, shapes.SUMMARY) or {}
+        if (
+            kept.step == summary.get("steps")
+            and (digest := weights_sha256(state["model"])) != summary["weights_sha256"]
+        ):
+            reason = (
+                f"summary.json has weights_sha256 {summary['weights_sha256'][:16]}..., and "
+                f"{kept.path.name} has {digest[:16]}..."
+            )
+            divergences.append(Divergence(kept.step, "summary", "weights_sha256", reason))
+    return divergences
+
+
+def _mismatch(
+    head: Mapping[str, Any],
+    lines: Mapping[int, Any],
+    kept: checkpoint.CheckpointFolder,
+    state: Mapping[str, Any],
+) -> Iterator[Divergence]:
+    """How a checkpoint disagrees with the trace at its step."""
+    if state["step"] != kept.step:
+        yield Divergence(
+            kept.step, "checkpoint", "", f"{kept.path.name} was taken at step {state['step']}"
+        )
+        return
+    line = lines.get(kept.step)
+    layer = first_altered_tensor(head, line, state["model"]) if line else None
+    if layer is not None:
+        yield Divergence(
+            kept.step,
+            "checkpoint",
+            layer,
+            f"the weights in {kept.path.name} differ from those in the trace",
+        )
+    before = max((step for step in lines if step <= kept.step), default=None)
+    if (
+        before is not None
+        and "trace" in state
+        and state["trace"] != int(lines[before]["chain"], 16)
+    ):
+        reason = (
+            f"{kept.path.name} was not taken in a run with this trace: the trace was altered "
+            f"at step {before} or before, or the checkpoint was"
+        )
+        yield Divergence(kept.step, "chain", "", reason)
+
+
+def metric_divergences(
+    folder: RunFolder, logged: Mapping[tuple[int, str], float]
+) -> list[Divergence]:
+    """Metrics in the run's summary and checkpoints that differ from those logged."""
+    summary = read_json(folder.summary, shapes.SUMMARY) or {}
+    told = [
+        (kept.path.name, kept.step, kept.metrics or {})
+        for kept in checkpoint.list_checkpoints(folder.checkpoints)
+    ]
+    if summary:
+        best = summary["metrics"]["best"]
+        told += [
+            ("summary.json", summary["steps"], summary["metrics"]["final"]),
+            ("summary.json", int(best.get("step", 0)), best),
+        ]
+    return [
+        Divergence(
+            step, "metric", name, f"{name} is {value!r} in {place}, and was logged as {noted!r}"
+        )
+        for place, step, metrics in told
+        for name, value in metrics.items()
+        if (noted := logged.get((step, name))) is not None and repr(noted) != repr(float(value))
+    ]
+
+
+def loss_divergences(
+    folder: RunFolder, logged: Mapping[tuple[int, str], float]
+) -> list[Divergence]:
+    """Logged losses that differ from those in the trace."""
+    known = [
+        (step, float.fromhex(line["loss"]), logged.get((step, "train/loss")))
+        for step, line in trace_reader.read_trace_of(folder)[1].items()
+    ]
+    return [
+        Divergence(
+            step,
+            "metric",
+            "train/loss",
+            f"train/loss is {noted!r} in metrics.jsonl, and {loss!r} in trace.jsonl",
+        )
+        for step, loss, noted in known
+        if noted is not None and repr(noted) != repr(loss)
+    ]
