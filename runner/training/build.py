@@ -30,7 +30,6 @@ from samewise.runner.interfaces import Callback, Phase, Recipe, class_names, of_
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.frozen import idle_options
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
-from samewise.runner.processes import this_process
 from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
@@ -43,18 +42,24 @@ from samewise.runner.strategies.single import Single
 from samewise.runner.training import continued
 from samewise.runner.training.components import (
     Make,
-    data_cautions,
-    decoding_cautions,
     make_batch_transforms,
     make_model,
     make_order,
     make_part,
     make_splits,
-    mixing_cautions,
     require_decoded,
     training_images,
 )
 from samewise.runner.training.evaluation import watched
+from samewise.runner.training.guards.cautions import (
+    data_cautions,
+    decoding_cautions,
+    every_epochs_cautions,
+    max_steps_cautions,
+    mixing_cautions,
+    never_decides,
+    order_cautions,
+)
 from samewise.runner.training.guards.finite import nonfinite_names
 from samewise.runner.training.held_tensors import HeldTensors
 from samewise.runner.training.phase import TrainingPhase
@@ -157,7 +162,7 @@ def build(
         level=_level(composed, strategy),
         cautions=[
             *composed.cautions,
-            *_order_caution(composed),
+            *order_cautions(composed),
             *unread.cautions(composed),
             *precision.cautions(),
             *strategy.cautions(),
@@ -170,8 +175,8 @@ def build(
             ),
             *(data_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
             *idle_options(rules),
-            *_max_steps_caution(composed, plan),
-            *_every_epochs_caution(composed),
+            *max_steps_cautions(composed, plan),
+            *every_epochs_cautions(composed),
             *(
                 mixing_cautions(transforms, order, plan)
                 if train and "debug" not in composed.choices
@@ -238,7 +243,7 @@ def build(
         callback.on_build(recorder.view)
     if "debug" not in composed.choices and not evaluation_interval(run):
         recorder.cautions += [
-            _never_decides(path)
+            never_decides(path)
             for path in dict.fromkeys(path.rpartition(".")[0] for path in watched(run))
         ]
     return run
@@ -255,70 +260,6 @@ def _reporter(project: Project) -> dict[str, Callback]:
         if given
         else {}
     )
-
-
-def _order_caution(composed: Composed) -> list[Problem]:
-    """A warning if a set in the user's code may have another order in another process: in a script
-    or notebook, or under a debugger.
-    """
-    if this_process.has_fixed_hash_seed() or not composed.code.files:
-        return []
-    words = (
-        "is not fixed, so a set of strings in your code has another order in each process, and "
-        "perhaps other results"
-    )
-    return [
-        Problem(
-            "PYTHONHASHSEED",
-            words,
-            os.environ.get("PYTHONHASHSEED"),
-            hint="start Python with PYTHONHASHSEED=0, as the samewise command does",
-        )
-    ]
-
-
-def _max_steps_caution(composed: Composed, plan: Plan) -> list[Problem]:
-    """A warning if training ends before the given `max_steps`."""
-    cfg, steps = composed.cfg, composed.cfg.max_epochs * plan.steps_per_epoch
-    if (
-        cfg.max_steps is None
-        or cfg.max_steps <= steps
-        or not any(one.lstrip("+").startswith("max_steps=") for one in composed.overrides)
-    ):
-        return []
-    words = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
-    return [
-        Problem(
-            "max_steps",
-            words,
-            cfg.max_steps,
-            hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}",
-        )
-    ]
-
-
-def _every_epochs_caution(composed: Composed) -> list[Problem]:
-    """A warning if a given `evaluate.every_epochs` decides nothing."""
-    evaluate = composed.cfg.evaluate
-    if not evaluate.every_steps or not any(
-        one.lstrip("+").startswith("evaluate.every_epochs=") for one in composed.overrides
-    ):
-        return []
-    words, hint = (
-        f"has no effect: evaluate.every_steps={evaluate.every_steps} decides",
-        "evaluate.every_steps=null",
-    )
-    return (
-        [Problem("evaluate.every_epochs", words, evaluate.every_epochs, hint=hint)]
-        if evaluate.every_epochs
-        else []
-    )
-
-
-def _never_decides(path: str) -> Problem:
-    """The warning for a part that decides by evaluations, if the only one is at the end."""
-    words = "decides by evaluations, and the only one is at the end of training: it has no effect"
-    return Problem(path, words, hint="evaluate.every_epochs=1 evaluates after each epoch")
 
 
 def _level(composed: Composed, strategy: Strategy) -> str:

@@ -18,8 +18,9 @@ from samewise.runner.config.check import problems, settings_are_sound
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.training.components import _require_same_numbering, data_cautions
+from samewise.runner.training.components import _require_same_numbering
 from samewise.runner.training.dry_run import dry_run, explain_step_error
+from samewise.runner.training.guards.cautions import data_cautions
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Project(ROOT)

@@ -25,7 +25,8 @@ from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmenta
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import BatchTransform, Outcome
-from samewise.runner.training.components import make_batch_transforms, mixing_cautions
+from samewise.runner.training.components import make_batch_transforms
+from samewise.runner.training.guards.cautions import mixing_cautions
 
 TORCHVISIONS = [v2.MixUp(num_classes=2), v2.RandomChoice([v2.MixUp(num_classes=2), v2.CutMix(num_classes=2)])]
 
