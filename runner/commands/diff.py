@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_trust
-from samewise.runner.commands.sync import address
 from samewise.runner.config import project as projects
 from samewise.runner.config.tree import shown
-from samewise.runner.errors import ConfigError, Problem, first_line, number_of
+from samewise.runner.errors import number_of
 from samewise.runner.records import kept_sources, shapes, sources
-from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import (
     read_json,
-    read_mapping,
-    require_writable,
-    write_atomically,
 )
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
-from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.journal import last_evaluation, logged_values
-from samewise.runner.tracking.sender import prepare_environment
 
 if TYPE_CHECKING:
     from samewise.runner.records.folder import RunFolder
@@ -37,8 +26,6 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   samewise diff 3f2a 91bc
   samewise diff runs/resnet18_digits/3f2a9c81d0b4 other/resnet18_digits/3f2a9c81d0b4 --json
-  samewise diff 3f2a 91bc --html diff.html       also write a web page
-  samewise diff 3f2a 91bc --log                  also log the page to both runs in MLflow
   samewise diff 3f2a                             the lines of your code that have changed since that run
 
 exit codes with one RUN: 0 its code has not changed since; 1 it has
@@ -70,15 +57,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
     )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write a self-contained web page"
-    )
-    parser.add_argument(
-        "--log",
-        action="store_true",
-        help="also log the page to MLflow, as the artifact diff/OTHER.html of both runs",
-    )
-    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
@@ -91,13 +69,7 @@ def run(args: argparse.Namespace) -> int:
         saved.find(args.first, run_root=args.run_root),
         saved.find(args.second, run_root=args.run_root),
     )
-    if args.html:
-        require_writable("--html", args.html, file=True)
     found = _compare(*pair)
-    if args.html:
-        write_atomically(args.html, _page(*pair, found))
-    if args.log:
-        _log(*pair, found, trust=args.trust)
     if args.json:
         print(to_json(found))
     else:
@@ -107,11 +79,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare_with_now(args: argparse.Namespace, folder: RunFolder) -> int:
     """Print how the code differs from that of a run."""
-    if args.html or args.log:
-        option = "--html" if args.html else "--log"
-        raise ConfigError(
-            Problem(option, "makes a page about two runs", expected="samewise diff RUN RUN")
-        )
     projects.find()  # makes its packages importable
     changed = sources.list_changes(folder.sources)
     lines = kept_sources.line_differences(folder.sources)
@@ -355,100 +322,6 @@ def _last_evaluation(folder: Any, summary: Mapping[str, Any]) -> tuple[int, Mapp
     )
 
 
-def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
-    from samewise.runner.sweeps.report.page import document, table
-
-    names = [
-        f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)
-    ]
-    parts = [
-        f"<h1>{escape(names[0])} | {escape(names[1])}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in _verdict(found)),
-    ]
-    if found["config"]:
-        parts += [
-            "<h2>Config</h2>",
-            table(
-                [
-                    {"": path, names[0]: shown(one), f"{names[1]} ": shown(two)}
-                    for path, one, two in found["config"]
-                ]
-            ),
-        ]
-    for title, key in (
-        ("Metrics of the last evaluation", "metrics"),
-        ("Where logged metrics first differ", "logged"),
-    ):
-        pairs = [
-            (
-                name,
-                *_numbers(*pair),
-                _differs(*pair, compared=key == "logged" or len({*found["evaluated"]}) == 1),
-            )
-            for name, pair in found[key].items()
-        ]
-        rows = [
-            {"": name, names[0]: one, f"{names[1]} ": two, "differs": differs}
-            for name, one, two, differs in pairs
-        ]
-        parts += [f"<h2>{title}</h2>", table(rows)] if rows else []
-    for title, lines in (
-        ("Environment", found["environment"]),
-        ("Code", found["code"]),
-        ("Missing", found["missing"]),
-        ("Altered", found["altered"]),
-    ):
-        if lines:
-            parts += [
-                f"<h2>{title}</h2>",
-                "<ul>",
-                *(f"<li>{escape(str(line))}</li>" for line in lines),
-                "</ul>",
-            ]
-    if found["lines"]:
-        text = "\n".join(_lines_of_code(found["lines"]))
-        parts += ["<h2>Lines of code</h2>", f"<pre>{escape(text)}</pre>"]
-    return document(" | ".join(names), parts)
-
-
-def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None:
-    """Log the page with both runs in MLflow."""
-    from samewise.runner.config import saved
-    from samewise.runner.config.tree import plain
-
-    prepare_environment()
-    for folder, other in ((first, second), (second, first)):
-        run_id = read_mapping(folder.tracking, shapes.TRACKING).get("run_id")
-        if not run_id:
-            raise ConfigError(
-                Problem(
-                    "--log",
-                    "the run is not in MLflow",
-                    str(folder.path),
-                    hint=f"samewise sync {shlex.quote(str(folder.path))}",
-                )
-            )
-        signatures.require(
-            folder.config,
-            trust=trust,
-            uses="sends a page, with your tokens, to the MLflow store that its config.yaml names",
-        )
-        settings = plain(saved.config_in(folder.config).cfg.tracking)
-        uri = address(folder, settings, None)
-        from samewise.runner.tracking.store import open_client
-
-        try:
-            client = open_client(uri)
-            client.log_text(run_id, _page(first, second, found), f"diff/{other.path.name}.html")
-        except Exception as error:  # any error of the store or the network
-            raise ConfigError(
-                Problem(
-                    "--log", f"MLflow refused the page: {first_line(error)}", remove_password(uri)
-                )
-            ) from None
-        print(f"logged to the MLflow run {run_id} as diff/{other.path.name}.html", file=sys.stderr)
-
-
 def _verdict(found: dict[str, Any]) -> list[str]:
     """Describe what the traces show, and, where they do not show whether the runs agree, the logged
     metrics and the final weights, in lines.
@@ -554,7 +427,7 @@ def _print_code(changed: Sequence[str], lines: Mapping[str, str], *, most: int |
     for line in text[:most]:
         console.print(Text(line, _COLOURS.get(line[:1], "")))
     if most and (left := len(text) - most) > 0:
-        print(f"  {number_of(left, 'more line')} of code: --html FILE or --json shows all")
+        print(f"  {number_of(left, 'more line')} of code: --json shows all")
 
 
 def _lines_of_code(lines: Mapping[str, str]) -> list[str]:

@@ -55,7 +55,7 @@ Files that it writes:
   rank-0.trace.json.gz    one for each process: operators, Python calls, shapes, memory, and the parts above as named ranges; drop it on https://ui.perfetto.dev
   rank-0.memory.pickle    on CUDA: every allocation, for https://pytorch.org/memory_viz
   profile.json            the figures
-With tracking, all of it is also logged to MLflow, in an experiment of its own. On CUDA the ranges are NVTX ranges too, for Nsight Systems:
+On CUDA the ranges are NVTX ranges too, for Nsight Systems:
   nsys profile samewise profile experiment=resnet50_imagenet --traced 0
 
 examples:
@@ -66,7 +66,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, write and log a profile."""
+    """Measure, print and write a profile."""
     for name, least in (("steps", 1), ("traced", 0)):
         if getattr(args, name) < least:
             raise ConfigError(
@@ -75,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
     composed = ready(args)
     given = {
         "json": args.json,
-        "tracking": composed.whole["tracking"],
         "asked": {"steps": args.steps, "traced": args.traced, "out": ""},
     }
 

@@ -1,32 +1,24 @@
-"""Prints a profile, and logs it to MLflow."""
+"""Prints a profile."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.measuring.ranges import RANGES
 from samewise.runner.records.json_text import to_json
-from samewise.runner.tracking.address import describe_failure
-from samewise.runner.tracking.backends import backends_of
-from samewise.runner.tracking.sender import prepare_environment
 from samewise.runner.training.guards.memory import PARTS
 from samewise.runner.training.guards.memory import format_bytes as bytes_in_words
 
 
 def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Print a profile, as JSON if `given["json"]`, and log it if tracking (`given["tracking"]`) is
-    on.
-    """
+    """Print a profile, as JSON if `given["json"]`."""
     out = Path(given["asked"]["out"])
     if given["json"]:
         print(to_json({**found, "folder": str(out)}, indent=2))
     else:
         print("\n".join(lines(found, out)))
-    if "mlflow" in backends_of(given["tracking"]):
-        _log(found, out, given["tracking"])
 
 
 def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
@@ -89,28 +81,3 @@ def _meaning(file: str) -> str:
         ".memory.pickle": "for https://pytorch.org/memory_viz",
     }
     return next((meaning for end, meaning in kinds.items() if file.endswith(end)), "")
-
-
-def metrics_of(found: Mapping[str, Any]) -> dict[str, float]:
-    """The profile's metrics for MLflow."""
-    first = found["ranks"][0]
-    logged = {"profile/step_ms": found["step_ms"], "profile/samples_per_s": found["samples_per_s"]}
-    logged |= {f"profile/{part}_ms": ms for part, ms in first["parts_ms"].items()}
-    return logged | {
-        f"profile/memory_mb/{name.replace(' ', '_')}": size / 1e6
-        for name, size in first["memory"].items()
-    }
-
-
-def _log(found: Mapping[str, Any], out: Path, settings: Mapping[str, Any]) -> None:
-    prepare_environment()
-    from samewise.runner.tracking.store import log_profile
-
-    files: Sequence[Path] = [out / name for name in found["files"]]
-    try:
-        log_profile(found["name"], found["fingerprint"], files, metrics_of(found), settings)
-    except Exception as error:  # any error of the store or the network
-        print(
-            f"the profile could not be logged to MLflow: {describe_failure(str(error))}",
-            file=sys.stderr,
-        )

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, summarise_error
 from samewise.runner.records.locks import hold
-from samewise.runner.tracking.address import check_uri, describe_failure, sqlite_file
+from samewise.runner.tracking.address import describe_failure, sqlite_file
 
 _LOG = logging.getLogger("samewise.tracking")
 
@@ -132,47 +132,3 @@ def _lock(file: Path) -> Path:
 
 
 _TAG = "samewise.report_of"
-
-
-def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -> str:
-    """Log the files of a sweep's report.
-
-    Return the MLflow run's id. A later report of the same sweep replaces an earlier one.
-    """
-    uri = check_uri(str(settings["uri"]))
-    client = open_client(uri)
-    experiment = experiment_id(client, f"{settings['experiment']} reports", settings)
-    found = client.search_runs([experiment], f"tags.`{_TAG}` = '{sweep}'", max_results=1)
-    run = (
-        found[0]
-        if found
-        else client.create_run(experiment, tags={_TAG: sweep, "sweep": sweep}, run_name=sweep)
-    )
-    return _log_files(client, run.info.run_id, files, settings)
-
-
-def log_profile(
-    name: str,
-    fingerprint: str,
-    files: Sequence[Path],
-    metrics: Mapping[str, float],
-    settings: Mapping[str, Any],
-) -> str:
-    """Log a profile of an experiment as a new run; return the MLflow run's id."""
-    client = open_client(check_uri(str(settings["uri"])))
-    experiment = experiment_id(client, f"{settings['experiment']} profiles", settings)
-    run = client.create_run(
-        experiment, tags={"samewise.profile_of": fingerprint}, run_name=f"{name} {fingerprint[:12]}"
-    )
-    for key, value in metrics.items():
-        client.log_metric(run.info.run_id, key, value)
-    return _log_files(client, run.info.run_id, files, settings)
-
-
-def _log_files(
-    client: MlflowClient, run_id: str, files: Sequence[Path], settings: Mapping[str, Any]
-) -> str:
-    for file in files:
-        client.log_artifact(run_id, str(file))
-    client.set_terminated(run_id, "FINISHED")
-    return run_id

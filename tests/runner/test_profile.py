@@ -262,21 +262,3 @@ def test_each_process_has_its_own_trace_also_if_one_crashed_first(here: Path, sa
     assert samewise("train", *SMALL, "replicas=2", "max_steps=5").returncode == 0
     trained = [json.loads(line) for line in next(here.glob("runs/*/*/trace.jsonl")).read_text().splitlines()]
     assert trained[-1]["chain"] == found["chain"], "2 steps before, 2 measured, 1 watched"
-
-
-@pytest.mark.slow
-def test_a_profile_is_logged_to_mlflow_and_is_not_listed_as_a_run(here: Path, samewise: Callable[..., Any]) -> None:
-    tracked = [one for one in SMALL if one != "tracking=none"] + ["tracking.enabled=true", f"tracking.uri=sqlite:///{here}/store.db"]
-    done = samewise("profile", *tracked, "--steps", 2, "--traced", 1)
-    assert done.returncode == 0, done.stderr
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{here}/store.db")
-    experiment = client.get_experiment_by_name("samewise profiles")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.data.metrics["profile/step_ms"] > 0
-    assert {"profile/forward_ms", "profile/memory_mb/weights"} <= set(run.data.metrics)
-    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"profile.json", "rank-0.trace.json.gz"}
-    listed = samewise("runs", "--uri", f"sqlite:///{here}/store.db")
-    assert "measured" not in listed.stdout

@@ -21,7 +21,7 @@ from samewise.recipes.parts.average_precision import AveragePrecision
 from samewise.recipes.parts.average_precision import Image as Annotated
 from samewise.runner.records.console import PlainConsole
 from samewise.runner.secrets import PlainStream, filter_output, printable
-from samewise.runner.sweeps.report import page
+from samewise.runner.sweeps.report import rows
 
 FORMULAS = ["$b^$", r"\$b^$", "$\\undefined{$", "$$", "a_b^c", r"\frac", "[red]x", "$b^$" * 50]
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b[8mhidden\x1b[0m\x9b2J\u202e"
@@ -91,17 +91,12 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(samewise: Callable[..., Any
 def test_no_table_cell_is_a_spreadsheet_formula(name: str, tmp_path: Path) -> None:
     pictures.save_class_accuracy(tmp_path / "classes.csv", torch.eye(2), [name, "b"])
     transcripts.save_csv(tmp_path / "said.csv", [transcripts.Line(name, name, name, 0, -1.5)])
-    tables = [(tmp_path / one).read_bytes().decode() for one in ("classes.csv", "said.csv")] + [page.as_csv([{"metric": name, name: -1.5, "text": "-1.5"}])]
+    tables = [(tmp_path / one).read_bytes().decode() for one in ("classes.csv", "said.csv")] + [rows.as_csv([{"metric": name, name: -1.5, "text": "-1.5"}])]
     for table in tables:
         cells = [cell for row in csv.reader(io.StringIO(table, newline="")) for cell in row]
         assert f"'{name}" in cells
         assert name not in cells
     assert {"-1.5"} < set(cells)
-
-
-def test_a_report_plot_that_cannot_be_drawn_is_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
-    assert page._draw(page.seeds_plot, [None]) == ""
-    assert "warning: seeds plot: cannot be drawn: AttributeError" in capfd.readouterr().err
 
 
 @pytest.mark.slow

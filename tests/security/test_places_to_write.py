@@ -18,7 +18,6 @@ COMMANDS = {
     "export": ("--out", ["export", "RUN", "--out", "PLACE/x"]),
     "bundle": ("--out", ["bundle", "RUN", "--out", "PLACE/x.bundle"]),
     "reproduce": ("--out", ["reproduce", "x.bundle", "--out", "PLACE/x"]),
-    "diff": ("--html", ["diff", "RUN", "RUN", "--html", "PLACE/x.html"]),
     "init": ("FOLDER", ["init", "PLACE/x"]),
     "schema": ("--out", ["schema", "--out", "PLACE/x"]),
     "profile": ("--out", ["profile", *TINY, "--out", "PLACE/x"]),

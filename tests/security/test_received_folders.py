@@ -109,7 +109,7 @@ def test_a_signature_made_with_another_key_is_not_valid(samewise, run, tmp_path,
 def test_commands_that_only_read_need_no_trust(samewise, run, sweep) -> None:
     (run / ".signature").unlink()
     (sweep / ".signature").unlink()
-    for given in (("diff", run, run), ("digest", run), ("sweep", sweep, "--status"), ("sweep", "--status"), ("report", sweep, "--no-mlflow")):
+    for given in (("diff", run, run), ("digest", run), ("sweep", sweep, "--status"), ("sweep", "--status"), ("report", sweep)):
         done = samewise(*given)
         assert done.returncode == 0, (given, done.stderr)
 

@@ -153,7 +153,7 @@ def commands(home: Path) -> dict[str, tuple[str, ...]]:
         "sync all": ("sync",),
         "status": ("sweep", sweep, "--status"),
         "status of all": ("sweep", "--status"),
-        "report": ("report", sweep, "--no-mlflow"),
+        "report": ("report", sweep),
         "cancel": ("sweep", sweep, "--cancel"),
         "sweep": ("sweep", sweep),
     }

@@ -9,7 +9,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from samewise.runner.sweeps.results import PointResult
 from samewise.runner.sweeps.settings import (
@@ -50,15 +49,12 @@ class Effect:
             eta squared, 0 to 1. NaN if all settings gave the same.
         levels: Each with what came of it, in the values' order.
         best: The level with the best mean.
-        correlation: Spearman's rank correlation of the value with the metric, -1 to 1; None if the
-            values are not numbers.
     """
 
     key: str
     share: float
     levels: Sequence[Level]
     best: str
-    correlation: float | None
 
 
 def effects(found: Sequence[PointResult]) -> list[Effect]:
@@ -127,7 +123,7 @@ def _effect(key: str, settled: Sequence[tuple[Mapping[str, str], float]], mode: 
     levels = [Level(name, Spread.of(means)) for name, means in groups]
     pick = max if mode == "max" else min
     best = pick(levels, key=lambda level: level.spread.mean).name
-    return Effect(key, _share([means for _, means in groups]), levels, best, _correlation(pairs))
+    return Effect(key, _share([means for _, means in groups]), levels, best)
 
 
 def _group_values(pairs: Sequence[tuple[str, float]]) -> list[tuple[str, list[float]]]:
@@ -183,21 +179,6 @@ def _share(groups: Sequence[Sequence[float]]) -> float:
     whole = sum((value - middle) ** 2 for value in everything)
     between = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in groups)
     return between / whole if whole > 0 else math.nan
-
-
-def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
-    numbers = [(as_number(text), mean) for text, mean in pairs]
-    known = [(value, mean) for value, mean in numbers if value is not None]
-    if (
-        len(known) < len(numbers)
-        or len({value for value, _ in known}) < 2
-        or len({mean for _, mean in known}) < 2
-    ):
-        return None
-    from scipy.stats import spearmanr
-
-    found: Any = spearmanr([value for value, _ in known], [mean for _, mean in known])
-    return float(found[0])
 
 
 def pareto(found: Sequence[PointResult]) -> list[list[PointResult]]:

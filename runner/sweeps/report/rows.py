@@ -1,21 +1,24 @@
-"""A sweep as rows, mappings from columns to cells, for terminal, page and CSV.
+"""A sweep as rows, mappings from columns to cells, for terminal and CSV.
 
 Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from samewise.runner.errors import number_of
-from samewise.runner.records.sweep_folder import Point, short
+from samewise.runner.records.sweep_folder import Point, SweepFolder, short
+from samewise.runner.secrets import plain_cell, redact
 from samewise.runner.sweeps.progress import clock
-from samewise.runner.sweeps.report.curves import Cost
 from samewise.runner.sweeps.report.effects import Effect, pareto
-from samewise.runner.sweeps.results import PointResult
+from samewise.runner.sweeps.results import PointResult, State
 from samewise.runner.sweeps.settings import (
     goals,
     lacks_seeds,
@@ -62,55 +65,27 @@ def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[R
     return rows
 
 
-def point_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
-    """Every point.
-
-    With `exact` all digits, and all metrics at its best step (best/...) and at its end (final/...).
+def point_rows(found: Sequence[PointResult]) -> list[Row]:
+    """Every point with all digits, and all metrics at its best step (best/...) and at its end
+    (final/...).
     """
-    show = exactly if exact else number
-    rows = list[Row]()
-    for one in found:
-        point = one.point
-        row: dict[str, Any] = {
-            "point": point.number + 1,
-            **_values(point, exact=exact),
-            **({"seed": point.seed} if point.seed is not None else {}),
-        }
-        row |= {
+    return [
+        {
+            "point": one.point.number + 1,
+            **_values(one.point, exact=True),
+            **({"seed": one.point.seed} if one.point.seed is not None else {}),
             "state": one.state.value,
-            one.objective: show(one.value),
+            one.objective: exactly(one.value),
             "steps": one.steps,
             "training s": f"{one.seconds:.1f}",
             "tries": one.tries,
-        }
-        row |= {
-            "weights sha256": one.weights_sha256 if exact else one.weights_sha256[:12],
-            "folder": point.folder,
+            "weights sha256": one.weights_sha256,
+            "folder": one.point.folder,
             "reason": one.reason,
+            **{f"best/{name}": value for name, value in one.best.items()},
+            **{f"final/{name}": value for name, value in one.final.items()},
         }
-        if exact:
-            row |= {
-                f"{kind}/{name}": value
-                for kind, metrics in (("best", one.best), ("final", one.final))
-                for name, value in metrics.items()
-            }
-        rows.append(row)
-    return rows
-
-
-def effect_rows(effects: Sequence[Effect]) -> list[Row]:
-    """Each value of each parameter, the strongest parameter first."""
-    return [
-        {
-            **effect_facts(effect),
-            "value": name,
-            "mean": number(level.spread.mean),
-            "std": number(level.spread.deviation),
-            "settings": level.spread.count,
-            "": "best" if level.name == effect.best else "",
-        }
-        for effect in effects
-        for level, name in zip(effect.levels, level_names(effect), strict=True)
+        for one in found
     ]
 
 
@@ -130,7 +105,6 @@ def effect_facts(effect: Effect) -> dict[str, str]:
     return {
         "parameter": effect.key.lstrip("+~"),
         "share": share,
-        "rank correlation": "" if effect.correlation is None else f"{effect.correlation:+.2f}",
     }
 
 
@@ -178,6 +152,40 @@ def count_points(found: Iterable[PointResult]) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Cost:
+    """The time and work that a sweep has taken.
+
+    Args:
+        training_s: Seconds of training, summed over its runs that did not fail; of an unfinished
+            run, the time that its jobs took.
+        span_s: From the first job's beginning to the last one's end.
+        steps: Optimizer steps of all runs.
+        tries: Jobs started.
+        lost_s: Seconds of jobs whose run failed.
+    """
+
+    training_s: float
+    span_s: float
+    steps: int
+    tries: int
+    lost_s: float
+
+
+def cost(folder: SweepFolder, found: Sequence[PointResult]) -> Cost:
+    """The cost of all points so far."""
+    words = [(one, folder.word(one.point.number)) for one in found]
+    began = [float(word.get("first_began", word["began"])) for _, word in words if "began" in word]
+    ended = [float(word["ended"]) for _, word in words if "ended" in word]
+    lost = sum(one.seconds for one in found if one.state is State.failed)
+    once = {one.point.folder: one for one in found}.values()
+    span = max(0.0, max(ended) - min(began)) if began and ended else 0.0
+    trained = sum(one.seconds for one in once if one.state is not State.failed)
+    return Cost(
+        trained, span, sum(one.steps for one in once), sum(one.tries for one in found), lost
+    )
+
+
 def cost_in_words(spent: Cost) -> str:
     """The sweep's cost."""
     lost = f", {clock(spent.lost_s)} on runs that failed" if spent.lost_s >= 1 else ""
@@ -185,6 +193,15 @@ def cost_in_words(spent: Cost) -> str:
         f"{clock(spent.training_s)} of training, {number_of(spent.steps, 'step')}, "
         f"{number_of(spent.tries, 'job')} started, {clock(spent.span_s)} in all{lost}"
     )
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Rows as CSV without passwords, tokens and cells that a spreadsheet would take for formulas."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns(rows), lineterminator="\n")
+    writer.writerow({name: plain_cell(name) for name in columns(rows)})
+    writer.writerows({name: plain_cell(value) for name, value in row.items()} for row in rows)
+    return redact(out.getvalue())
 
 
 def number(value: float) -> str:

@@ -146,7 +146,7 @@ def print_effects(effects: Sequence[Effect], note: str = "") -> None:
         rows.append({**effect_facts(one), "mean of each value": "  ".join(levels)})
     if rows:
         console.print()
-        _print_table(console, rows, right=("share", "rank correlation"))
+        _print_table(console, rows, right=("share",))
     if note:
         console.print(note)
 
