@@ -1,5 +1,5 @@
 """The MLflow store: an SQLite file is created once and atomically, however many processes start at
-once; and a sweep's report, or a profile, as a run in it, beside the experiment's own. Imports mlflow.
+once. Imports mlflow.
 """
 
 from __future__ import annotations
@@ -129,6 +129,3 @@ def _migrate(file: Path, uri: str) -> None:
 
 def _lock(file: Path) -> Path:
     return file.with_name(f".{file.name}.lock")
-
-
-_TAG = "samewise.report_of"
