@@ -1,0 +1,1 @@
+"""Tells from which photograph a tile was cut."""

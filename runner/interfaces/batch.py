@@ -1,0 +1,34 @@
+"""What a recipe and a transform get: a batch, and the names of its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+Batch = dict[str, Any]
+"""A micro-batch: names to tensors, or to lists of them, all with the same first dimension B."""
+
+
+def batch_size(batch: Batch) -> int:
+    """B: the length of the first tensor or list in the batch."""
+    first = next(iter(batch.values()))
+    # Torch.export leaves a shape free; len fixes it
+    return first.shape[0] if isinstance(first, Tensor) else len(first)
+
+
+def class_names(dataset: Any) -> list[str]:
+    """`classes` of a data set, or of the one that it wraps (`torch.utils.data.Subset` and the
+    like); empty if there are none.
+    """
+    return [str(name) for name in of_labels(dataset, "classes")]
+
+
+def of_labels(dataset: Any, attribute: str) -> Sequence[Any]:
+    """The same for any attribute that has an entry for each label."""
+    while dataset is not None:
+        if found := getattr(dataset, attribute, None):
+            return found
+        dataset = getattr(dataset, "dataset", None)
+    return ()

@@ -1,0 +1,227 @@
+"""What a task is: its loss, its evaluation, its predictions."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces.batch import Batch
+from samewise.runner.interfaces.results import MeanLosses, Prediction, Scores
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a micro-batch contributes to a step.
+
+    Args:
+        total: float32[], the *sum* of the loss over what is counted (samples, target characters,
+            ...), differentiable.
+        count: How many were counted. The step's loss is the sum of totals over the sum of counts,
+            over all micro-batches.
+        parts: Named components to log, each a sum over the same count, detached.
+        explain: Raises a SamewiseError that says why the total is not finite, where the recipe
+            knows. Called only where it is not, so that nobody waits for a device to hear that all
+            is well.
+    """
+
+    total: Tensor
+    count: float
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    explain: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One optimizer's share of a step.
+
+    A recipe with several optimizers (a GAN) lists them in the order they step.
+
+    Args:
+        name: The key of its optimizer in the config, if `optimizer` is a mapping of several.
+        modules: Prefixes of the parameters it trains (`("generator",)`); empty: all. Only these
+            gather gradients while it computes its loss.
+    """
+
+    name: str = "train"
+    modules: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.modules, str):
+            raise ConfigError(
+                Problem(
+                    "recipe",
+                    f"the modules of phase '{self.name}' are text",
+                    self.modules,
+                    f'a tuple: ("{self.modules}",)',
+                )
+            )
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model as a function of tensors alone, for an export.
+
+    Args:
+        call: From the model and these tensors to what it gives, by name.
+        inputs: An example, by name, in the order of the call. Where all of them are entries of the
+            batch, its transforms can go into the export.
+        checks: Values with which a program that calls it in its own loop can compare its result.
+    """
+
+    call: Callable[..., Mapping[str, Tensor]]
+    inputs: Mapping[str, Tensor]
+    checks: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Recipe(abc.ABC):
+    """The science of one task. It knows no device, rank, optimizer, file or logger."""
+
+    classes: Sequence[str] = ()
+    """The names of the labels, if the run's data set has them: set before `predict` is called."""
+
+    category_ids: Sequence[int] = ()
+    """The labels' numbers in the data set's own file, if it numbers them differently, -1 for a
+    label that it lacks: set likewise."""
+
+    read_size: Sequence[int] | None = None
+    """[height, width] to which the run's data set resizes images as it reads them in evaluation, as
+    `read` should: set likewise."""
+
+    takes: str = "files of its own kind"
+    """What `read` reads, in a word: `images`."""
+
+    gives: str = ""
+    """How to read what the model gives, for those who run it elsewhere: `a row of logits for each
+    image`."""
+
+    extensions: Sequence[str] = ()
+    """How the names of such files end: those in a folder that `predict` is given. Empty: folders
+    are refused."""
+
+    export_samples: int = 2
+    """The number of samples in an export's example. A size of 1 is fixed in the file; other sizes
+    stay dynamic if the model allows it."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The optimizers of a step, in their order. Default: one that trains everything."""
+        return (Phase(),)
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples of the data set to one batch, on the CPU.
+
+        Default: torch's `default_collate` of dicts.
+        """
+        return torch.utils.data.default_collate(list(samples))
+
+    def require(self, batch: Batch) -> None:
+        """Look at a batch on the CPU that the data set has made itself (`batch(indices)`), as
+        `collate` looks at samples. Default: nothing.
+
+        Raises:
+            DataError: it has something that no sample may have.
+        """
+
+    @abc.abstractmethod
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """The training loss of one micro-batch, the model in training mode."""
+
+    def measure(self, model: nn.Module, batch: Batch) -> Any:
+        """What one evaluation batch gives, small and on the CPU, for `Scores.add`.
+
+        The model is in eval mode, without gradients. Default: its losses.
+        """
+        # A loss may change its batch in place
+        each = [
+            batch,
+            *(deepcopy(batch) for _ in self.phases[1:]),
+        ]
+        found = {
+            phase.name: is_loss(self, self.loss(model, one, phase))
+            for one, phase in zip(each, self.phases, strict=True)
+        }
+        return {
+            name: (
+                loss.count,
+                {
+                    "loss": float(loss.total),
+                    **{part: float(value) for part, value in loss.parts.items()},
+                },
+            )
+            for name, loss in found.items()
+        }
+
+    def scores(self, dataset: Any) -> Scores:
+        """A fresh accumulator for one pass over `dataset` (the split being evaluated; its `classes`
+        name the labels, if it has them). Default: mean losses.
+        """
+        if type(self).measure is not Recipe.measure and type(self).scores is Recipe.scores:
+            words = (
+                f"{type(self).__name__} has a `measure`, but no `scores` that turns its "
+                "results into metrics"
+            )
+            raise ConfigError(
+                Problem(
+                    "recipe", words, expected="both, or neither: the losses are then the metrics"
+                )
+            )
+        return MeanLosses()
+
+    def read(self, file: Path) -> Any:
+        """A user's file as a sample for `collate`, without what is to be predicted.
+
+        Raises: DataError: it is not the kind of file that the recipe predicts from; the default
+            predicts from none.
+        """
+        raise ConfigError(
+            Problem(
+                "recipe",
+                f"{type(self).__name__} cannot predict from files",
+                str(file),
+                "a recipe with `read` and `predict`",
+            )
+        )
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
+        """One prediction for each sample of a batch of what `read` gave, collated and transformed.
+
+        The model is in eval mode, without gradients.
+        """
+        words = f"{type(self).__name__} reads files, but has no `predict`"
+        raise ConfigError(Problem("recipe", words, expected="a recipe with `read` and `predict`"))
+
+    def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
+        """What is exported, where it is not the model as `predict` calls it: by name, empty for one
+        that stands for the model itself. Default: nothing else.
+
+        Args:
+            model: In eval mode, on the CPU.
+            batch: `export_samples` samples, after the batch transforms.
+        """
+        return {}
+
+
+def is_loss(recipe: Recipe, loss: object) -> Loss:
+    """What a recipe's `loss` returns; ConfigError unless it is a `Loss`."""
+    if isinstance(loss, Loss):
+        return loss
+    message, expected = (
+        f"{type(recipe).__name__}.loss returns {type(loss).__name__}",
+        "samewise's Loss(total, count): samewise.runner.interfaces.Loss",
+    )
+    raise ConfigError(
+        Problem(
+            "recipe",
+            message,
+            expected=expected,
+            hint="return Loss(total, count), total being the sum of the loss over count samples",
+        )
+    )
