@@ -10,10 +10,9 @@ import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,6 @@ from torch.utils.data import Dataset
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import differing_entry, failure, sample_name
 from samewise.runner.data.device import copied
-from samewise.runner.data.generator_tracker import GeneratorTracker, next_draws
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
@@ -83,9 +81,6 @@ class KeyedDataset(Dataset[Any]):
         self._may_share = not str(getattr(self._whole or collate, "__module__", "")).startswith(
             "samewise."
         )
-        # Samewise's own draw nothing where they make batches
-        self._draws = self._whole is None or not type(dataset).__module__.startswith("samewise.")
-        self._drawn = GeneratorTracker()
         self._require = require
         self.says_places = False
         self.must_repeat = False
@@ -107,55 +102,27 @@ class KeyedDataset(Dataset[Any]):
                     if isinstance(unlike, Failure)
                     else Failure((_does_not_repeat(self._name, unlike),))
                 )
-        batch = (
-            self._drawn(
-                partial(self._make, key), partial(self._make, replace(key, indices=key.indices[:1]))
-            )
-            if self._draws
-            else self._make(key, ())
-        )
-        # Perhaps of the stand-in for torch.default_generator, which is no argument of torch's
-        # operators
-        if isinstance(batch, Failure) and self._draws:
-            self._drawn.seed_all()
-            batch = self._make(key, tuple(streams.SEEDERS))
+        batch = self._make(key)
         if is_first and self._may_share and (problem := _copy_differs(batch)):
             return Failure((problem,))
         if not self.says_places or isinstance(batch, Failure):
             return batch
         return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
 
-    def _make(self, key: Key, seeded: Collection[str]) -> Batch | Failure:
+    def _make(self, key: Key) -> Batch | Failure:
         """Collate the samples.
 
-        Each enters its stream in the generators that are `seeded`, a batch that the data set makes
-        itself that of its first sample.
+        Each enters its stream, a batch that the data set makes itself that of its first sample.
         """
         samples = list[Any]()
         try:
             if self._whole is not None:
-                if seeded:
-                    streams.enter(
-                        self._seed,
-                        self._stream,
-                        key.epoch,
-                        key.start,
-                        key.indices[0],
-                        generators=seeded,
-                    )
+                streams.enter(self._seed, self._stream, key.epoch, key.start, key.indices[0])
                 batch = self._whole(key.indices)
                 self._require(batch)
                 return copied(batch) if self._may_share else batch
             for offset, index in enumerate(key.indices):
-                if seeded:
-                    streams.enter(
-                        self._seed,
-                        self._stream,
-                        key.epoch,
-                        key.start + offset,
-                        index,
-                        generators=seeded,
-                    )
+                streams.enter(self._seed, self._stream, key.epoch, key.start + offset, index)
                 samples.append(self.dataset[index])
             batch = self._collate(samples)
             return copied(batch) if self._may_share else batch
@@ -196,22 +163,22 @@ class KeyedDataset(Dataset[Any]):
         Of samples that take longer than `within_s` together, only the first are made. Where one can
         be made only once, the failure.
         """
-        made, end = list[tuple[Key, Any, list[Any]]](), time.monotonic() + within_s
+        made, end = list[tuple[Key, Any, tuple[float, float, int]]](), time.monotonic() + within_s
         for offset, index in enumerate(key.indices):
             alone = Key(key.epoch, key.start + offset, (index,))
-            made.append((alone, self._make(alone, tuple(streams.SEEDERS)), next_draws()))
+            made.append((alone, self._make(alone), streams.next_draws()))
             if time.monotonic() > end:
                 break
         found = None
         for number, (alone, one, draws) in reversed([*enumerate(made)]):
-            two = self._make(alone, tuple(streams.SEEDERS))
+            two = self._make(alone)
             failures = [made_once for made_once in (one, two) if isinstance(made_once, Failure)]
             if len(failures) == 1:
                 return failures[0]
             named = differing_entry(one, two)
             # As it keeps a first, random version; with the first sample a process may prepare
             # something
-            if named is None and number and next_draws() != draws:
+            if named is None and number and streams.next_draws() != draws:
                 named = ", in the random numbers that it draws,"
             found = (
                 found if named is None else f"{sample_name(self.dataset, alone.indices[0])}{named}"

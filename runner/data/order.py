@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from samewise.runner.data import streams
-from samewise.runner.data.generator_tracker import make_and_probe
 from samewise.runner.errors import (
     ConfigError,
     Problem,
@@ -45,19 +44,14 @@ class Checked(Order):
     def __init__(self, order: Order, *, samples: int) -> None:
         self._order, self._samples, self._length = order, samples, len(order)
         with streams.preserve_generators():
-            one, drawn = make_and_probe(lambda _: self.indices(0), (), list(streams.SEEDERS))
-            streams.enter(0, "order")
-            if torch.equal(one, self.indices(0)):
-                return
-            repeats = torch.equal(
-                one, make_and_probe(lambda _: self.indices(0), (), list(streams.SEEDERS))[0]
-            )
-        names = {"random": "Python's", "numpy": "NumPy's", "torch": "torch's", "cuda": "CUDA's"}
-        why = (
-            f"draws from {' and '.join(names[name] for name in drawn)} global generator"
-            if repeats and drawn
-            else "depends on how often it is called"
-        )
+            found = list[Tensor]()
+            for seed in (0, 1, 0):
+                streams.enter(seed, "order")
+                found.append(self.indices(0))
+        if torch.equal(found[0], found[1]):
+            return
+        repeats = torch.equal(found[0], found[2])
+        why = "draws from a global generator" if repeats else "depends on how often it is called"
         hint = 'draw with samewise.runner.data.streams.generator(seed, "NAME", epoch)'
         raise self._error(
             0,

@@ -261,3 +261,32 @@ def test_samples_in_objects_are_made_again_too_and_what_cannot_be_compared_is_na
         keyed.must_repeat = True
         (problem,) = keyed[Key(0, 0, (2, 3))].problems
         assert named in problem.message
+
+
+def draw_in_fork() -> float:
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(()).item()
+
+
+DRAWS = {
+    "random": random.random,
+    "numpy": np.random.rand,
+    "numpy, a normal number of which it keeps the second": np.random.randn,
+    "torch": lambda: torch.rand(()).item(),
+    "torch's seed": lambda: float(np.random.default_rng(torch.initial_seed() % 2**32).random()),
+    "torch, in a fork": draw_in_fork,
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_each_sample_and_then_the_collate_function_draws_from_the_samples_own_stream(draw):
+    class Drawing:
+        def __getitem__(self, index: int) -> float:
+            return float(draw())
+
+    key = KEYS[1]
+    batch = KeyedDataset(Drawing(), lambda samples: torch.tensor([*samples, draw()]), seed=7, stream="sample")[key]
+    for offset, index in enumerate(key.indices):
+        streams.enter(7, "sample", key.epoch, key.start + offset, index)
+        assert batch[offset].item() == np.float32(draw())
+    assert batch[-1].item() == np.float32(draw())

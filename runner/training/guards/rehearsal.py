@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from samewise.runner.data.copies import deep_copy
 from samewise.runner.data.dataset import WithTransform
-from samewise.runner.data.generator_tracker import draws
+from samewise.runner.data.streams import draws
 from samewise.runner.errors import Problem, first_few
 from samewise.runner.interfaces import Batch, Scores
 from samewise.runner.records.summary import LEVELS

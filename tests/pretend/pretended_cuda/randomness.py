@@ -14,12 +14,10 @@ class DeviceGenerator:
 
     def __init__(self) -> None:
         self.state = torch.Generator().manual_seed(0).get_state()
-        self.seeded = 0
         self._draws = 0
 
     def seed(self, number: int) -> None:
         self.state = torch.Generator().manual_seed(number).get_state()
-        self.seeded += 1
 
     def get_offset(self) -> int:
         """Grows with each draw, as CUDA's does."""
