@@ -13,15 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
 
-from samewise.datasets.parts.annotated_images import (
-    Annotated,
-    AnnotatedImages,
-    Cache,
-    check_labels,
-    object_names,
-)
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache
+from samewise.datasets.parts.classes import object_names, require_count
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_bytes
+from samewise.datasets.parts.names import first_repeated, require_distinct
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few, nearest
 
 _ROUNDING = 1.0
@@ -29,6 +25,7 @@ _ROUNDING = 1.0
 off, anything further is a mistake."""
 _MOST = 1e9
 """Pixels: more than an image's side has."""
+_WHOLE = "a whole number below 2**63"
 
 
 @final
@@ -113,18 +110,13 @@ class COCO(AnnotatedImages):
         count = max(labels.values(), default=0) + 1 if given is None else len(given)
         if category_ids == "dense" or (num_classes is not None and count > num_classes):
             uses = Counter(
-                number
+                _id(one["category_id"])
                 for one in content["annotations"]
-                if isinstance(one, dict) and isinstance(number := one.get("category_id"), int)
+                if isinstance(one, dict) and _id(one.get("category_id")) is not None
             )
             files = {name: [f"category {number}"] * uses[number] for number, name in names.items()}
-            check_labels(
-                count,
-                num_classes,
-                where=str(path),
-                names=[names[number] for number in sorted(names)] if given is None else given[1:],
-                files=files,
-            )
+            own = [names[number] for number in sorted(names)] if given is None else given[1:]
+            require_count(str(path), own, num_classes, labels=count, files=files)
         known = given or [
             "background",
             *(f"(unused {label})" for label in range(1, max(count, num_classes or 0))),
@@ -178,37 +170,16 @@ def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None
                 "an object with image_id, category_id and bbox [x, y, width, height]",
             )
         )
-    image, category, box, area, crowd = (
-        one.get("image_id"),
-        one.get("category_id"),
-        one.get("bbox"),
-        one.get("area"),
-        one.get("iscrowd"),
-    )
-    if image is None or category is None or box is None:
-        missing = ", ".join(
-            entry for entry in ("image_id", "category_id", "bbox") if one.get(entry) is None
-        )
-        raise DataError(
-            Problem(
-                "",
-                f"is incomplete: it has no {missing}",
-                expected="image_id, category_id and bbox [x, y, width, height]",
-            )
-        )
-    if not isinstance(image, int | float):
-        raise DataError(
-            Problem("", "image_id is not a number", image, "the id of one of the file's images")
-        )
-    if not isinstance(category, int | float):
-        raise DataError(
-            Problem(
-                "",
-                "category_id is not a number",
-                category,
-                "the id of one of the file's categories",
-            )
-        )
+    entries = ("image_id", "category_id", "bbox")
+    if missing := [entry for entry in entries if one.get(entry) is None]:
+        reason = f"is incomplete: it has no {', '.join(missing)}"
+        expected = "image_id, category_id and bbox [x, y, width, height]"
+        raise DataError(Problem("", reason, expected=expected))
+    image, category = _id(one["image_id"]), _id(one["category_id"])
+    box, area, crowd = one["bbox"], one.get("area"), one.get("iscrowd")
+    for entry, number in (("image_id", image), ("category_id", category)):
+        if number is None:
+            raise DataError(Problem("", f"{entry} is not a whole number", one[entry], _WHOLE))
     if area is not None and not (isinstance(area, int | float) and abs(area) < _MOST**2):
         raise DataError(
             Problem("", "area is not a number", area, "the object's area in square pixels")
@@ -217,9 +188,9 @@ def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None
         raise DataError(
             Problem("", "iscrowd is not 0 or 1", crowd, "0, or 1 for a group of objects")
         )
-    if image not in images:
+    if image is None or image not in images:
         raise DataError(Problem("", "belongs to an image that the file does not list", image))
-    if category not in labels:
+    if category is None or category not in labels:
         raise DataError(
             Problem(
                 "",
@@ -264,7 +235,22 @@ def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None
         min(y + height, float(held.height)),
     )
     if x1 < x2 and y1 < y2:
-        held.add([x1, y1, x2, y2], labels[category], crowd=bool(crowd), area=area)
+        held.add(
+            [x1, y1, x2, y2],
+            labels[category],
+            crowd=bool(crowd),
+            area=None if area is None else abs(area),
+        )
+
+
+def _id(value: Any) -> int | None:
+    """Return an id, as programs write it: 7, 7.0 or "7"; None if it is not one."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    is_same = not isinstance(value, bool) and (isinstance(value, str) or number == value)
+    return number if is_same and abs(number) < 1 << 63 else None
 
 
 def _numbers(box: Any) -> list[float]:
@@ -382,56 +368,62 @@ def _labels_by_name(
     }
 
 
-def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[int, str]:
-    try:
-        listed = [(int(one["id"]), str(one["name"])) for one in found]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(
-            Problem(str(path), f"a category is incomplete: {error!r}", expected="id and name")
-        ) from None
+def _categories(found: list[Any], path: Path, *, keep: bool) -> dict[int, str]:
+    listed = [
+        (
+            _required_id(one, "id", path, of="a category"),
+            str(_required(one, "name", path, "a category")),
+        )
+        for one in found
+    ]
     if not listed:
         raise DataError(Problem(str(path), "has no categories"))
     _require_unique([number for number, _ in listed], path, of="categories")
     names = dict(listed)
+    if (twice := first_repeated(names.values())) is not None:
+        numbers = [number for number, name in names.items() if name == twice]
+        reason = f"has two categories of the name {twice!r}"
+        raise DataError(Problem(str(path), reason, numbers, "a name for each category"))
+    require_distinct(str(path), names.values(), what="category")
     if keep and min(names) < 1:
         hint = "set dataset.category_ids=dense"
-        raise DataError(
-            Problem(
-                str(path),
-                "has a category below 1, but label 0 is the background",
-                min(names),
-                hint=hint,
-            )
-        )
+        reason = "has a category below 1, but label 0 is the background"
+        raise DataError(Problem(str(path), reason, min(names), hint=hint))
     _known[_stamp(path)] = names
     return names
 
 
-def _images(found: list[dict[str, Any]], path: Path) -> dict[int, Annotated]:
-    try:
-        listed = [
-            Annotated(str(one["file_name"]), int(one["width"]), int(one["height"]), int(one["id"]))
-            for one in found
-        ]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(
-            Problem(
-                str(path),
-                f"an image is incomplete: {error!r}",
-                expected="id, file_name, width and height",
-            )
-        ) from None
+def _images(found: list[Any], path: Path) -> dict[int, Annotated]:
+    listed = [
+        Annotated(
+            str(_required(one, "file_name", path, "an image")),
+            *(_required_id(one, key, path, of="an image") for key in ("width", "height", "id")),
+        )
+        for one in found
+    ]
     _require_unique([image.number for image in listed], path, of="images")
     for image in listed:
         if image.width < 1 or image.height < 1:
-            raise DataError(
-                Problem(
-                    str(path),
-                    f"image {image.number} has no pixels",
-                    f"{image.width} x {image.height}",
-                )
-            )
+            size = f"{image.width} x {image.height}"
+            raise DataError(Problem(str(path), f"image {image.number} has no pixels", size))
+    if (twice := first_repeated(os.path.normpath(image.name) for image in listed)) is not None:
+        reason, hint = "lists an image twice", "join its entries, and the annotations of both"
+        raise DataError(Problem(str(path), reason, twice, hint=hint))
     return {image.number: image for image in listed}
+
+
+def _required(entry: Any, key: str, path: Path, of: str) -> Any:
+    if not isinstance(entry, dict) or entry.get(key) is None:
+        raise DataError(Problem(str(path), f"{of} is incomplete: it has no {key}", entry))
+    return entry[key]
+
+
+def _required_id(entry: Any, key: str, path: Path, *, of: str) -> int:
+    if (number := _id(value := _required(entry, key, path, of))) is None:
+        raise DataError(
+            Problem(str(path), f"{of} has a {key} that is not a whole number", value, _WHOLE)
+        )
+    return number
 
 
 def _require_unique(numbers: list[int], path: Path, *, of: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -22,6 +21,7 @@ from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.decode import DAMAGED, Mode, decode, image_preparation
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
+from samewise.datasets.parts.names import first_repeated
 from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.datasets.parts.upright import turn_upright
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
@@ -340,7 +340,7 @@ def _number_classes(
             Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column")
         )
     for given in filter(None, names.values()):
-        if twice := next((one for one, times in Counter(given).items() if times > 1), None):
+        if twice := first_repeated(map(str, given)):
             raise DataError(
                 Problem(root, "has two classes of the same name", twice, "a name for each class")
             )

@@ -9,17 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.parts.channels import EXTENSIONS as channels_extensions
-from samewise.datasets.parts.image_files import (
-    EXTENSIONS,
-    Cache,
-    DecodedBy,
-    ImageFiles,
-    ImageMode,
-    check_classes,
-    class_folders,
-    list_by_class,
-)
+from samewise.datasets.parts.folders import IMAGES, find_classes, list_by_class
+from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.runner.errors import DataError, Problem
@@ -70,16 +61,17 @@ class ImageFolder(ImageFiles):
     ) -> None:
         base = Path(root).expanduser().absolute()
         here = base / folder
-        known = (
-            list(map(str, classes))
-            if classes is not None
-            else class_folders(here if classes_from is None else base / classes_from)
+        known = find_classes(
+            base,
+            folder,
+            classes_from=classes_from,
+            classes=classes,
+            num_classes=num_classes,
         )
-        check_classes(here, known, num_classes=num_classes)
-        extensions = (*EXTENSIONS, *channels_extensions) if mode == "channels" else EXTENSIONS
-        found = list_by_class(here, known, extensions=extensions)
+        endings = (*IMAGES, ".npy") if mode == "channels" else IMAGES
+        found, left_out = list_by_class(here, known, endings=endings)
         if not found:
-            expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
+            expected = "folders by class with JPEG, PNG, BMP, GIF, PPM, TIFF or WebP files"
             raise DataError(
                 Problem(
                     str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"
@@ -101,4 +93,5 @@ class ImageFolder(ImageFiles):
             cache=cache,
             decode=decode,
             transform=transform,
+            left_out=left_out,
         )

@@ -4,23 +4,17 @@ unpacked from its archives.
 
 from __future__ import annotations
 
-import csv
 import re
 import struct
 import zlib
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.parts.image_files import (
-    Cache,
-    DecodedBy,
-    ImageFiles,
-    class_folders,
-    list_by_class,
-    list_images,
-)
+from samewise.datasets.parts.folders import IMAGES, class_folders, list_by_class, list_files
+from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.limits import read_bytes, read_text, require_regular
+from samewise.datasets.parts.limits import read_bytes
+from samewise.datasets.parts.lists import read_rows, read_text
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _LAYOUT = (
@@ -110,10 +104,10 @@ class ImageNet(ImageFiles):
 
 def _images(here: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
     """The files of a split, relative to it, with their labels."""
-    found = list_by_class(here, wnids)
+    found = list_by_class(here, wnids).labels
     names, labels = list(found), list(found.values())
     if not names and here.name == "val":
-        names = list_images(here)
+        names = list_files(here, IMAGES).names
         labels = _true_labels(names, wnids, base)
     if not names:
         raise DataError(Problem(str(here), "has no images", expected=_LAYOUT, hint=_GET))
@@ -129,11 +123,14 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
     kit, solution = base / "ILSVRC2012_devkit_t12" / "data", base / "LOC_val_solution.csv"
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     if solution.is_file():
-        require_regular(solution)
-        with open(solution, newline="") as lines:
-            truth = {
-                row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)
-            }
+        truth = {
+            row.text("ImageId", setting="root"): row.text(
+                "PredictionString", setting="root"
+            ).split()[0]
+            for row in read_rows(
+                solution, ("ImageId", "PredictionString"), each="image", setting="dataset.root"
+            )
+        }
         found = [truth.get(Path(name).stem) for name in names]
         source = solution
     elif kit.is_dir():

@@ -73,9 +73,8 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
             if classes is not None
             else sorted({found["label"] for found in matched.values()})
         )
-        require_known(
-            str(folder), {name: found["label"] for name, found in matched.items()}, self.classes
-        )
+        labels = ((name, found["label"]) for name, found in matched.items())
+        require_known(str(folder), labels, self.classes)
         require_count(str(folder), self.classes, num_classes)
         chosen = _select_split(matched, split, shares, key, str(folder))
         self.sample_rate, self._frames, self._training = (

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.parts.limits import read_text
+from samewise.datasets.parts.lists import read_lines
+from samewise.datasets.parts.names import require_listed
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.torchvision_files import load
-from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
+from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 SUBSETS = (
@@ -125,12 +126,8 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
         key=lambda path: [(len(part), part) for part in path.parts[-3:-1]],
     ):
         chapter = listing.parent.relative_to(folder).as_posix()
-        lines = [
-            line.rstrip("\r").partition(" ")
-            for line in read_text(listing).split("\n")
-            if line.strip()
-        ]
-        require_files(
+        lines = [line.partition(" ") for line in read_lines(listing)]
+        require_listed(
             listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name
         )
         found += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]

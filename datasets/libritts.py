@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.parts.audio_files import list_audio
 from samewise.datasets.parts.clips import Clips
+from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
@@ -78,9 +78,7 @@ class LibriTTS(Clips):
                         hint=hint,
                     )
                 )
-            names += [
-                f"{subset}/{name}" for name in list_audio(folder / subset, extensions=(".wav",))
-            ]
+            names += [f"{subset}/{name}" for name in list_files(folder / subset, (".wav",)).names]
         super().__init__(
             Recordings(folder, names, sample_rate=sample_rate, cache=cache),
             samples=samples,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal, final
 
 from samewise.datasets.parts.clips import Clips
-from samewise.datasets.parts.limits import read_text
+from samewise.datasets.parts.lists import read_lines
+from samewise.datasets.parts.names import require_listed
 from samewise.datasets.parts.recordings import Cache, Recordings
-from samewise.datasets.parts.utterances import require_files
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 _ARCHIVE = "LJSpeech-1.1"
@@ -56,7 +56,7 @@ class LJSpeech(Clips):
         given = Path(root).expanduser()
         folder = given / _ARCHIVE if (given / _ARCHIVE).is_dir() else given
         try:
-            lines = read_text(folder / "metadata.csv").split("\n")
+            lines = read_lines(folder / "metadata.csv")
         except OSError as error:
             hint = "set dataset.root=FOLDER to where its archive was unpacked"
             raise DataError(
@@ -67,8 +67,8 @@ class LJSpeech(Clips):
                     hint=hint,
                 )
             ) from None
-        names = [f"{line.partition('|')[0]}.wav" for line in lines if line.strip()]
-        require_files(folder / "wavs", names, listed_in="metadata.csv")
+        names = [f"{line.partition('|')[0]}.wav" for line in lines]
+        require_listed(folder / "wavs", names, listed_in="metadata.csv")
         chosen = [
             name
             for number, name in enumerate(names, start=1)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from samewise.datasets.parts.delimited import delimited_rows
-from samewise.datasets.parts.limits import require_regular
+from samewise.datasets.parts.lists import Row, read_rows
+from samewise.datasets.parts.names import require_listed
 from samewise.datasets.parts.recordings import Cache
-from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
-from samewise.runner.errors import DataError, Problem, nearest
+from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
+from samewise.runner.errors import DataError, Problem
 
 _ROUNDED = 0.1
 """Seconds by which a recording may be longer than its listed duration."""
@@ -58,14 +55,13 @@ class Manifest(Utterances):
     ) -> None:
         path = Path(file).expanduser()
         folder = path.parent if root is None else Path(root).expanduser()
-        names, transcripts, sections = list[str](), list[str](), list[tuple[float, float]]()
-        for number, row in _rows(path):
-            names.append(_value(path, number, row, audio))
-            transcripts.append(_value(path, number, row, text))
-            sections.append(
-                (_seconds(path, number, row, "offset"), _seconds(path, number, row, "duration"))
-            )
-        require_files(folder, names, listed_in=path.name)
+        columns = (audio, text, "offset", "duration")
+        setting = "dataset.train_file and dataset.valid_file"
+        rows = read_rows(path, columns, each="recording", setting=setting, tab_quotes=False)
+        names = [row.text(audio, setting="audio") for row in rows]
+        transcripts = [row.text(text, setting="text", blank=True) for row in rows]
+        sections = [(_seconds(row, "offset"), _seconds(row, "duration")) for row in rows]
+        require_listed(folder, names, listed_in=path.name)
         spelling = Spelling(letters=letters, lowercase=lowercase, ignore=ignore)
         within = None if _has_offsets(path, sections) else _ROUNDED
         listed = sections if any(map(any, sections)) else None
@@ -81,45 +77,6 @@ class Manifest(Utterances):
         )
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The number of each line (from 1) and its values by column."""
-    try:
-        require_regular(path)
-        with open(path, encoding="utf-8-sig", newline="") as handle:
-            if path.suffix.lower() in (".jsonl", ".json"):
-                for number, line in enumerate(handle, start=1):
-                    if line.strip():
-                        yield number, _object(path, number, line)
-            else:
-                tabs = path.suffix.lower() == ".tsv"  # where quotes are part of a text
-                yield from delimited_rows(
-                    path, handle, delimiter="\t" if tabs else ",", quotes=not tabs, each="recording"
-                )
-    except OSError as error:
-        reason = f"the list of recordings cannot be read: {error.strerror}"
-        raise DataError(
-            Problem(str(path), reason, hint="set dataset.train_file and dataset.valid_file")
-        ) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            Problem(
-                str(path),
-                f"is not a list of recordings: {error}",
-                expected="a CSV, TSV or JSON-lines file in UTF-8",
-            )
-        ) from None
-
-
-def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(Problem(f"{path}:{number}", f"is not JSON: {error}")) from None
-    if not isinstance(row, dict):
-        raise DataError(Problem(f"{path}:{number}", "is not a JSON object", row))
-    return row
-
-
 def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
     """Whether any section begins within its recording; DataError if one then has no duration."""
     if not any(offset for offset, _ in sections):
@@ -133,24 +90,9 @@ def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
     return True
 
 
-def _seconds(path: Path, number: int, row: Mapping[str, Any], column: str) -> float:
-    value = row.get(column)
+def _seconds(row: Row, column: str) -> float:
+    value = row.values.get(column)
     with suppress(TypeError, ValueError):
         if not isinstance(value, bool) and 0 <= (seconds := float(value or 0.0)) < 1e9:
             return seconds
-    raise DataError(Problem(f"{path}:{number}", f"has an invalid {column}", value, "seconds"))
-
-
-def _value(path: Path, number: int, row: Mapping[str, Any], column: str) -> str:
-    value = row.get(column)
-    if not isinstance(value, str):
-        hint = nearest(column, list(row)) if column not in row else ""
-        raise DataError(
-            Problem(
-                f"{path}:{number}",
-                f"has no text in the column {column!r}",
-                expected=f"the columns {', '.join(map(str, row))}",
-                hint=hint,
-            )
-        )
-    return value
+    raise DataError(Problem(row.where, f"has an invalid {column}", value, "seconds"))

@@ -5,9 +5,12 @@ Annotations, ImageSets/Main), or without lists.
 from __future__ import annotations
 
 import math
+import os
+import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, final
 
@@ -17,13 +20,18 @@ from samewise.datasets.parts.annotated_images import (
     Cache,
     EmptyBoxes,
     check_box,
-    check_labels,
-    object_names,
 )
-from samewise.datasets.parts.image_files import EXTENSIONS, list_images
+from samewise.datasets.parts.classes import object_names, require_count, require_known
+from samewise.datasets.parts.folders import ANNOTATIONS, IMAGES, list_files
 from samewise.datasets.parts.keyed_split import select_split
-from samewise.datasets.parts.limits import read_text, require_regular
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few, nearest
+from samewise.datasets.parts.limits import read_bytes
+from samewise.datasets.parts.lists import read_lines
+from samewise.datasets.parts.names import first_repeated, require_listed
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+_ANSWERS = {"": False, "0": False, "1": True} | {"no": False, "yes": True}
+_ANSWERS |= {"false": False, "true": True}
+_DECLARED = re.compile(rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w.-]+)")
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,16 @@ class _Object:
     name: str
     box: list[float]
     difficult: bool
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    """An XML file: its image by the name it gives, the image's size in pixels, and its objects."""
+
+    file: str
+    width: int
+    height: int
+    objects: list[_Object]
 
 
 @final
@@ -104,65 +122,35 @@ class PascalVOC(AnnotatedImages):
             else {}
         )
         ids = (
-            _read_list(base, split)
+            _read_list(base, split, annotations_at)
             if shares is None
             else select_split(list(files), split, shares, key=key, where=str(annotations_at))
         )
-        found_in = _classes(annotations_at, files) if classes is None else {}
+        parse = lru_cache(maxsize=None)(partial(_parse_annotation, annotations_at))
+        found_in = {} if classes is not None else _classes(annotations_at, list(files), parse)
         names = object_names(classes) if classes is not None else list(found_in)
-        check_labels(
-            len(names) + 1, num_classes, where=str(annotations_at), names=names, files=found_in
+        require_count(
+            str(annotations_at), names, num_classes, labels=len(names) + 1, files=found_in
         )
+        objects = ((f"{name}.xml", found.name) for name in ids for found in parse(name).objects)
+        require_known(str(annotations_at), objects, names)
         labels = {name: label for label, name in enumerate(names, start=1)}
         images: list[Annotated] = []
-        for number, one in enumerate(ids):
-            path = annotations_at / f"{one}.xml"
-            image, objects = _parse_annotation(path, one, number, file=files.get(one))
-            for found in objects:
-                if found.name not in labels:
-                    later = (
-                        _parse_annotation(annotations_at / f"{other}.xml", other, 0)[1]
-                        for other in ids[number:]
-                    )
-                    unknown = list(
-                        dict.fromkeys(
-                            [
-                                found.name,
-                                *(
-                                    one.name
-                                    for some in later
-                                    for one in some
-                                    if one.name not in labels
-                                ),
-                            ]
-                        )
-                    )
-                    words = "has an object of an unknown class" + (
-                        f", one of {len(unknown)}" if len(unknown) > 1 else ""
-                    )
-                    raise DataError(
-                        Problem(
-                            str(path),
-                            words,
-                            first_few(unknown, 10),
-                            ", ".join(names),
-                            nearest(found.name, names),
-                        )
-                    )
+        for number, name in enumerate(ids):
+            annotation = parse(name)
+            image = Annotated(
+                files.get(name) or annotation.file, annotation.width, annotation.height, number
+            )
+            for found in annotation.objects:
+                x1, y1, x2, y2 = found.box
                 hint = (
                     "correct the annotation"
                     if min(found.box) < 0
                     else "these corners count from 0: set dataset.first_pixel=0"
                 )
-                shifted = [
-                    found.box[0] - first_pixel,
-                    found.box[1] - first_pixel,
-                    found.box[2],
-                    found.box[3],
-                ]
                 box = check_box(
-                    shifted,
-                    where=str(path),
+                    [x1 - first_pixel, y1 - first_pixel, x2, y2],
+                    where=str(annotations_at / f"{name}.xml"),
                     width=image.width,
                     height=image.height,
                     empty=empty_boxes,
@@ -181,28 +169,29 @@ class PascalVOC(AnnotatedImages):
         )
 
 
-def _read_list(base: Path, split: str) -> list[str]:
+def _read_list(base: Path, split: str, annotations: Path) -> list[str]:
     path = base / "ImageSets" / "Main" / f"{split}.txt"
     try:
-        lines = read_text(path).splitlines()
+        lines = [line.strip() for line in read_lines(path)]
     except OSError as error:
-        known = sorted(one.stem for one in path.parent.glob("*.txt"))
+        known = sorted(other.stem for other in path.parent.glob("*.txt"))
         hint = (
             nearest(split, known)
             or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets; "
             "without lists, dataset=voc_folder"
         )
-        raise DataError(
-            Problem(
-                str(path),
-                f"the list of images cannot be read: {error.strerror}",
-                expected=", ".join(known),
-                hint=hint,
-            )
-        ) from None
-    ids = [line.split()[0] for line in lines if line.strip()]
+        reason = f"the list of images cannot be read: {error.strerror}"
+        raise DataError(Problem(str(path), reason, expected=", ".join(known), hint=hint)) from None
+    # In the lists of a class, 1, 0 or -1 follows a name, which may have spaces itself
+    ids = [
+        line if (annotations / f"{line}.xml").is_file() else re.sub(r"\s+(-1|0|1)$", "", line)
+        for line in lines
+    ]
     if not ids:
         raise DataError(Problem(str(path), "lists no images"))
+    if (twice := first_repeated(ids)) is not None:
+        raise DataError(Problem(str(path), "lists an image twice", twice, "a line for each image"))
+    require_listed(annotations, [f"{name}.xml" for name in ids], listed_in=path.name)
     return ids
 
 
@@ -213,7 +202,7 @@ def _set(missing: Path, key: str, endings: Sequence[str]) -> str:
         if missing.parent.is_dir()
         else []
     )
-    fitting = next((one.name for one in beside if list_images(one, extensions=endings)), None)
+    fitting = next((one.name for one in beside if list_files(one, endings).names), None)
     return (
         f"set dataset.{key}={fitting}"
         if fitting
@@ -224,8 +213,8 @@ def _set(missing: Path, key: str, endings: Sequence[str]) -> str:
 def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
     """Match sorted names without extensions to image files, each of which has an XML file."""
     kinds = (
-        (images, "images", "images_dir", EXTENSIONS),
-        (annotations, "annotations", "annotations_dir", (".xml",)),
+        (images, "images", "images_dir", IMAGES),
+        (annotations, "annotations", "annotations_dir", ANNOTATIONS),
     )
     missing = [
         Problem(str(folder), f"is not a folder of {what}", hint=_set(folder, key, endings))
@@ -235,7 +224,7 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
     if missing:
         raise DataError(*missing)
     found: dict[str, str] = {}
-    for name in list_images(images):
+    for name in list_files(images, IMAGES).names:
         other = found.setdefault(str(Path(name).with_suffix("")), name)
         if other != name:
             raise DataError(
@@ -246,7 +235,7 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
                 )
             )
     described = {
-        str(Path(name).with_suffix("")) for name in list_images(annotations, extensions=(".xml",))
+        str(Path(name).with_suffix("")) for name in list_files(annotations, ANNOTATIONS).names
     }
     for bare, name in sorted({bare: f"{bare}.jpg" for bare in described - found.keys()}.items()):
         raise DataError(
@@ -276,16 +265,17 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
     return {bare: found[bare] for bare in sorted(described)}
 
 
-def _classes(annotations: Path, known: Mapping[str, str]) -> dict[str, list[str]]:
+def _classes(
+    annotations: Path, ids: Sequence[str], parse: Callable[[str], _Annotation]
+) -> dict[str, list[str]]:
     """The classes of all annotations, so that every split numbers them alike: sorted, each with the
     file of each of its objects.
     """
     found: dict[str, list[str]] = {}
-    for number, path in enumerate(
-        [annotations / f"{name}.xml" for name in known] or sorted(annotations.glob("*.xml"))
-    ):
-        for one in _parse_annotation(path, path.stem, number)[1]:
-            found.setdefault(one.name, []).append(path.name)
+    flat = [name for name in list_files(annotations, ANNOTATIONS).names if "/" not in name]
+    for name in ids or [file.removesuffix(".xml") for file in flat]:
+        for thing in parse(name).objects:
+            found.setdefault(thing.name, []).append(f"{os.path.basename(name)}.xml")
     if not found:
         raise DataError(
             Problem(str(annotations), "has no annotated objects", hint="set dataset.root=FOLDER")
@@ -293,49 +283,52 @@ def _classes(annotations: Path, known: Mapping[str, str]) -> dict[str, list[str]
     return dict(sorted(found.items()))
 
 
-def _parse_annotation(
-    path: Path, name: str, number: int, *, file: str | None = None
-) -> tuple[Annotated, list[_Object]]:
-    """Parse an XML file: its image (this file's, or the one that it names), and its objects."""
+def _parse_annotation(folder: Path, name: str) -> _Annotation:
+    """Parse an XML file of an image."""
+    path = folder / f"{name}.xml"
     try:
-        require_regular(path)
-        tree = ElementTree.parse(path).getroot()
+        tree = _parse_xml(read_bytes(path))
     except OSError as error:
-        reason = f"the annotation of image {name} cannot be read: {error.strerror}"
-        raise DataError(
-            Problem(
-                str(path),
-                reason,
-                hint="write it (without objects, if there are none), or remove the image from "
-                "the list",
-            )
-        ) from None
-    except (
-        ElementTree.ParseError,
-        LookupError,
-        ValueError,
-    ) as error:  # the latter two of an encoding that there is not
+        raise DataError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
+    # The latter two of an encoding that does not exist, or that the file does not have
+    except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise DataError(Problem(str(path), f"is not XML: {error}")) from None
     sides = [_number(tree, f"size/{side}", path) for side in ("width", "height")]
     if not all(1 <= side < math.inf for side in sides):
         raise DataError(
             Problem(str(path), "says that the image has no pixels", f"{sides[0]:g} x {sides[1]:g}")
         )
-    width, height = map(int, sides)
     said = (tree.findtext("filename") or "").strip()
-    file = file or (
-        said if Path(said).stem == name and said.lower().endswith(EXTENSIONS) else f"{name}.jpg"
-    )
-    image = Annotated(file, width, height, number)
-    objects = [
-        _Object(
-            (one.findtext("name") or "").strip(),
-            [_number(one, f"bndbox/{side}", path) for side in ("xmin", "ymin", "xmax", "ymax")],
-            (one.findtext("difficult") or "0").strip() == "1",
-        )
-        for one in tree.iter("object")
-    ]
-    return image, objects
+    file = said if Path(said).stem == name and said.lower().endswith(IMAGES) else f"{name}.jpg"
+    objects = [_parse_object(node, path) for node in tree.iter("object")]
+    return _Annotation(file, int(sides[0]), int(sides[1]), objects)
+
+
+def _parse_xml(raw: bytes) -> ElementTree.Element:
+    """Parse XML in the encoding that it declares: expat itself knows none of several bytes a
+    letter but Unicode's.
+    """
+    try:
+        return ElementTree.fromstring(raw)
+    except ValueError:
+        if not (declared := _DECLARED.match(raw)):
+            raise
+        return ElementTree.fromstring(raw.decode(declared[1].decode()))
+
+
+def _parse_object(node: ElementTree.Element, path: Path) -> _Object:
+    name = (node.findtext("name") or "").strip()
+    if not name:
+        raise DataError(Problem(str(path), "has an object without a name", hint="name its class"))
+    if (count := len(node.findall("bndbox"))) != 1:
+        hint = "write an object for each box"
+        raise DataError(Problem(str(path), f"has an object {name!r} of {count} boxes", hint=hint))
+    difficult = (node.findtext("difficult") or "").strip()
+    if difficult.lower() not in _ANSWERS:
+        reason = "does not say whether an object is difficult"
+        raise DataError(Problem(str(path), reason, difficult, "0 or 1"))
+    box = [_number(node, f"bndbox/{side}", path) for side in ("xmin", "ymin", "xmax", "ymax")]
+    return _Object(name, box, _ANSWERS[difficult.lower()])
 
 
 def _number(node: ElementTree.Element, where: str, path: Path) -> float:

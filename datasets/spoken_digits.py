@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 
-from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, sample
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -123,7 +123,7 @@ def _list_recordings(folder: Path) -> list[tuple[str, int, str, int]]:
     """(file, digit, speaker, take), by digit, speaker and take."""
     found = [
         (name, int(parts[1]), parts[2], int(parts[3]))
-        for name in list_audio(folder, extensions=(".wav",))
+        for name in list_files(folder, (".wav",)).names
         if (parts := _NAME.fullmatch(name))
     ]
     if not found:

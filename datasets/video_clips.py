@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.contents import CONTENTS, add_sizes, spaced_indices
-from samewise.datasets.parts.image_files import check_classes, class_folders, list_by_class
+from samewise.datasets.parts.folders import VIDEOS, find_classes, list_by_class
 from samewise.datasets.parts.limits import require_regular
 from samewise.datasets.parts.video_files import (
-    EXTENSIONS,
     centre,
     clip_frames,
     read_frames,
@@ -83,14 +82,17 @@ class VideoClips(Dataset[dict[str, Any]]):
         require_torchcodec()  # now, not in the first worker
         base = Path(root).expanduser().absolute()
         self._folder = base / folder
-        named = self._folder if classes_from is None else base / classes_from
-        self.classes = (
-            list(map(str, classes)) if classes is not None else class_folders(named, of="videos")
+        self.classes = find_classes(
+            base,
+            folder,
+            classes_from=classes_from,
+            classes=classes,
+            num_classes=num_classes,
+            of="videos",
         )
-        check_classes(self._folder, self.classes, num_classes=num_classes)
-        found = list_by_class(self._folder, self.classes, extensions=EXTENSIONS)
+        found, self.left_out = list_by_class(self._folder, self.classes, endings=VIDEOS)
         if not found:
-            expected = f"folders by class with videos ({', '.join(EXTENSIONS)})"
+            expected = f"folders by class with videos ({', '.join(VIDEOS)})"
             raise DataError(
                 Problem(
                     str(self._folder),

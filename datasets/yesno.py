@@ -9,7 +9,7 @@ from typing import Literal, final
 
 from torchaudio.datasets import YESNO
 
-from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
@@ -78,7 +78,7 @@ class YesNo(Utterances):
             download=download,
         )
         folder = Path(root).expanduser() / _FOLDER
-        names = list_audio(folder, extensions=(".wav",))
+        names = list_files(folder, (".wav",)).names
         chosen = [
             name
             for place, name in enumerate(names)

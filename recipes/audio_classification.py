@@ -11,7 +11,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.folders import SOUNDS
 from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.recipes.classification import Classification
 from samewise.recipes.parts.classification_scores import MeasuredClassification
@@ -63,7 +64,7 @@ class AudioClassification(Classification):
                     "2 (an image) or 1 (a sequence)",
                 )
             )
-        self.takes, self.extensions = "recordings", EXTENSIONS
+        self.takes, self.extensions = "recordings", SOUNDS
         self.dimensions = dimensions
         self._sample_rate, self._seconds = sample_rate, seconds
 

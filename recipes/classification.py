@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from samewise.datasets.parts import channels as multichannel
-from samewise.datasets.parts import image_files, video_files
+from samewise.datasets.parts.channels import read_channels
 from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.folders import IMAGES, VIDEOS
 from samewise.datasets.parts.upright import read_upright
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
@@ -105,14 +105,9 @@ class Classification(Recipe):
             )
         self.channels = channels
         self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
-        self.takes, self.extensions = (
-            ("videos", video_files.EXTENSIONS)
-            if self._frames
-            else ("images", image_files.EXTENSIONS)
-        )
-        self.extensions = (
-            (*self.extensions, *multichannel.EXTENSIONS) if self._as_stored else self.extensions
-        )
+        self.takes, self.extensions = ("videos", VIDEOS) if self._frames else ("images", IMAGES)
+        if self._as_stored:
+            self.extensions = (*IMAGES, ".npy")
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
@@ -231,7 +226,7 @@ class Classification(Recipe):
                 file, partial(clip_frames, frames=frames, stride=self._stride, start=centre)
             )
         elif self._as_stored:
-            image = multichannel.read_channels(file, self.channels)
+            image = read_channels(file, self.channels)
         else:
             image = self._read_image(file, mode="gray" if self.channels == 1 else "rgb")
         return {"image": image, "label": 0, "file": str(file)}
@@ -255,9 +250,9 @@ class Classification(Recipe):
         """
         if not self._as_stored:
             return self._read_image(file)
-        return pictures.thumbnails(
-            multichannel.read_channels(Path(file), self.channels)[None], longest=1280
-        )[0].expand(3, -1, -1)
+        return pictures.thumbnails(read_channels(Path(file), self.channels)[None], longest=1280)[
+            0
+        ].expand(3, -1, -1)
 
     def inputs(self, batch: Batch) -> Tensor:
         """The model's input."""

@@ -24,7 +24,7 @@ from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.annotated_images import annotated_sample, require_whole, size_before
 from samewise.datasets.parts.decode import read_image
-from samewise.datasets.parts.image_files import EXTENSIONS
+from samewise.datasets.parts.folders import IMAGES
 from samewise.recipes.parts import detection_pictures as pictures
 from samewise.recipes.parts.average_precision import Image
 from samewise.recipes.parts.detection_scores import DetectionScores, MeasuredDetection
@@ -61,7 +61,7 @@ class Detection(Recipe):
         "their scores; for a module of the model, that module's output"
     )
     takes = "images"
-    extensions = EXTENSIONS
+    extensions = IMAGES
     export_samples = 1
 
     def __init__(self, *, num_classes: int | None = None, shown: int = 12) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.folders import SOUNDS
 from samewise.recipes.parts.si_sdr import (
     best_assignment,
     order_by_assignment,
@@ -95,7 +96,7 @@ class Separation(Recipe):
         "one signal for each speaker, in any order and at any loudness, at recipe.sample_rate Hz"
     )
     takes = "recordings"
-    extensions = EXTENSIONS
+    extensions = SOUNDS
 
     def __init__(self, *, sample_rate: int = 8000, sdr: bool = True) -> None:
         if sample_rate < 1:

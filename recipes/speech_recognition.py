@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.folders import SOUNDS
 from samewise.recipes.models.wav2letter import length_after_all
 from samewise.recipes.parts import ctc, transcripts
 from samewise.recipes.parts.speech_scores import MeasuredSpeech, SpeechScores
@@ -58,7 +59,7 @@ class SpeechRecognition(Recipe):
         "merges equal neighbours, and leaves out the blanks"
     )
     takes = "recordings"
-    extensions = EXTENSIONS
+    extensions = SOUNDS
 
     def __init__(
         self,

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.folders import SOUNDS
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.models.wavernn import WaveRNN, conditioning, speak, step
 from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
@@ -89,7 +90,7 @@ class Vocoder(Recipe):
         "mixture of logistic distributions, as recipe.output says"
     )
     takes = "recordings"
-    extensions = EXTENSIONS
+    extensions = SOUNDS
 
     def __init__(
         self,

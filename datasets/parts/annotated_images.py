@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +22,8 @@ from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.contents import add_files
 from samewise.datasets.parts.decode import image_preparation, orientation, read_image
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few
+from samewise.datasets.parts.names import require_listed
+from samewise.runner.errors import ConfigError, DataError, Problem
 
 Cache = Literal["none", "memory"]
 EmptyBoxes = Literal["refuse", "drop"]
@@ -138,7 +137,13 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         self._areas = torch.tensor(
             [area for image in chosen for area in image.areas], dtype=torch.float32
         )
-        _require_files(folder, [image.name for image in chosen])
+        names = [image.name for image in chosen]
+        require_listed(folder, names, listed_in="the annotations")
+        if len(self._boxes) and self._boxes.max() <= 1 and bool(self._boxes.frac().any()):
+            reason, hint = "the boxes are shares of the images", "multiply them by width and height"
+            raise DataError(
+                Problem(str(folder), reason, self._boxes[0].tolist(), "boxes in pixels", hint)
+            )
         self._kept = self._read_all() if cache == "memory" else None
 
     def __len__(self) -> int:
@@ -347,103 +352,3 @@ def check_box(
             )
         )
     return box
-
-
-def object_names(classes: Sequence[str]) -> list[str]:
-    """The classes without the background, which may be listed first."""
-    return list(map(str, classes))[classes[:1] == ["background"] :]
-
-
-def check_labels(
-    count: int,
-    num_classes: int | None,
-    *,
-    where: str,
-    names: Sequence[str],
-    files: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> None:
-    """Raise a DataError unless there are `count` classes, including the background, as configured.
-
-    Args:
-        count: Of classes, with the background.
-        num_classes: What the config says.
-        where: The file or folder of the annotations, for the message.
-        names: The classes without the background.
-        files: Where each object of a class is, if known: a name is taken for misspelt where it is
-            rare beside one that is like it.
-    """
-    if num_classes is not None and count != num_classes:
-        numbered = f", with numbers up to {count - 1}" if len(names) < count - 1 else ""
-        reason = (
-            f"has {len(names)} classes ({first_few(names, 12)}){numbered}, with the background "
-            f"{count}"
-        )
-        near = _misspelt(names, {name: len(files[name]) for name in files})
-        # Of names that are alike, one at least is right; rare ones are all suspect
-        explains = 0 < count - num_classes < len(near) + bool(files)
-        seen = (
-            f" ({first_few(sorted(set(files[near[0][0]])), 3)})"
-            if explains and files.get(near[0][0])
-            else ""
-        )
-        asked = (
-            f"is '{near[0][0]}'{seen} a misspelt {' or '.join(map(repr, near[0][1]))}? If not, "
-            if explains
-            else ""
-        )
-        raise DataError(
-            Problem(
-                where,
-                reason,
-                expected=f"{num_classes}, as dataset.num_classes says",
-                hint=f"{asked}set dataset.num_classes={count}",
-            )
-        )
-
-
-def _misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str, list[str]]]:
-    """Names that may be misspelt, each with the similar ones: those that differ only by case first,
-    then the rarest.
-    """
-    found = list[tuple[str, list[str]]]()
-    for name in names:
-        others = [
-            other
-            for other in names
-            if other != name and (not counts or counts[name] <= counts[other])
-        ]
-        twins = [other for other in others if other.lower() == name.lower()]
-        # One slip among four or more, ten among hundreds
-        common = [other for other in others if not counts or 4 * counts[name] ** 2 <= counts[other]]
-        if alike := twins or sorted(get_close_matches(name, common, 2)):
-            found.append((name, alike))
-    return sorted(
-        found, key=lambda one: (one[0].lower() not in map(str.lower, one[1]), counts.get(one[0], 0))
-    )
-
-
-def _require_files(folder: Path, names: Sequence[str]) -> None:
-    """Lists each folder once instead of checking every file."""
-    listed: dict[str, set[str]] = {}
-    for name in names:
-        below, _, file = name.rpartition("/")
-        if below not in listed:
-            try:
-                listed[below] = set(os.listdir(folder / below))
-            except OSError as error:
-                hint = "set dataset.root=FOLDER"
-                raise DataError(
-                    Problem(
-                        str(folder / below),
-                        f"the folder of images cannot be read: {error.strerror}",
-                        hint=hint,
-                    )
-                ) from None
-        if file not in listed[below]:
-            raise DataError(
-                Problem(
-                    str(folder / name),
-                    "an image named in the annotations is missing",
-                    hint="download it, or remove it from the annotations",
-                )
-            )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind, names_other_files
-from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, list_below
+from samewise.datasets.parts.folders import SOUNDS, list_files
+from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES
 from samewise.datasets.parts.signals import resample, resampled_length
 from samewise.datasets.parts.sound import FORMATS, decode_section, open_audio
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
-
-EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
-"""The file names that are audio."""
 
 _UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
 
@@ -150,7 +148,7 @@ def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
 def match_audio(
     folder: Path, pattern: str, *, marks: Mapping[str, str] | None = None, expected: str = ""
 ) -> dict[str, re.Match[str]]:
-    """The audio files below a folder whose names, in the form of `list_audio`, match
+    """The audio files below a folder whose names, relative to it, match
     `dataset.pattern` completely.
 
     Args:
@@ -179,7 +177,7 @@ def match_audio(
                     f"a group (?P<{group}>...)",
                 )
             )
-    names = list_audio(folder)
+    names = list_files(folder, SOUNDS).names
     matched = {name: found for name in names if (found := compiled.fullmatch(name))}
     if not matched:
         hint = (
@@ -191,24 +189,6 @@ def match_audio(
             Problem(str(folder), "the pattern matches no recording there", pattern, expected, hint)
         )
     return matched
-
-
-def list_audio(
-    folder: str | os.PathLike[str], *, extensions: Sequence[str] = EXTENSIONS
-) -> list[str]:
-    """The audio files below a folder, relative to it with "/" between folders, sorted folder by
-    folder, then by name.
-
-    Raises:
-        DataError: the folder does not exist, or it cannot be read, or links lead to one twice.
-    """
-    try:
-        return list_below(folder, extensions)
-    except OSError as error:
-        reason = f"the folder of audio files cannot be read: {error.strerror}"
-        raise DataError(
-            Problem(os.fspath(folder), reason, hint="set dataset.root=FOLDER")
-        ) from None
 
 
 def _require_resampling(path: str | os.PathLike[str], rate: int, wanted: int | None) -> None:

@@ -27,9 +27,6 @@ from samewise.datasets.parts.decode import (
 from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem, number_of
 
-EXTENSIONS = (".npy",)
-"""Beside those of any images."""
-
 
 def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
     """The channels [C, H, W] of an image file as stored: uint8 unchanged, uint16 as float32 in [0,

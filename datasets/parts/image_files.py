@@ -16,21 +16,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.channels import read_channels
-from samewise.datasets.parts.classes import require_count
 from samewise.datasets.parts.contents import add_files
 from samewise.datasets.parts.decode import image_preparation, read_file, read_image
 from samewise.datasets.parts.encoded import EncodedImages
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.limits import list_below
-from samewise.runner.errors import ConfigError, DataError, Problem, did_you_mean
+from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
 Cache = Literal["none", "memory"]
 ImageMode = Literal["rgb", "gray", "channels"]
 DecodedBy = Literal["worker", "device"]
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The file names that are images: torchvision's list."""
 
 _BLOCK = 256
 
@@ -54,6 +49,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             `EncodedImages` of one image instead, which the batch transform `Decode` decodes where
             the model computes: on CUDA by nvJPEG, whose pixels are others.
         transform: Applied to each image, in the worker.
+        left_out: Which other files there are, in words, for a warning; empty: none.
 
     Raises: ConfigError: decode="device" with what needs pixels before: a cache, a transform, the
         mode "channels". DataError: with cache="memory", a file that is damaged or of another size.
@@ -71,6 +67,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         cache: Cache = "none",
         decode: DecodedBy = "worker",
         transform: Transform | None = None,
+        left_out: str = "",
     ) -> None:
         if mode not in ("rgb", "gray", "channels"):
             raise ConfigError(
@@ -100,7 +97,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
                     "a whole number from 1, with mode: channels",
                 )
             )
-        self.classes = list(classes)
+        self.classes, self.left_out = list(classes), left_out
         self._folder = folder
         # One array instead of a million strings: a worker that only reads them would otherwise copy
         # them all, reference count by reference count.
@@ -228,80 +225,3 @@ def _needs_pixels(mode: ImageMode, cache: Cache, transform: Transform | None) ->
         if transform
         else ""
     )
-
-
-def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list[str]:
-    """The files below a folder that end in one of the extensions, relative to it, in the order of
-    torchvision's ImageFolder: folder by folder, then by name.
-
-    Raises:
-        DataError: links lead to one folder twice.
-    """
-    return list_below(folder, extensions)
-
-
-def list_by_class(
-    folder: Path, classes: Sequence[str], *, extensions: Sequence[str] = EXTENSIONS
-) -> dict[str, int]:
-    """The files in a split's class folders, as CLASS/NAME, each with its class's number.
-
-    A class without a folder has none.
-    """
-    there = ((label, name) for label, name in enumerate(classes) if (folder / name).is_dir())
-    return {
-        f"{name}/{file}": label
-        for label, name in there
-        for file in list_images(folder / name, extensions=extensions)
-    }
-
-
-def class_folders(folder: Path, *, of: str = "images") -> list[str]:
-    """The folders in a folder, sorted: their places are the labels.
-
-    Raises:
-        DataError: the folder does not exist.
-    """
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(
-                entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
-            )
-    except OSError as error:
-        reason = f"the folder of {of} cannot be read: {error.strerror}"
-        expected = f"a folder for each class, with its {of}"
-        beside = (
-            [one.name for one in folder.parent.iterdir() if one.is_dir()]
-            if folder.parent.is_dir()
-            else []
-        )
-        missing = (
-            f"{folder.parent} has no folder {folder.name}"
-            if folder.parent.is_dir() and not folder.exists()
-            else "set dataset.root=FOLDER"
-        )
-        hint = did_you_mean(folder.name, beside) or missing
-        raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
-
-
-def check_classes(here: Path, classes: list[str], *, num_classes: int | None) -> None:
-    """Whether a split's class folders are those expected.
-
-    Args:
-        here: The split's folder.
-        classes: Of the training split, or those that are given, by label.
-        num_classes: How many there should be; None: as many as there are.
-
-    Raises:
-        DataError: it has others, or there are more or fewer.
-    """
-    unknown = sorted(set(class_folders(here)) - set(classes))
-    if unknown:
-        raise DataError(
-            Problem(
-                str(here),
-                "has classes that the training split does not have",
-                unknown,
-                f"some of: {', '.join(classes[:20])}",
-            )
-        )
-    require_count(str(here), classes, num_classes, of="class folders")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,20 +103,6 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
-    """The same as text; all line ends become newlines."""
-    try:
-        return read_bytes(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            Problem(
-                os.fspath(path),
-                f"is not valid text: {error}",
-                expected=f"text in {encoding.upper()}",
-            )
-        ) from None
-
-
 class Hash(Protocol):
     """An object with hashlib's interface."""
 
@@ -139,52 +124,3 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-
-
-def list_below(folder: str | os.PathLike[str], extensions: Sequence[str]) -> list[str]:
-    """The files below a folder with one of the extensions, relative to it with "/" between folders,
-    sorted by folder, then by name.
-
-    Links to folders are followed, each folder once: thirty folders with two links in each to the
-    next are a billion paths. Names that begin with "." are the rubbish of editors and file
-    managers.
-
-    Raises:
-        DataError: links lead to a folder twice, and it holds such files.
-        OSError: a folder cannot be read.
-    """
-    found, entered, again, waiting = (
-        list[tuple[str, str]](),
-        dict[tuple[int, int], str](),
-        dict[str, str](),
-        [""],
-    )
-    while waiting:
-        below = waiting.pop()
-        place = os.stat(os.path.join(folder, below))
-        first = entered.setdefault((place.st_dev, place.st_ino), below)
-        if first != below:
-            again[below] = first
-            continue
-        with os.scandir(os.path.join(folder, below)) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.name.lower().endswith(tuple(extensions)):
-                    found.append((below, entry.name))
-                elif entry.is_dir():
-                    waiting.append(f"{below}{entry.name}/")
-    for below, first in sorted(again.items()):
-        if any(inside.startswith(first) for inside, _ in found):
-            reason = (
-                f"is the same folder as {os.path.join(folder, first)}: its files would be read "
-                "twice"
-            )
-            raise DataError(
-                Problem(
-                    os.path.join(folder, below.rstrip("/")),
-                    reason,
-                    hint="remove the link that leads there",
-                )
-            )
-    return [below + name for below, name in sorted(found)]

@@ -17,10 +17,10 @@ from samewise.datasets.parts.audio_files import (
     AudioInfo,
     audio_info,
     audio_preparation,
-    list_audio,
     read_audio,
 )
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
+from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.limits import add_content
 from samewise.datasets.parts.recordings import Texts
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
@@ -164,13 +164,13 @@ def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str
                     hint=hint,
                 )
             )
-    names = list_audio(folder / mixture, extensions=(".wav", ".flac"))
+    names = list_files(folder / mixture, (".wav", ".flac")).names
     if not names:
         raise DataError(
             Problem(str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint)
         )
     for part in sources:
-        missing = sorted(set(names) - set(list_audio(folder / part, extensions=(".wav", ".flac"))))
+        missing = sorted(set(names) - set(list_files(folder / part, (".wav", ".flac")).names))
         if missing:
             raise DataError(
                 Problem(

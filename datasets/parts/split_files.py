@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from samewise.datasets.parts.limits import read_text
+from samewise.datasets.parts.folders import list_files
+from samewise.datasets.parts.lists import read_text
 from samewise.runner.errors import DataError, Problem, first_few, first_line
 
 MEANINGS = {
@@ -64,8 +65,9 @@ def files_by_split(place: Path) -> dict[str, list[Path]]:
         )
     files = [
         file
-        for file in sorted([*place.rglob("*.parquet"), *place.glob("*.arrow")])
-        if not _is_hidden(file.relative_to(place))
+        for file in sorted(place / name for name in list_files(place, (".parquet", ".arrow")).names)
+        if (file.suffix == ".parquet" or (file.suffix == ".arrow" and file.parent == place))
+        and not _is_left_out(file.relative_to(place))
     ]
     if not files:
         raise DataError(
@@ -106,13 +108,9 @@ def _by_meaning(place: Path, found: Mapping[str, list[Path]]) -> dict[str, list[
     return kept
 
 
-def _is_hidden(file: Path) -> bool:
-    mapped = file.match("cache-*.arrow")  # by the library's map or filter
-    return (
-        mapped
-        or any(part.startswith(".") for part in file.parts)
-        or any(part.startswith("__") for part in file.parts[:-1])
-    )
+def _is_left_out(file: Path) -> bool:
+    """Whether the library's map or filter wrote a file, or its folder is no data set's."""
+    return file.match("cache-*.arrow") or any(part.startswith("__") for part in file.parts[:-1])
 
 
 def _told_apart(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import os
 import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -14,12 +13,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import audio_preparation
+from samewise.datasets.parts.names import difference
 from samewise.datasets.parts.recordings import Cache, Recordings, Texts
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few, truncate
+from samewise.runner.errors import ConfigError, DataError, Problem, truncate
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 """Space, apostrophe and the alphabet: what LibriSpeech's transcripts are written with, in lower
 case."""
+
+
+_DOTLESS = "\u0131"
 
 
 class Spelling:
@@ -34,9 +37,15 @@ class Spelling:
     def __init__(self, *, letters: str = LETTERS, lowercase: bool = True, ignore: str = "") -> None:
         if len(set(letters)) != len(letters) or not letters:
             raise ConfigError(Problem("dataset.letters", "must be distinct letters", letters))
+        if (composed := unicodedata.normalize("NFC", letters)) != letters:
+            reason = f"writes an accent apart from its letter{difference(letters, composed)}"
+            hint = f"transcripts are composed: write {composed!r}"
+            raise ConfigError(Problem("dataset.letters", reason, letters, hint=hint))
         self.letters = frozenset(letters)
         self._shown = letters
         self._lowercase = lowercase
+        # In alphabets with a dotless i, as Turkish, it is the small letter of I
+        self._capitals = str.maketrans({"I": _DOTLESS, "İ": "i"}) if _DOTLESS in letters else {}
         self._ignored = dict.fromkeys(map(ord, ignore), None)
 
     def __call__(self, text: str, where: str) -> str:
@@ -46,9 +55,8 @@ class Spelling:
             DataError: it has an unknown letter.
         """
         given = unicodedata.normalize("NFC", text)
-        text = " ".join(
-            (given.lower() if self._lowercase else given).translate(self._ignored).split()
-        )
+        small = given.translate(self._capitals).lower() if self._lowercase else given
+        text = " ".join(small.translate(self._ignored).split())
         unknown = next((letter for letter in text if letter not in self.letters), None)
         if unknown is not None:
             hint = (
@@ -159,11 +167,3 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
 def sample(waveform: Tensor, transcript: str, name: str) -> dict[str, Any]:
     """The sample that every data set of utterances returns."""
     return {"waveform": waveform, "length": len(waveform), "transcript": transcript, "name": name}
-
-
-def require_files(folder: Path, names: Sequence[str], *, listed_in: str) -> None:
-    """Raises DataError with the first few names unless all files exist."""
-    missing = [name for name in names if not os.path.isfile(folder / name)]
-    if missing:
-        reason = f"recordings listed in {listed_in} are missing: {first_few(missing, 3)}"
-        raise DataError(Problem(str(folder), reason, hint="download the data set again"))

@@ -18,9 +18,6 @@ from samewise.datasets.parts.file_kinds import another_kind, names_other_files
 from samewise.datasets.parts.limits import PIXELS, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line
 
-EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
-"""The file names that are videos."""
-
 _ATOMS = (
     b"ftyp",
     b"moov",

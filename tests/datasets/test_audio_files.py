@@ -10,7 +10,8 @@ import soundfile
 import torch
 import torchaudio
 
-from samewise.datasets.parts.audio_files import AudioInfo, audio_info, list_audio, read_audio
+from samewise.datasets.parts.audio_files import AudioInfo, audio_info, read_audio
+from samewise.datasets.parts.folders import SOUNDS, list_files
 from samewise.runner.errors import DataError
 
 RATE = 8000
@@ -232,10 +233,10 @@ def test_files_are_listed_in_sorted_order_without_hidden_ones(tmp_path):
     for name in ("b/2.wav", "b/1.FLAC", "a.wav", "b/notes.txt", ".hidden/3.wav", "b/.rubbish.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert list_audio(tmp_path) == ["a.wav", "b/1.FLAC", "b/2.wav"]
-    assert list_audio(tmp_path, extensions=(".flac",)) == ["b/1.FLAC"]
+    assert list_files(tmp_path, SOUNDS).names == ["a.wav", "b/1.FLAC", "b/2.wav"]
+    assert list_files(tmp_path, (".flac",)).names == ["b/1.FLAC"]
     with pytest.raises(DataError, match="cannot be read"):
-        list_audio(tmp_path / "nowhere")
+        list_files(tmp_path / "nowhere", SOUNDS)
 
 
 @pytest.fixture

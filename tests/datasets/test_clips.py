@@ -86,7 +86,7 @@ def test_ljspeech_holds_out_every_tenth_recording(tmp_path):
     assert len(train) == 23
     assert train.fingerprint() == LJSpeech(root=str(tmp_path / "LJSpeech-1.1"), split="train", **SIZE).fingerprint() != valid.fingerprint()
     (tmp_path / "LJSpeech-1.1" / "wavs" / "LJ001-0003.wav").unlink()
-    with pytest.raises(DataError, match=r"recordings listed in metadata\.csv are missing: LJ001-0003\.wav"):
+    with pytest.raises(DataError, match=r"LJ001-0003\.wav: is listed in metadata\.csv but missing"):
         LJSpeech(root=str(tmp_path), split="train", **SIZE)
     with pytest.raises(DataError, match="LJSpeech was not found"):
         LJSpeech(root=str(tmp_path / "nowhere"), split="train", **SIZE)

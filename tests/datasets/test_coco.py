@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from samewise.datasets import coco
 from samewise.datasets.coco import COCO
+from samewise.recipes.detection import Detection
 from samewise.runner.config.compose import compose
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project
@@ -189,13 +191,13 @@ def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
         ({"bbox": {"x": 1}}, "annotation 1: has an impossible box"),
         ({"bbox": ["a", 2, 3, 4]}, "annotation 1: has an impossible box"),
         ({"bbox": "1234"}, "annotation 1: has an impossible box"),
-        ({"image_id": [7]}, r"annotation 1: image_id is not a number; expected: the id of one of the file's images(.|\n)*\[7\]"),
+        ({"image_id": [7]}, r"annotation 1: image_id is not a whole number; expected: a whole number below(.|\n)*\[7\]"),
         ({"image_id": "7"}, r"annotation 1: image_id is not a number(.|\n)*'7'"),
         ({"category_id": {}}, "annotation 1: category_id is not a number; expected: the id of one of the file's categories"),
         ({"area": "large"}, r"annotation 1: area is not a number; expected: the object's area in square pixels(.|\n)*'large'"),
         ({"area": float("inf")}, "annotation 1: area is not a number"),
         ({"iscrowd": "0"}, r"annotation 1: iscrowd is not 0 or 1(.|\n)*'0'"),
-        ({"id": None, "image_id": [7]}, r"boxes\.json, annotations\[0\]: image_id is not a number"),
+        ({"id": None, "image_id": [7]}, r"boxes\.json, annotations\[0\]: image_id is not a whole number"),
         ({"image_id": 99}, r"annotation 1: belongs to an image that the file does not list(.|\n)*99"),
         ({"category_id": 3}, "annotation 1: has an unknown category"),
     ],
@@ -235,7 +237,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
         load(tmp_path)
     write(tmp_path, content())
     (tmp_path / "images" / "0003.jpg").unlink()
-    with pytest.raises(DataError, match=r"0003\.jpg: an image named in the annotations is missing"):
+    with pytest.raises(DataError, match=r"0003\.jpg: is listed in the annotations but missing"):
         load(tmp_path)
     (tmp_path / "boxes.json").write_text('{"images": [')
     with pytest.raises(DataError, match=r"boxes\.json: is not JSON, or is cut short"):
@@ -282,6 +284,79 @@ def test_given_classes_number_categories_by_name(tmp_path: Path, category_ids: s
 
 @pytest.mark.parametrize("category_ids", ["keep", "dense"])
 def test_its_own_classes_leave_a_file_as_it_was(tmp_path: Path, category_ids: str):
-    write(tmp_path, content() | {"categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "dog"}]})
+    write(tmp_path, content() | {"categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "cat"}]})
     alone = load(tmp_path, category_ids=category_ids)
     assert load(tmp_path, category_ids=category_ids, classes=alone.classes).fingerprint() == alone.fingerprint()
+
+
+@pytest.mark.parametrize("kind", [str, float])
+def test_ids_are_whole_numbers_however_they_are_written(tmp_path: Path, kind: Any):
+    plain = load(write(tmp_path, content())).fingerprint()
+    what = content()
+    for entry, key in ((entry, key) for entries in what.values() for entry in entries for key in ("id", "image_id", "category_id") if key in entry):
+        entry[key] = kind(entry[key])
+    assert load(write(tmp_path, what)).fingerprint() == plain
+
+
+@pytest.mark.parametrize("number", [0.7, 2**63, "seven", True, None])
+def test_an_id_that_is_no_whole_number_is_refused(tmp_path: Path, number: Any):
+    for of, key in (("images", "id"), ("categories", "id"), ("annotations", "image_id")):
+        what = content()
+        what[of][0][key] = number
+        with pytest.raises(DataError, match=r"that is not a whole number|is not a whole number|it has no (image_)?id"):
+            load(write(tmp_path, what))
+
+
+@pytest.mark.parametrize("area", [400, -5])
+def test_an_object_of_negative_area_counts_as_one_that_was_missed(tmp_path: Path, area: float):
+    """One of two objects is found. pycocotools would ignore one of negative area: a polygon wound the other way."""
+    what = content()
+    what["annotations"] = [{"id": at, "image_id": at, "category_id": 18, "bbox": [2, 2, 20, 20], "area": 400} for at in (3, 7)]
+    what["annotations"][0]["area"] = area
+    data, recipe = load(write(tmp_path, what), category_ids="dense"), Detection()
+    batch = recipe.collate([data[index] for index in range(len(data))])
+
+    def detect(images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        return [{"boxes": boxes, "labels": labels, "scores": torch.full((len(labels),), 0.9)} for boxes, labels in found]
+
+    found = [(batch["boxes"][at][: at // 2], batch["labels"][at][: at // 2]) for at in range(3)]
+    scores = recipe.scores(data)
+    scores.add(recipe.measure(detect, batch))  # pyright: ignore[reportArgumentType]
+    assert scores.compute()["map_50"] == pytest.approx(0.505, abs=0.001)
+
+
+@pytest.mark.parametrize("crowd", [True, 1])
+def test_a_crowd_may_be_a_truth_value(tmp_path: Path, crowd: Any):
+    what = content()
+    what["annotations"][1]["iscrowd"] = crowd
+    what["annotations"][0]["iscrowd"] = bool(0)
+    assert load(write(tmp_path, what))[2]["crowd"].tolist() == [False, True]
+
+
+def test_boxes_that_are_shares_of_their_images_are_refused(tmp_path: Path):
+    what = content()
+    for one in what["annotations"]:
+        one["bbox"] = [0.1, 0.2, 0.3, 0.4]
+    with pytest.raises(DataError, match="the boxes are shares of the images; hint: multiply them by width and height"):
+        load(write(tmp_path, what))
+
+
+def test_names_that_two_categories_or_images_share_are_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="has two categories of the name 'dog'"):
+        load(write(tmp_path, content() | {"categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "dog"}]}))
+    with pytest.raises(DataError, match=r"two category names that look the same: 'cafe\u0301'"):
+        load(write(tmp_path, content() | {"categories": [{"id": 18, "name": "caf\u00e9"}, {"id": 17, "name": "cafe\u0301"}]}))
+    what = content()
+    what["images"][0]["file_name"] = "./0003.jpg"
+    with pytest.raises(DataError, match="lists an image twice"):
+        load(write(tmp_path, what))
+
+
+@pytest.mark.parametrize("name", ["images\\0003.jpg", "images/0003.jpg"])
+def test_a_name_that_begins_with_the_folder_of_images_is_explained(tmp_path: Path, name: str):
+    what = content()
+    write(tmp_path, what)
+    what["images"][1]["file_name"] = name
+    (tmp_path / "boxes.json").write_text(json.dumps(what))
+    with pytest.raises(DataError, match=r"hint: the name begins with the folder images, to which it is relative: write 0003\.jpg"):
+        load(tmp_path)

@@ -279,3 +279,28 @@ def test_given_classes_number_the_labels_of_folders_that_lack_some(root: Path):
     assert (given.classes, {given.path(index).parts[-2]: given[index]["label"] for index in (0, 1, 3, 4)}) == (["bee", "ant", "Cat"], {"bee": 0, "Cat": 2})
     with pytest.raises(DataError, match=r"(?s)valid: has classes that.*some of: bee, ant.*\['Cat'\]"):
         ImageFolder(root=str(root), folder="valid", classes=["bee", "ant"])
+
+
+def test_every_file_of_a_format_that_is_read_is_a_sample_and_others_are_counted(root: Path, samewise: Callable[..., Any], tmp_path: Path):
+    before = len(ImageFolder(root=str(root), folder="train"))
+    for name in ("4.jfif", "5.JPE", "6.gif", "7.dib"):
+        picture(seed=7).save(root / "train" / "ant" / name, {"dib": "BMP", "gif": "GIF"}.get(name[-3:], "JPEG"))
+    (root / "train" / "ant" / "8.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    data = ImageFolder(root=str(root), folder="train")
+    assert (len(data), data.left_out) == (before + 4, "3 .txt, 1 .heic")
+    at = [data.path(index).name for index in range(len(data))].index("6.gif")
+    assert torch.equal(data[at]["image"], torch.from_numpy(np.array(Image.open(data.path(at)).convert("RGB"))).permute(2, 0, 1))
+    given = (f"dataset.root={root}", "dataset.num_classes=3", "transforms=images", "model=resnet18_small", "batch_size=2")
+    done = samewise("check", "recipe=classification", "dataset=image_folder", *given, f"run_root={tmp_path / 'runs'}")
+    assert "leaves out files in the folders of classes: 3 .txt, 1 .heic" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rubbish", ["__MACOSX", "@eaDir", "$RECYCLE.BIN", "#recycle", ".ipynb_checkpoints"])
+def test_what_systems_leave_behind_is_nobodys_class_and_no_sample(root: Path, rubbish: str):
+    before = ImageFolder(root=str(root), folder="train").fingerprint()
+    for place in (root / "train" / rubbish / "ant", root / "train" / "ant" / rubbish / "0.jpg"):
+        place.mkdir(parents=True)
+        picture().save(place / "0.jpg")
+    (root / "train" / "ant" / "Thumbs.db").touch()
+    data = ImageFolder(root=str(root), folder="train", num_classes=3)
+    assert (data.fingerprint(), data.left_out) == (before, "3 .txt")

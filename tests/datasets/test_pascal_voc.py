@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from samewise.datasets.parts.annotated_images import check_labels
+from samewise.datasets.parts.classes import require_count
 from samewise.datasets.pascal_voc import PascalVOC
 from samewise.recipes.detection import Detection
 from samewise.runner.data.dataset import WithTransform
@@ -78,7 +78,7 @@ def test_corners_wrongly_read_as_counting_from_one_are_reported(root: Path):
 def test_classes_can_be_given_in_their_order(root: Path):
     made = PascalVOC(root=str(root), split="train", classes=["dog", "cat", "bird"])
     assert made[0]["labels"].tolist() == [1, 2]
-    with pytest.raises(DataError, match=r"a\.xml: has an object of an unknown class(.|\n)*cat"):
+    with pytest.raises(DataError, match=r"a\.xml belongs to an unknown class(.|\n)*cat"):
         PascalVOC(root=str(root), split="train", classes=["dog", "cats", "bird"])
 
 
@@ -133,13 +133,13 @@ def test_boxes_without_area_can_be_dropped(root: Path):
 
 def test_a_missing_or_damaged_file_is_named(root: Path):
     (root / "JPEGImages" / "b.jpg").unlink()
-    with pytest.raises(DataError, match=r"b\.jpg: an image named in the annotations is missing"):
+    with pytest.raises(DataError, match=r"b\.jpg: is listed in the annotations but missing"):
         PascalVOC(root=str(root), split="train")
     (root / "Annotations" / "b.xml").write_text("<annotation><size>")
     with pytest.raises(DataError, match=r"b\.xml: is not XML"):
         PascalVOC(root=str(root), split="train")
     (root / "Annotations" / "b.xml").unlink()
-    with pytest.raises(DataError, match=r"b\.xml: the annotation of image b cannot be read"):
+    with pytest.raises(DataError, match=r"b\.xml: is listed in train\.txt but missing"):
         PascalVOC(root=str(root), split="train")
 
 
@@ -166,11 +166,6 @@ def test_a_wrong_number_of_classes_is_reported_with_what_to_set(root: Path):
         PascalVOC(root=str(root), split="train", num_classes=3)
 
 
-def test_a_misspelt_class_is_asked_about():
-    with pytest.raises(DataError, match="is 'GBC' a misspelt 'RBC' or 'WBC'"):
-        check_labels(5, 4, where="Annotations", names=["GBC", "Platelets", "RBC", "WBC"])
-
-
 BLOOD = {"Platelets": ["a.xml"] * 361, "RBC": ["a.xml", "b.xml"] * 2000, "WBC": ["b.xml"] * 372}
 
 
@@ -180,12 +175,12 @@ BLOOD = {"Platelets": ["a.xml"] * 361, "RBC": ["a.xml", "b.xml"] * 2000, "WBC": 
 def test_the_rarest_name_is_the_suspect_and_its_file_is_named(name: str, files: list[str], meant: str):
     found = {**BLOOD, name: files}
     with pytest.raises(DataError, match=rf"hint: is '{name}' \(x\.xml.*\) a misspelt {meant}\? If not, set dataset\.num_classes=5"):
-        check_labels(5, 4, where="Annotations", names=sorted(found), files=found)
+        require_count("Annotations", sorted(found), 4, labels=5, files=found)
 
 
 def test_similar_names_that_are_frequent_are_not_called_misspelt():
     with pytest.raises(DataError, match=r"hint: set dataset\.num_classes=4"):
-        check_labels(4, 3, where="Annotations", names=sorted(BLOOD), files=BLOOD)
+        require_count("Annotations", sorted(BLOOD), 3, labels=4, files=BLOOD)
 
 
 def test_one_file_with_another_spelling_is_named(root: Path):
@@ -196,7 +191,7 @@ def test_one_file_with_another_spelling_is_named(root: Path):
 
 def test_a_number_that_no_misspelling_explains_suggests_none():
     with pytest.raises(DataError, match=r"hint: set dataset\.num_classes=4"):
-        check_labels(4, 2, where="Annotations", names=["Platelets", "RBC", "WBC"])
+        require_count("Annotations", ["Platelets", "RBC", "WBC"], 2, labels=4)
 
 
 def test_resized_images_have_resized_boxes_and_are_the_same_from_memory(root: Path):
@@ -301,5 +296,50 @@ def test_given_classes_may_begin_with_the_background(root: Path):
 
 def test_all_unknown_classes_are_named(root: Path):
     annotate(root, "c", [("cow", (1, 2, 20, 22))])
-    with pytest.raises(DataError, match=r"(?s)a.xml: has an object of an unknown class, one of 2; .*'dog, cow'"):
+    with pytest.raises(DataError, match=r"(?s)a.xml belongs to an unknown class, one of 2; .*'dog, cow'"):
         PascalVOC(root=str(root), split="train", classes=["cat"])
+
+
+@pytest.mark.parametrize(("answer", "crowd"), [("True", True), ("yes", True), ("1", True), ("", False), ("False", False), ("0", False)])
+def test_an_answer_in_words_says_whether_an_object_is_difficult(root: Path, answer: str, crowd: bool):
+    annotate(root, "b", [("cat", (10, 10, 20, 20))], difficult=answer)  # type: ignore[arg-type]
+    assert PascalVOC(root=str(root), split="train", difficult=False)[1]["crowd"].tolist() == [crowd]
+    annotate(root, "b", [("cat", (10, 10, 20, 20))], difficult="perhaps")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"b\.xml: does not say whether an object is difficult(.|\n)*'perhaps'"):
+        PascalVOC(root=str(root), split="train")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("<name>cat</name>", "", "has an object without a name"),
+        ("<name>cat</name>", "<name> </name>", "has an object without a name"),
+        ("</bndbox>", "</bndbox><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>", "has an object 'cat' of 2 boxes"),
+    ],
+)
+def test_an_object_without_a_name_or_with_two_boxes_is_refused(root: Path, old: str, new: str, message: str):
+    path = root / "Annotations" / "b.xml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DataError, match=rf"b\.xml: {message}"):
+        PascalVOC(root=str(root), split="train", num_classes=4)
+
+
+def test_a_list_may_have_spaces_in_names_a_byte_order_mark_and_the_answers_of_a_class(root: Path):
+    for folder, ending in (("JPEGImages", "jpg"), ("Annotations", "xml")):
+        for name in ("a b", "a 1"):
+            (root / folder / f"{name}.{ending}").write_bytes((root / folder / f"b.{ending}").read_bytes())
+    (root / "ImageSets/Main/train.txt").write_text("a b\na 1  1\nc -1\na\n", encoding="utf-8-sig")
+    data = PascalVOC(root=str(root), split="train")
+    assert [data.path(index).name for index in range(4)] == ["a b.jpg", "a 1.jpg", "c.jpg", "a.jpg"]
+    (root / "ImageSets/Main/train.txt").write_text("a\nb\na\n")
+    with pytest.raises(DataError, match="lists an image twice"):
+        PascalVOC(root=str(root), split="train")
+
+
+def test_xml_is_read_in_the_encoding_that_it_declares(root: Path):
+    path = root / "Annotations" / "b.xml"
+    path.write_bytes(('<?xml version="1.0" encoding="GBK"?>' + path.read_text().replace("cat", "\u732b")).encode("gbk"))
+    assert "\u732b" in PascalVOC(root=str(root), split="train").classes
+    path.write_bytes(b'<?xml version="1.0" encoding="klingon"?><a/>')
+    with pytest.raises(DataError, match=r"b\.xml: is not XML: unknown encoding"):
+        PascalVOC(root=str(root), split="train")

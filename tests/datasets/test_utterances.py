@@ -63,7 +63,7 @@ def test_a_missing_part_of_librispeech_is_named(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'dev-clean'"):
         LibriSpeech(root=str(tmp_path), subsets=["dev-clear"])
     next(tmp_path.rglob("84-121-0001.flac")).unlink()
-    with pytest.raises(DataError, match=r"recordings listed in .*84-121.trans.txt are missing: 84-121-0001.flac"):
+    with pytest.raises(DataError, match=r"84-121-0001.flac: is listed in 84-121.trans.txt but missing"):
         LibriSpeech(root=str(tmp_path), subsets=["dev-clean"])
 
 
@@ -199,10 +199,10 @@ def test_a_quote_in_a_tsv_file_is_a_character_and_takes_in_no_rows(tmp_path):
         ("a.csv", "audio,text\nsound/one.wav,naïve\n", r"one\.wav: the transcript has an unknown letter, LATIN SMALL LETTER I WITH DIAERESIS"),
         ("a.csv", "audio,texts\nsound/one.wav,a\n", "did you mean 'texts'"),
         ("a.csv", "audio,text\nsound/one.wav,a, b\n", "a.csv:2: .*quotes"),
-        ("a.csv", "audio,text\nsound/three.wav,a\n", r"recordings listed in a\.csv are missing: sound/three\.wav"),
-        ("a.csv", "audio,text\n", "no recordings"),
+        ("a.csv", "audio,text\nsound/three.wav,a\n", r"sound/three\.wav: is listed in a\.csv but missing"),
+        ("a.csv", "audio,text\n", "has no rows"),
         ("a.jsonl", '{"audio": "sound/one.wav", "text": "a"}\n{"audio"\n', "a.jsonl:2: is not JSON"),
-        ("a.jsonl", '{"audio": "sound/one.wav", "text": 7}\n', "a.jsonl:1: has no text in the column 'text'"),
+        ("a.jsonl", '{"audio": "sound/one.wav", "text": [7]}\n', "a.jsonl:1: holds several values in the column 'text'"),
         ("a.csv", None, "cannot be read"),
     ],
 )
@@ -315,3 +315,15 @@ def test_the_real_spoken_digits(data_root):
     train, test = (SpokenDigits(root=str(data_root / "free_spoken_digits"), takes=takes) for takes in ([5, 49], [0, 4]))
     assert (len(train), len(test), len(train.speakers)) == (2700, 300, 6)
     assert 0.1 < train[0]["length"] / 8000 < 2.5
+
+
+def test_capitals_are_made_small_as_the_alphabet_has_them():
+    turkish = Spelling(letters=" abc\u00e7defg\u011fh\u0131ijklmno\u00f6prs\u015ftu\u00fcvyz")
+    assert turkish("I\u015eIK \u0130STANBUL", "a.wav") == "\u0131\u015f\u0131k istanbul"
+    assert Spelling()("ISTANBUL", "a.wav") == "istanbul"
+
+
+def test_letters_are_composed_as_transcripts_are():
+    with pytest.raises(ConfigError, match=r"dataset\.letters: writes an accent apart from its letter \(spelt with U\+0301 COMBINING ACUTE ACCENT\)"):
+        Spelling(letters="abce\u0301f")
+    assert Spelling(letters="acef\u00e9")("cafe\u0301", "a.wav") == "caf\u00e9"

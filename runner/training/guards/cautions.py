@@ -81,10 +81,16 @@ def never_decides(path: str) -> Problem:
 
 
 def data_cautions(train: Split) -> list[Problem]:
-    """Warnings if the training split of a samewise data set has no sample of some classes, and if a
-    user's expects to be told the epoch.
+    """Warnings if the training split of a samewise data set has no sample of some classes or leaves
+    files out, and if a user's expects to be told the epoch.
     """
     found, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
+    if left_out := getattr(train.dataset, "left_out", ""):
+        words, hint = (
+            f"leaves out files in the folders of classes: {left_out}",
+            "rename or convert those that are wanted, and move the others elsewhere",
+        )
+        found.append(Problem("dataset.train", words, hint=hint))
     if isinstance(unused, list) and unused:
         words, hint = (
             f"has no images of {first_few(unused, 5)}",

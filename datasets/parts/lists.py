@@ -1,0 +1,238 @@
+"""Reads lists and tables of samples: CSV, TSV, JSON, JSON lines and Parquet, each row with where it
+stands, for messages.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import importlib.util
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samewise.datasets.parts.limits import BYTES, ROWS, read_bytes, require_regular
+from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest, truncate
+
+FORMS = "a .csv, .tsv, .json, .jsonl or .parquet file with a row for each"
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""Byte order marks; UTF-32's begin with UTF-16's."""
+_UNCLOSED = (
+    'is a quote not closed? A quote in a text is written "", and such a text is put in quotes'
+)
+_PLAIN = ("string", "large_string", "bool", "null")
+_ROWS_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row's values by column.
+
+    Args:
+        path: The file.
+        number: Of its line, or of the row where the file has no lines; from 1.
+        values: By the columns' names.
+        is_line: Whether `number` counts lines.
+    """
+
+    path: Path
+    number: int
+    values: Mapping[str, Any]
+    is_line: bool = True
+
+    @property
+    def where(self) -> str:
+        """The place, for messages."""
+        return f"{self.path}:{self.number}" if self.is_line else f"{self.path}, row {self.number}"
+
+    def text(self, column: str, *, setting: str, blank: bool = False) -> str:
+        """Return the text or number in a column, as text.
+
+        Args:
+            column: Its name.
+            setting: The key of `dataset` that names the column.
+            blank: Whether the text may be empty.
+
+        Raises:
+            DataError: There is no such column, or it is empty or holds several values.
+        """
+        value = self.values.get(column)
+        if isinstance(value, list | dict):
+            reason = f"holds several values in the column {column!r}"
+            raise DataError(Problem(self.where, reason, value, "one text or number"))
+        # NaN, which programs write for what is missing, differs from itself
+        if value is not None and value == value and (blank or str(value).strip()):
+            return str(value)
+        if column in self.values:
+            hint = "fill it in, or leave the row out"
+            raise DataError(Problem(self.where, f"has nothing in the column {column!r}", hint=hint))
+        columns = [str(name) for name in self.values]
+        hint = nearest(column, columns) or f"set dataset.{setting} to the column's name"
+        raise DataError(
+            Problem(self.where, f"has no column {column!r}", expected=", ".join(columns), hint=hint)
+        )
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Read a text in UTF-8, or as its byte order mark says; all line ends become newlines.
+
+    Raises:
+        DataError: It is not such a text, or too large.
+        OSError: It cannot be read.
+    """
+    raw = read_bytes(path)
+    encoding = next((name for mark, name in _MARKS if raw.startswith(mark)), "utf-8")
+    try:
+        return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        reason = f"is not valid text: {error}"
+        raise DataError(Problem(os.fspath(path), reason, expected="text in UTF-8")) from None
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read the lines of a text that are not blank, otherwise as `read_text`."""
+    return [line for line in read_text(path).split("\n") if line.strip()]
+
+
+def read_rows(
+    path: Path, columns: Sequence[str], *, each: str, setting: str, tab_quotes: bool = True
+) -> list[Row]:
+    """Read all rows of a table.
+
+    `.parquet` is told by its name; other files by their first character (`[` begins a JSON list,
+    `{` JSON lines) and, if that is none of the two, by the separator in their first line.
+
+    Args:
+        path: The table.
+        columns: What is needed of it.
+        each: What a row stands for, such as "recording".
+        setting: The key of `dataset` that names the table.
+        tab_quotes: Whether fields between tabs may be in quotes; otherwise quotes are characters.
+
+    Raises:
+        DataError: It cannot be read, is damaged, or has no rows.
+        ConfigError: It is a Parquet file, and pyarrow is not installed.
+    """
+    try:
+        rows = (
+            _parquet_rows(path, columns)
+            if path.suffix.lower() == ".parquet"
+            else list(_text_rows(path, columns, each=each, tab_quotes=tab_quotes))
+        )
+    except OSError as error:
+        reason = f"the list of {each}s cannot be read: {error.strerror}"
+        raise DataError(Problem(str(path), reason, hint=f"set {setting}=FILE")) from None
+    except (ValueError, RecursionError, csv.Error) as error:
+        reason = f"is not a list of {each}s, or is damaged: {first_line(error)}"
+        raise DataError(Problem(str(path), reason, expected=f"{FORMS} {each}")) from None
+    if not rows:
+        raise DataError(Problem(str(path), "has no rows", expected=f"{FORMS} {each}"))
+    return rows
+
+
+def _text_rows(path: Path, columns: Sequence[str], *, each: str, tab_quotes: bool) -> Iterator[Row]:
+    text = read_text(path)
+    start = text.lstrip()[:1]
+    if start == "[":
+        for number, values in enumerate(json.loads(text), start=1):
+            yield _object(Row(path, number, values, is_line=False))
+    elif start == "{":
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                try:
+                    values = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise DataError(Problem(f"{path}:{number}", f"is not JSON: {error}")) from None
+                yield _object(Row(path, number, values))
+    else:
+        yield from _delimited_rows(path, text, columns, each=each, tab_quotes=tab_quotes)
+
+
+def _object(row: Row) -> Row:
+    if not isinstance(row.values, dict):
+        raise DataError(Problem(row.where, "is not a JSON object", row.values))
+    return row
+
+
+def _delimited_rows(
+    path: Path, text: str, columns: Sequence[str], *, each: str, tab_quotes: bool
+) -> Iterator[Row]:
+    """Yield the rows of a delimited text, each on one line below the columns' names.
+
+    After a quote that is not closed, the rows that follow would be part of a field: a line break in
+    a field is refused.
+    """
+    head = text.partition("\n")[0]
+    order = "\t,;" if path.suffix.lower() == ".tsv" else ",\t;"
+    delimiter = next((mark for mark in order if mark in head), order[0])
+    quoting = csv.QUOTE_NONE if delimiter == "\t" and not tab_quotes else csv.QUOTE_MINIMAL
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
+    names = list(table.fieldnames or ())
+    if twice := next((name for name in columns if names.count(name) > 1), None):
+        raise ValueError(f"it has two columns {twice!r}")
+    last = 1
+    for values in table:
+        for column, value in values.items():
+            if isinstance(value, str) and "\n" in value:
+                reason = f"has a line break in the column {column!r}"
+                start, expected = truncate(value, 60, ending="…"), f"one line for each {each}"
+                raise DataError(Problem(f"{path}:{last + 1}", reason, start, expected, _UNCLOSED))
+        last = table.line_num
+        if None in values:
+            reason = "has more fields than there are columns; put texts with commas in quotes"
+            expected = f"the columns {', '.join(names)}"
+            raise DataError(Problem(f"{path}:{last}", reason, expected=expected))
+        yield Row(path, last, values)
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
+    """Read the columns that are there: all values of a row where none is.
+
+    A repeated value is stored once, so the file's size does not limit its unpacked size.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        reason = "a Parquet file requires pyarrow, which is not installed"
+        raise ConfigError(Problem(str(path), reason, hint="pip install pyarrow"))
+    from pyarrow import compute, parquet  # pyright: ignore[reportMissingImports]
+
+    require_regular(path, whole=False)
+    with parquet.ParquetFile(path) as file:
+        ROWS.check(path, file.metadata.num_rows)
+        types = {
+            field.name: str(getattr(field.type, "value_type", field.type))
+            if hasattr(field.type, "index_type")
+            else str(field.type)
+            for field in file.schema_arrow
+        }
+    asked = [name for name in columns if name in types]
+    if not asked:
+        return [Row(path, 1, dict.fromkeys(types), is_line=False)]
+    for name in asked:
+        if types[name] not in _PLAIN and not types[name].startswith(
+            ("int", "uint", "float", "double")
+        ):
+            raise ValueError(f"its column {name!r} holds {types[name]}, not text or numbers")
+    rows, size = list[dict[str, Any]](), 0
+    packed = [name for name in asked if "string" in types[name]]
+    with parquet.ParquetFile(path, read_dictionary=packed) as file:
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=asked):
+            for column in batch.columns:
+                lengths = (
+                    compute.binary_length(column.dictionary).take(column.indices)
+                    if hasattr(column, "dictionary")
+                    else None
+                )
+                size += column.nbytes if lengths is None else compute.sum(lengths).as_py() or 0
+            BYTES.check(path, size)
+            rows += batch.to_pylist()
+    return [Row(path, number, values, is_line=False) for number, values in enumerate(rows, start=1)]
