@@ -21,6 +21,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare as set_variables
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
+from samewise.runner.results import Trained
 from samewise.runner.secrets import filter_output
 from samewise.runner.sweeps.results import current_results
 from samewise.runner.training.same_bits.determinism import fresh_torch_state
@@ -48,31 +49,6 @@ _COLUMNS = (
     "reason",
     "folder",
 )
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished run.
-
-    Args:
-        folder: Its own.
-        steps: Optimizer steps.
-        metrics: Of the last evaluation.
-        best: Of the best evaluation, with its `step`.
-        monitor: The metric that determines the best step.
-        weights_sha256: Of the last weights.
-        level: The promise: R0 to R3, or none.
-        is_new: Whether it was trained just now, rather than found finished.
-    """
-
-    folder: Path
-    steps: int
-    metrics: dict[str, float]
-    best: dict[str, float]
-    monitor: str
-    weights_sha256: str
-    level: str
-    is_new: bool
 
 
 @dataclass(frozen=True)

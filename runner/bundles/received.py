@@ -14,20 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from omegaconf import OmegaConf
-
 from samewise.runner.bundles import archive
 from samewise.runner.config import saved
-from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import LARGEST, read_json, write_json
 from samewise.runner.records.folder import SHARDS, RunFolder
-from samewise.runner.secrets import redact_values
-from samewise.runner.tracking import describing
 from samewise.runner.tracking.address import check_uri, remove_password, require_there
-from samewise.runner.tracking.best import PREFIX
 from samewise.runner.tracking.sender import quiet_mlflow
+from samewise.runner.verify.stored_record import STORED
 
 RUN = (
     "a run's folder or name, the start of its fingerprint, its MLflow run id or address "
@@ -36,9 +31,6 @@ RUN = (
 _ID = re.compile(r"[0-9a-f]{32}")
 _PAGE = re.compile(r"(https?://[^#]+?)/?#/experiments/\d+/runs/([0-9a-f]{32})(?:[/?].*)?")
 _PARTS = ("config.yaml", "environment.json", "sources.json", "summary.json", "trace.jsonl")
-_STORED = "stored.json"
-"""In a run's folder from a store: its last metrics and params, as the store's own pages show them.
-"""
 _NEAR = ("", "file", "mlflow-artifacts")
 
 
@@ -137,7 +129,7 @@ def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolde
             metrics = {
                 name: value for name, value in run.data.metrics.items() if math.isfinite(value)
             }
-            write_json(folder.path / _STORED, {"metrics": metrics, "params": run.data.params})
+            write_json(folder.path / STORED, {"metrics": metrics, "params": run.data.params})
             return folder
 
 
@@ -228,44 +220,3 @@ def _move_into_place(got: Path, folder: RunFolder) -> None:
     except (SamewiseError, KeyError):
         step = 0  # `load` reports what is wrong with it
     got.rename(folder.checkpoints / f"step-{step:08d}")
-
-
-def store_contradictions(folder: RunFolder) -> list[str]:
-    """Where a store has other metrics or params than the summary and config that it keeps of the
-    same run; empty for a run from elsewhere.
-    """
-    stored = read_json(folder.path / _STORED, {"metrics": shapes.NUMBERS, "params": shapes.TEXTS})
-    if not stored:
-        return []
-    summary = (read_json(folder.summary, shapes.SUMMARY) or {}).get(
-        "metrics", {"final": {}, "best": {}, "monitor": ""}
-    )
-    monitor = summary["monitor"]
-    measured = {
-        **summary["final"],
-        **({f"{PREFIX}{monitor}": summary["best"][monitor]} if monitor in summary["best"] else {}),
-    }
-    known = {name: float(value) for name, value in measured.items() if math.isfinite(value)}
-    there = {
-        name: stored["metrics"].get(
-            describing.apart(name), stored["metrics"].get(describing.key(name), value)
-        )
-        for name, value in known.items()
-    }
-    found = [
-        f"the store has {there[name]!r} for {name}, and its summary.json {value!r}"
-        for name, value in known.items()
-        if repr(there[name]) != repr(value)
-    ]
-    params = describing.params(redact_values(OmegaConf.to_container(OmegaConf.load(folder.config))))
-    # It keeps the first of the others
-    values = {
-        name: (stored["params"].get(name, value), value)
-        for name, value in params.items()
-        if not is_outside(name)
-    }
-    return found + [
-        f"the store has {one!r} for the parameter {name}, and its config.yaml {two!r}"
-        for name, (one, two) in values.items()
-        if one != two
-    ]

@@ -244,4 +244,5 @@ def _verify_arguments(args: argparse.Namespace, run: RunFolder, folder: Path) ->
 def _verify_here(line: list[str], run: RunFolder) -> int:
     parser = argparse.ArgumentParser()
     verify.configure(parser)
-    return verify.verify_run(parser.parse_args(line), run)
+    args = parser.parse_args(line)
+    return verify.print_verdict(args, run, verify.request_of(args))

@@ -21,7 +21,7 @@ ROOTS = (
     "samewise.runner.processes.variables.prepare",
 )
 _SILENT = re.compile(
-    r"samewise\.runner\.(api|arguments|cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|secrets|sweeps|sweepers|tracking"
+    r"samewise\.runner\.(api|arguments|cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|results|secrets|sweeps|sweepers|tracking"
     r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|guards\.memory|prepare))(\.|$)"
 )
 """Modules that compute nothing: what they do is in a config, on paper or on the screen."""

@@ -16,10 +16,10 @@ from samewise_runner_promise import Promise
 from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
-from samewise.runner.commands.verify import _require_one_process
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.verify.preconditions import require_one_process
 from samewise.runner.verify.record_comparison import describe_foreign
 
 
@@ -237,7 +237,7 @@ def test_a_run_that_one_process_cannot_repeat_is_refused(strategy):
     composed = compose([*DIGITS, f"strategy={strategy}", "replicas=2" if strategy in ("fsdp", "ddp", "elastic") else "accumulate=2"], project=project)
     said = rf"strategy: `verify` trains again in one process, and strategy={strategy} needs several.*samewise train --fresh"
     with nullcontext() if strategy == "elastic" else pytest.raises(ConfigError, match=said):
-        _require_one_process(composed, project)
+        require_one_process(composed, project)
 
 
 def test_overrides_that_change_the_data_are_not_called_changed_files():

@@ -1,0 +1,130 @@
+"""Results of the functions of `samewise`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run.
+
+    Args:
+        folder: Its own.
+        steps: Optimizer steps.
+        metrics: Of the last evaluation.
+        best: Of the best evaluation, with its `step`.
+        monitor: The metric that determines the best step.
+        weights_sha256: Of the last weights.
+        level: The promise: R0 to R3, or none.
+        is_new: Whether it was trained just now, rather than found finished.
+    """
+
+    folder: Path
+    steps: int
+    metrics: dict[str, float]
+    best: dict[str, float]
+    monitor: str
+    weights_sha256: str
+    level: str
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The comparison of a run's record with a second training.
+
+    Args:
+        run: The run's folder; a temporary one for a bundle, or a run in an MLflow store.
+        same: Whether the bits are the same, and nothing in the record was altered.
+        comparable: Whether the environments can give the same bits; otherwise nothing was trained.
+        compared: Number of steps whose lines in the trace were compared.
+        altered: What was altered in the record, as sentences.
+        parts: The first difference: `step`, `stage`, `layer`, `reason`; None if there is none.
+        said: The whole result, as sentences.
+        audit: The segments that an audit repeated, and those that it left out.
+        first: The first value that differs within the first step that does: `kind`, `name`.
+    """
+
+    run: Path
+    same: bool = False
+    comparable: bool = True
+    compared: int = 0
+    altered: Sequence[str] = ()
+    parts: Mapping[str, Any] | None = None
+    said: Sequence[str] = ()
+    audit: Mapping[str, Any] | None = None
+    first: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The differences of two runs. Pairs have the first run's value first.
+
+    Args:
+        same: Whether all that can be compared has the same bits, and no trace was altered.
+        config: Path and two values of each setting that differs.
+        environment: Differences of the environments that can change bits, as sentences.
+        code: Differences of the user's code, as sentences.
+        lines: The lines of code that differ, by file.
+        metrics: Two values of each metric of the last evaluation; None if a run lacks it.
+        evaluated: The steps of the last evaluations.
+        logged: Two values of each logged metric that differs, by name and first step.
+        same_metrics: Whether the metrics agree as far as both runs have them.
+        steps: Number of steps that both traces have.
+        digests: How each trace's tensors were digested.
+        compared: The stages of a step that were compared.
+        tensors: Names of tensors that only one of the runs has.
+        weights: Whether the last weights agree: `step`, `same`, `traced`; None if that is unknown.
+        missing: What a trace lacks, as sentences.
+        altered: What was altered in a trace, as sentences.
+        parts: The first difference of the traces: `step`, `stage`, `layer`, `reason`, `since`.
+    """
+
+    same: bool
+    config: Sequence[tuple[str, Any, Any]]
+    environment: Sequence[str]
+    code: Sequence[str]
+    lines: Mapping[str, str]
+    metrics: Mapping[str, tuple[float | None, float | None]]
+    evaluated: tuple[int, int]
+    logged: Mapping[str, tuple[float, float]]
+    same_metrics: bool
+    steps: int
+    digests: Sequence[str]
+    compared: Sequence[str]
+    tensors: Sequence[Sequence[str]]
+    weights: Mapping[str, Any] | None
+    missing: Sequence[str]
+    altered: Sequence[str]
+    parts: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of a run's checkpoint on one of its splits.
+
+    Args:
+        run: The run's folder.
+        step: The checkpoint's.
+        split: train, valid or test.
+        samples: Number of samples that were evaluated.
+        metrics: By name, with the split.
+        evaluated: What was evaluated, in words, if `evaluate.limit` leaves something out.
+        pictures: The folder for pictures, which exists if the recipe draws any.
+        changed: Path, recorded value and value here of each setting that overrides change.
+        classes: Names of the labels, numbered as in the run.
+    """
+
+    run: Path
+    step: int
+    split: str
+    samples: int
+    metrics: dict[str, float]
+    evaluated: str
+    pictures: Path
+    changed: Sequence[tuple[str, Any, Any]] = ()
+    classes: Sequence[str] = field(default=(), repr=False)

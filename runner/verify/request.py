@@ -1,0 +1,94 @@
+"""What of a run is verified, and with which config. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samewise.runner.config import saved
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.records.folder import RunFolder
+
+QUIET = (
+    "tracking.enabled=false",
+    "checkpoint.keep_best=0",
+    "checkpoint.every_epochs=null",
+    "checkpoint.every_steps=null",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What of a run is verified. ConfigError if the options contradict each other.
+
+    Args:
+        run: The run as the user named it.
+        run_root: The folder in which runs are looked up.
+        overrides: Values to change in the run's config.
+        steps: Number of steps to compare; None: all.
+        audit: Number of segments to repeat, drawn at random, 0 for all; None: train from the start.
+        audit_seed: The seed with which they are drawn; None: a new one.
+        coarse: Stop at the first step that differs, and do not repeat it.
+        anyway: Train even if the environments differ in what can change bits.
+    """
+
+    run: str
+    run_root: Path
+    overrides: Sequence[str] = ()
+    steps: int | None = None
+    audit: int | None = None
+    audit_seed: int | None = None
+    coarse: bool = False
+    anyway: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(Problem("--steps", "is too small", self.steps, "at least 1"))
+        if self.steps is not None and self.audit is not None:
+            raise ConfigError(
+                Problem(
+                    "--steps",
+                    "applies to training from the beginning, but --audit repeats parts of a run",
+                    self.steps,
+                    "one of the two",
+                )
+            )
+        if self.audit_seed is not None and self.audit is None:
+            raise ConfigError(
+                Problem(
+                    "--audit-seed",
+                    "draws the parts of an audit, and there is no --audit",
+                    self.audit_seed,
+                    hint="add --audit",
+                )
+            )
+
+    def config_of(self, folder: RunFolder, *, trust: bool) -> Composed:
+        """Read the run's config with the overrides, and without tracking and checkpoints."""
+        for key, _, value in (override.lstrip("+~").partition("=") for override in self.overrides):
+            if key.partition(".")[0] == "trace":
+                hint = "leave it out; --steps N compares fewer steps"
+                raise ConfigError(
+                    Problem(
+                        key,
+                        "cannot be overridden here: both trainings are compared by the trace "
+                        "as it was recorded",
+                        value,
+                        hint=hint,
+                    )
+                )
+        return saved.trusted_config_of(
+            folder,
+            [*self.overrides, *QUIET],
+            trust=trust,
+            received=self.run if Path(self.run).is_file() else "",
+        )
+
+    def is_local(self, folder: RunFolder) -> bool:
+        """Whether a run is in its own folder, not in a copy from a bundle or a store."""
+        return any(folder.path.is_relative_to(root) for root in (self.run, self.run_root))

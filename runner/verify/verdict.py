@@ -1,0 +1,272 @@
+"""The verdict on a run: its record is checked, and compared with a second training."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.config import saved
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import differences, shown
+from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.records import environment, roots, shapes
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.trace import STAGES
+from samewise.runner.results import Verification
+from samewise.runner.tracking.journal import logged_values
+from samewise.runner.training.build import build
+from samewise.runner.training.run import Run
+from samewise.runner.verify import record_comparison, rerun_comparison
+from samewise.runner.verify.audit_report import audit
+from samewise.runner.verify.divergence import Divergence
+from samewise.runner.verify.preconditions import (
+    nothing_to_compare,
+    require_length,
+    require_one_process,
+)
+from samewise.runner.verify.record import Record, changed_code, unknown
+from samewise.runner.verify.request import QUIET, Request
+from samewise.runner.verify.second_training import conclude, train_again
+from samewise.runner.verify.step_inspection import explain_difference
+from samewise.runner.verify.stored_record import store_contradictions
+
+
+def verify_run(
+    folder: RunFolder, composed: Composed, project: Project, request: Request
+) -> Verification:
+    """Check a run's record, then compare it with a second training in a temporary folder.
+
+    Prints whether the same bits can be expected before it trains.
+
+    Args:
+        folder: The run's.
+        composed: From `request.config_of`; its environment variables must be set.
+        project: With the packages that the config may name.
+        request: What of the run is verified.
+
+    Raises:
+        ConfigError: The run cannot be repeated here, or there is nothing to compare.
+    """
+    original = record_comparison.recorded_config(folder, request.overrides)
+    record = Record(
+        folder,
+        original,
+        differences(identity(original.whole), identity(composed.whole))
+        if request.overrides
+        else [],
+        read_json(folder.environment, shapes.ENVIRONMENT) or {},
+    )
+    if request.audit is not None and record.unlike:
+        raise ConfigError(
+            Problem(
+                "--audit",
+                "repeats the run as it was, but these overrides would change it",
+                ", ".join(record.settings),
+                "none of them",
+            )
+        )
+    require_one_process(composed, project)
+    logged = logged_values(folder.metrics)
+    comparison = rerun_comparison.Comparison(
+        folder,
+        logged,
+        steps=request.steps,
+        goes_on=request.audit is not None,
+        settings=record.settings,
+    )
+    every = original.cfg.trace.every_steps
+    if (
+        not comparison.wanted
+        and request.audit is None
+        and (problem := nothing_to_compare(request, folder, comparison.steps, every))
+    ):
+        raise ConfigError(problem)
+    divergences = [
+        *rerun_comparison.checkpoint_divergences(folder),
+        *rerun_comparison.metric_divergences(folder, logged),
+    ]
+    with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
+        again = build(composed, project, RunFolder(Path(temporary)))
+        if request.audit is None:
+            last = max(comparison.steps, default=0)
+            require_length(again.total_steps, min(request.steps or last, last), record.settings)
+        return _compare(request, record, again, comparison, divergences, (composed, project))
+
+
+def _compare(
+    request: Request,
+    record: Record,
+    again: Run,
+    comparison: rerun_comparison.Comparison,
+    divergences: list[Divergence],
+    parts: tuple[Composed, Project],
+) -> Verification:
+    """Compare a run's record with a second training, which has been built from `parts`."""
+    folder = record.folder
+    foreign = (
+        environment.differences(record.environment, again.environment) if record.environment else []
+    )
+    altered = [
+        *roots.alterations(folder).get("trace", "").splitlines(),
+        *store_contradictions(folder),
+        *record_comparison.alterations(
+            folder,
+            record.original,
+            again,
+            foreign=bool(foreign or record.unlike or not record.environment),
+        ),
+    ]
+    changed = changed_code(folder)
+    said = [
+        *(f"{folder.path}: {fault}" for fault in altered),
+        *map(str, divergences),
+        *unknown(request, record, again, comparison, altered),
+        *changed,
+    ]
+    verdict = Verification(folder.path, altered=altered, said=said)
+    if foreign and not request.anyway:
+        reason = record_comparison.describe_foreign(foreign, again, record.settings)
+        said += [f"not comparable: {reason}", "add `--anyway` to compare them nevertheless"]
+        return replace(verdict, comparable=False)
+    # An altered environment does not show what to expect
+    if record.environment and (changed or not altered):
+        print(
+            environment.expectation(
+                record.environment, again.environment, foreign, same_code=not changed
+            ),
+            file=sys.stderr,
+            flush=True,
+        )
+    contradictions, audited = _repeat(request, record, again, comparison, divergences, verdict)
+    first, apart = None, _first_apart(divergences)
+    if apart and apart.stage != "initial" and not request.coarse:
+        same_code = not changed and not any(fault.startswith("config.yaml") for fault in altered)
+        first, sentences = _inspect_step(record, *parts, apart.step, same_code=same_code)
+        said += sentences
+    said += [
+        f"the config differs: {path}: {shown(there)} there, {shown(here)} here"
+        for path, there, here in record.unlike
+    ]
+    if (
+        (altered or divergences)
+        and record.environment
+        and not (record.unlike or changed or foreign or apart)
+    ):
+        steps = (read_json(folder.summary, shapes.SUMMARY) or {}).get("steps")
+        doubtful = bool(altered or contradictions)
+        said.append(conclude(again, divergences, altered=doubtful, steps=steps))
+    earliest = min(divergences, key=lambda divergence: divergence.step, default=None)
+    return replace(
+        verdict,
+        same=not divergences and not altered,
+        compared=comparison.compared,
+        parts=earliest
+        and {key: getattr(earliest, key) for key in ("step", "stage", "layer", "reason")},
+        audit=audited,
+        first=first,
+    )
+
+
+def _repeat(
+    request: Request,
+    record: Record,
+    again: Run,
+    comparison: rerun_comparison.Comparison,
+    divergences: list[Divergence],
+    verdict: Verification,
+) -> tuple[list[Divergence], dict[str, Any] | None]:
+    """Train again, or repeat segments, and add what is found to `divergences` and the verdict.
+
+    Returns:
+        What contradicted the record before and still does, and what was audited.
+    """
+    folder, said, audited = record.folder, verdict.said, None
+    assert isinstance(said, list)
+    again.callbacks.pop("throughput", None)
+    # So that everything the run logged can be compared
+    again.recorder.log_every_steps = 1
+    again.callbacks["verify"] = comparison
+    again.recorder.trace.algorithm = comparison.algorithm
+    comparison.doubted = {fault.step for fault in divergences if fault.stage == "checkpoint"}
+    contradictions = divergences[:]
+    left_out = record_comparison.left_out_on_resuming(folder.metrics)
+    if request.audit is None:
+        said += train_again(again, comparison, folder, request.steps, divergences, left_out)
+        if (
+            any(fault.startswith("trace.jsonl was altered") for fault in verdict.altered)
+            and folder.checkpoints.is_dir()
+        ):
+            said.append(
+                "`--audit all` repeats the run from checkpoint to checkpoint and names "
+                "which lines of the trace were altered"
+            )
+        divergences.sort(key=lambda divergence: divergence.step)
+    else:
+        audited = audit(
+            again,
+            comparison,
+            folder,
+            divergences,
+            said,
+            count=request.audit,
+            seed=request.audit_seed,
+        )
+    for fault in contradictions[:]:
+        if fault.stage == "checkpoint" and fault.step in comparison.repeated:
+            said[said.index(str(fault))] = (
+                f"step {fault.step}: {fault.reason}, and are those of a second training: a "
+                "callback changes them after the step"
+            )
+            contradictions.remove(fault)
+            divergences.remove(fault)
+    said += [
+        f"cannot be verified: {name}, which training again does not log, nor did the "
+        "run once it had been resumed"
+        for name in sorted(
+            record_comparison.unlogged(left_out, logged_values(again.folder.metrics))
+        )
+    ]
+    return contradictions, audited
+
+
+def _first_apart(divergences: Sequence[Divergence]) -> Divergence | None:
+    """The first divergence of the training itself, rather than of its record."""
+    stages = ("initial", *STAGES)
+    return next(
+        (fault for fault in divergences if fault.stage in stages and not fault.altered), None
+    )
+
+
+def _inspect_step(
+    record: Record, composed: Composed, project: Project, step: int, *, same_code: bool
+) -> tuple[dict[str, str] | None, list[str]]:
+    """Find the first value in which a step differs, and the reason in words."""
+    with (
+        tempfile.TemporaryDirectory(prefix="samewise-verify-") as one,
+        tempfile.TemporaryDirectory(prefix="samewise-verify-") as two,
+    ):
+        changed = bool(record.unlike)
+        as_it_was = composed if not changed else saved.config_in(record.folder.config, QUIET)
+        runs = [
+            build(config, project, RunFolder(Path(place)))
+            for config, place in ((as_it_was, one), *(((composed, two),) if changed else ()))
+        ]
+        for run in runs:
+            run.callbacks.pop("throughput", None)
+        try:
+            words, first = explain_difference(
+                record.folder, step, runs[0], runs[1] if changed else None, same_code=same_code
+            )
+        except Exception as error:  # report what is already known
+            return None, [
+                f"step {step} could not be examined closely: {type(error).__name__}: "
+                f"{first_line(error)}"
+            ]
+    return {"kind": first.kind, "name": first.name} if first else None, words
