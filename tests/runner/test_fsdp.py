@@ -195,10 +195,12 @@ def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise
 @pytest.mark.fsdp
 def test_processes_whose_losses_depend_on_different_layers_agree_with_elastic(tmp_path):
     """Both layers have as many weights: torch would add the gradients of one to those of the other, without an error."""
-    settings = [*MILD, *MORE, "checkpoint.every_steps=1"]
+    # AdamW divides by the size of a gradient: with its own eps it makes the rounding of tiny gradients, which both strategies add in
+    # another order, as large as a step (2e-2 after four steps); with this one weights agree to 2e-6, as they do with SGD.
+    settings = [*MILD, *MORE, "optimizer.eps=1e-3", "checkpoint.every_steps=1"]
     reference = train(tmp_path / "elastic", LEAVES_OUT_A_LAYER, *settings)
     folder = train(tmp_path / "fsdp", LEAVES_OUT_A_LAYER, *settings, *FSDP)
-    assert_close(folder, reference, tolerance=2e-3)
+    assert_close(folder, reference, tolerance=1e-5)
     unused = "layer4.1.conv1.weight"
     assert torch.equal(final(folder)[unused], final(reference)[unused]), "weight decay does not move it"
 
