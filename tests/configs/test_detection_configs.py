@@ -13,10 +13,8 @@ from PIL import Image
 from torchvision.models import resnet50
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from samewise.runner.config.check import problems
 from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.project import Project, find
-from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
 from samewise.runner.training.dry_run import dry_run
@@ -103,12 +101,6 @@ def test_each_published_recipe_has_its_own_settings(project: Project):
     assert second.transforms.longest == 1333
 
 
-def test_the_second_recipe_can_synchronise_batch_norm_over_processes(project: Project):
-    given = ["experiment=retinanet_coco_v2", "strategy=ddp", "replicas=8", "strategy.sync_batch_norm=true"]
-    assert problems(compose_quiet(project, *given), project) == []
-    assert compose_quiet(project, *given).cfg.loader.order.replicas == 8  # pairs of images of similar shape
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
 def test_the_published_recipes_train_on_data_in_cocos_layout(project: Project, coco: Path, backbone: list[str], experiment: str, tmp_path: Path):
@@ -121,14 +113,6 @@ def test_the_published_recipes_train_on_data_in_cocos_layout(project: Project, c
     assert run.model.backbone.body.bn1.running_var.unique().tolist() == [4.0]
     assert (len(run.splits["train"].dataset), len(run.splits["valid"].dataset)) == (10, 2)
     dry_run(compose_quiet(project, *overrides), project)
-
-
-def test_a_published_recipe_without_its_weights_is_refused(project: Project, coco: Path):
-    with pytest.raises(ConfigError, match="no pretrained weights"):
-        dry_run(
-            compose_quiet(project, "experiment=retinanet_coco", f"dataset.root={coco}", *SMALL, "model.backbone=resnet18", "model.weights_backbone=null"),
-            project,
-        )
 
 
 @pytest.mark.parametrize("transforms", ["detection", "detection_multiscale", "detection_ssd", "detection_flips"])
@@ -162,12 +146,6 @@ def test_the_blood_cells_recipe_trains_on_data_in_its_layout(project: Project, t
     dry_run(compose_quiet(project, *overrides), project)
 
 
-def test_a_negative_box_is_reported_with_its_file_before_training(project: Project, tmp_path: Path):
-    root = voc(tmp_path / "cells", box="<xmin>-4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>")
-    with pytest.raises(DataError, match=r"7\.xml: a box has a negative corner"):
-        build_run(project, tmp_path / "run", "experiment=retinanet_bccd", f"dataset.root={root}")
-
-
 def test_boxes_of_pascal_voc_count_pixels_from_one(project: Project, tmp_path: Path):
     more = [
         "recipe=detection",
@@ -180,14 +158,3 @@ def test_boxes_of_pascal_voc_count_pixels_from_one(project: Project, tmp_path: P
     ]
     run = build_run(project, tmp_path / "run", *more, f"dataset.root={voc(tmp_path / 'voc')}")
     assert run.splits["train"].dataset[0]["boxes"].tolist() == [[3, 2, 30, 25]]
-
-
-def test_own_images_without_lists_are_split_by_their_names(project: Project, coco: Path, tmp_path: Path):
-    more = ["recipe=detection", "model=retinanet_resnet18", "transforms=detection", "model.channels=32", "batch_size=4", "dataset.shares.valid=0.4"]
-    own = ["dataset=coco_folder", f"dataset.root={coco}", "dataset.images=train2017", "dataset.annotations=annotations/instances_train2017.json"]
-    run = build_run(project, tmp_path / "run", *more, *own, "dataset.num_classes=91")
-    sizes = {name: len(split.dataset) for name, split in run.splits.items()}
-    assert sum(sizes.values()) == 10
-    assert min(sizes["train"], sizes["valid"]) > 0
-    with pytest.raises(DataError, match=r"set dataset\.num_classes=91"):
-        build_run(project, tmp_path / "run", *more, *own)

@@ -82,16 +82,3 @@ def test_mixtures_of_spoken_digits_train_and_validate_on_different_takes(samewis
     checked = samewise("check", *overrides, *NARROW)
     assert checked.returncode == 2
     assert "dataset.valid" in checked.stderr + checked.stdout or "has recordings of 1 speaker (bob)" in checked.stderr + checked.stdout
-
-
-def test_settings_of_a_callback_that_was_not_chosen_are_named(samewise):
-    done = samewise("check", "experiment=conv_tasnet_libri2mix", "debug=tiny", "callbacks=none")
-    assert done.returncode == 0
-    assert "callbacks: early_stopping is left out: experiment=conv_tasnet_libri2mix sets it for [default, early_stopping]" in " ".join(done.stdout.split())
-
-
-def test_missing_data_is_named_before_training(samewise, tmp_path):
-    done = samewise("train", "experiment=conv_tasnet_libri2mix", f"dataset.root={tmp_path}", f"run_root={tmp_path}/runs")
-    assert done.returncode == 2
-    assert "this folder of Libri2Mix was not found" in done.stderr
-    assert not (tmp_path / "runs").exists()

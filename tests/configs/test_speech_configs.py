@@ -73,20 +73,3 @@ def test_a_few_steps_train_on_sequences_of_spoken_digits(train, tmp_path):
     overrides = ["experiment=wav2letter_spoken_digits", f"dataset.root={tmp_path}", "dataset.digits=[1,3]", "reproducibility.threads=1"]
     summary = train(*overrides, "batch_size=4", "max_steps=2", "model.width=8", "model.top_width=16")
     assert summary["steps"] == 2
-
-
-def test_a_few_steps_train_on_a_manifest(train, tmp_path):
-    for name in ("a", "b", "c"):
-        record(tmp_path / f"{name}.wav", 0.4, 44100)
-    (tmp_path / "list.csv").write_text("audio,text\na.wav,An apple.\nb.wav,Bees!\nc.wav,sea\n")
-    lists = [f"dataset.train_file={tmp_path}/list.csv", f"dataset.valid_file={tmp_path}/list.csv", "dataset.ignore='.!'"]
-    summary = train(*PUBLISHED, *NARROW, "dataset=manifest", *lists)
-    assert summary["steps"] == 2
-
-
-def test_faults_in_the_data_are_named_before_training(samewise, librispeech):
-    listing = next(librispeech.rglob("1-7.trans.txt"))
-    listing.write_text(listing.read_text().replace("BALL", "BALL 2"))
-    checked = samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6")
-    assert checked.returncode == 2
-    assert "1-7-0000.flac: the transcript has an unknown letter" in checked.stdout + checked.stderr

@@ -59,16 +59,3 @@ def test_each_experiment_trains_on_data_in_its_layout(samewise, recordings, tmp_
     done = samewise("train", f"experiment={experiment}", root, f"run_root={tmp_path}/runs", *SMALL, *NARROW, *FEW, *output, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
-
-
-def test_upsampling_that_does_not_match_the_hop_is_named_before_training(samewise, tmp_path):
-    done = samewise("check", "experiment=wavernn_ljspeech", "debug=tiny", "model.upsample_scales=[5,2]")
-    assert done.returncode == 2
-    assert "model: WaveRNN failed: Expected: total_scale == hop_length, but found 10 != 20" in done.stdout + done.stderr
-
-
-def test_missing_data_is_named_before_training(samewise, tmp_path):
-    for experiment, message in (("wavernn_ljspeech", "LJSpeech was not found"), ("wavernn_libritts", "this part of LibriTTS was not found")):
-        done = samewise("train", f"experiment={experiment}", f"dataset.root={tmp_path}", f"run_root={tmp_path}/runs")
-        assert done.returncode == 2
-        assert message in done.stderr

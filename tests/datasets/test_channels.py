@@ -13,11 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.parts.channels import read_channels
 from samewise.datasets.parts.decode import read_image
-from samewise.datasets.transforms.colour import RandomGrayscale
-from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.errors import DataError
 
 SHAPE = (12, 10)
 
@@ -51,13 +49,6 @@ def test_pages_of_a_tiff_are_channels(tmp_path: Path, kind: str) -> None:
     assert torch.equal(read_channels(tmp_path / "pages.tif", 5), expected(values))
 
 
-def test_a_tiff_and_a_png_of_four_channels_keep_all_of_them(tmp_path: Path) -> None:
-    values = array(4, "uint8")
-    for name in ("a.tif", "a.png"):
-        Image.fromarray(values.transpose(1, 2, 0), "RGBA").save(tmp_path / name)
-        assert torch.equal(read_channels(tmp_path / name, 4), torch.from_numpy(values))
-
-
 def test_a_png_of_16_bits_keeps_all_bits(tmp_path: Path) -> None:
     values = array(1, "uint16")
     Image.fromarray(values[0]).save(tmp_path / "deep.png")
@@ -89,12 +80,6 @@ def test_samples_of_16_bits_that_would_be_read_as_8_are_refused(tmp_path: Path, 
     assert (read_image(tmp_path / name)[:3].float() - torch.from_numpy(values[:3] / 257).float()).abs().max() <= 1  # colours of 8 bits are what was asked for
 
 
-def test_a_grey_pgm_of_16_bits_keeps_all_bits(tmp_path: Path) -> None:
-    values = array(1, "uint16")
-    (tmp_path / "a.pgm").write_bytes(b"P5\n%d %d\n65535\n" % SHAPE[::-1] + values.astype(">u2").tobytes())
-    assert torch.equal(read_channels(tmp_path / "a.pgm", 1), expected(values))
-
-
 @pytest.mark.parametrize(
     ("write", "words", "advice"),
     [
@@ -118,12 +103,6 @@ def test_an_unsuitable_array_is_reported_with_its_file(tmp_path: Path, write: Ca
     assert advice in f"{problem.expected} {problem.hint}"
 
 
-def test_a_colour_transform_refuses_images_of_five_channels() -> None:
-    for images in (torch.zeros(2, 5, 4, 4, dtype=torch.uint8), torch.zeros(2, 5, 4, 4)):
-        with pytest.raises(ConfigError, match=r"works on images with 1 or 3 channels; hint: leave RandomGrayscale out"):
-            RandomGrayscale(p=0.5)({"image": images})
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two classes, in 16 bits, that differ only in the fourth of five channels."""
@@ -135,26 +114,6 @@ def folder(tmp_path: Path) -> Path:
                 values[3] += label * 40000
                 np.save(tmp_path / "data" / split / "ab"[label] / f"{number}.npy", values)
     return tmp_path / "data"
-
-
-def test_the_fingerprint_changes_with_the_content(folder: Path) -> None:
-    def identity() -> str:
-        return ImageFolder(root=str(folder), folder="train", mode="channels", channels=5).fingerprint()
-
-    before = identity()
-    assert identity() == before
-    np.save(folder / "train" / "a" / "0.npy", array(5, "uint16", 7))
-    assert identity() != before
-
-
-def test_images_of_two_dtypes_are_refused(folder: Path, samewise: Callable[..., Any]) -> None:
-    np.save(folder / "train" / "a" / "0.npy", array(5, "uint8"))
-    given = ["dataset=multichannel_folder", f"dataset.root={folder}", "dataset.num_classes=2", "dataset.channels=5", "batch_size=24"]
-    scales = ["dataset.mean=[0.1,0.1,0.1,0.3,0.1]", "dataset.std=[0.1,0.1,0.1,0.3,0.1]"]
-    done = samewise("check", *given, *scales, "model=resnet20_cifar", "model.width=2", "tracking=none", "device=cpu")
-    assert done.returncode == 2
-    assert "uint8" in done.stderr
-    assert "float32" in done.stderr
 
 
 def test_a_model_learns_from_the_fourth_channel_and_predicts_for_files(

@@ -13,10 +13,6 @@ from PIL import Image
 from samewise.datasets import coco
 from samewise.datasets.coco import COCO
 from samewise.recipes.detection import Detection
-from samewise.runner.config.compose import compose
-from samewise.runner.config.fingerprint import identity
-from samewise.runner.config.project import Project
-from samewise.runner.config.tree import plain
 from samewise.runner.errors import DataError
 
 
@@ -60,13 +56,6 @@ def test_samples_come_in_the_order_of_image_numbers_with_corners_and_areas(tmp_p
 
 def test_boxes_are_clipped_at_the_border(tmp_path: Path):
     assert load(write(tmp_path, content()))[0]["boxes"].tolist() == [[30, 20, 40, 30]]
-
-
-def test_a_corner_made_negative_by_rounding_is_clipped(tmp_path: Path):
-    what = content()
-    what["annotations"][0] |= {"bbox": [-0.4, 2, 10, 20]}
-    first = what["annotations"][0]["image_id"]
-    assert any(sample["boxes"][:, 0].min() == 0 for sample in map(load(write(tmp_path, what)).__getitem__, range(3)) if sample["image_id"] == first)
 
 
 def test_training_leaves_out_crowds_and_images_without_boxes(tmp_path: Path):
@@ -121,30 +110,6 @@ def test_categories_that_the_training_file_does_not_have_are_refused(tmp_path: P
         load_valid(tmp_path, category_ids=category_ids)
 
 
-def test_some_of_the_training_files_categories_have_its_labels(tmp_path: Path):
-    write_valid(tmp_path, {18: "dog"})
-    write(tmp_path, content())
-    dense, kept = load_valid(tmp_path, category_ids="dense", num_classes=3), load_valid(tmp_path, num_classes=91)
-    assert (dense[2]["labels"].tolist(), dense.classes, dense.category_ids) == ([2], ["background", "cat", "dog"], [0, 17, 18])
-    assert (kept[2]["labels"].tolist(), kept.classes[17:19]) == ([18], ["(unused 17)", "dog"])
-
-
-def test_dense_labels_may_have_other_ids_in_the_same_order(tmp_path: Path):
-    write_valid(tmp_path, {0: "cat", 1: "dog"})
-    write(tmp_path, content())
-    assert load_valid(tmp_path, category_ids="dense")[2]["labels"].tolist() == [1, 2]
-    with pytest.raises(DataError, match="label 0 is the background"):
-        load_valid(tmp_path)
-
-
-@pytest.mark.parametrize("category_ids", ["keep", "dense"])
-def test_the_training_files_categories_leave_a_split_as_it_was(tmp_path: Path, category_ids: str):
-    write_valid(tmp_path, {17: "cat", 18: "dog"})
-    write(tmp_path, content())
-    alone = COCO(root=str(tmp_path), images="images", annotations="valid.json", category_ids=category_ids)  # pyright: ignore[reportArgumentType]
-    assert load_valid(tmp_path, category_ids=category_ids).fingerprint() == alone.fingerprint()
-
-
 def test_a_training_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_valid(tmp_path, {17: "cat", 18: "dog"})
     write(tmp_path, content())
@@ -158,14 +123,6 @@ def test_a_training_file_is_read_once_and_again_when_it_has_changed(tmp_path: Pa
     write(tmp_path, what)
     with pytest.raises(DataError, match="18: a dog"):
         load_valid(tmp_path)
-
-
-def test_the_validation_file_is_compared_with_the_training_file_and_the_identity_is_as_before():
-    cfg = compose(["experiment=retinanet_coco", "dataset.train_annotations=a.json"], project=Project(Path(__file__).resolve().parents[2])).cfg
-    assert cfg.dataset.valid.classes_from == "a.json"
-    assert "classes_from" not in identity(plain(cfg))["dataset"]["valid"]
-    cfg.dataset.valid.classes_from = "b.json"
-    assert identity(plain(cfg))["dataset"]["valid"]["classes_from"] == "b.json"
 
 
 def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
@@ -207,29 +164,6 @@ def test_an_impossible_annotation_is_reported_with_its_number(tmp_path: Path, ch
     what["annotations"][0] |= change
     with pytest.raises(DataError, match=message):
         load(write(tmp_path, what))
-
-
-@pytest.mark.parametrize(("of", "number"), [("images", 7), ("categories", 18)])
-@pytest.mark.parametrize("category_ids", ["keep", "dense"])
-def test_two_entries_with_the_same_id_are_refused(tmp_path: Path, of: str, number: int, category_ids: str):
-    what = content()
-    what[of].append({**what[of][0], "name": "bird", "file_name": "0009.jpg"})
-    with pytest.raises(DataError, match=rf"boxes\.json: has 2 {of} with the same id(.|\n)*{number}"):
-        load(write(tmp_path, what), category_ids=category_ids)
-
-
-def test_an_annotation_that_is_no_object_is_reported_with_its_position(tmp_path: Path):
-    what = content()
-    what["annotations"].append(5)
-    with pytest.raises(DataError, match=r"boxes\.json, annotations\[3\]: is not an annotation(.|\n)*5"):
-        load(write(tmp_path, what))
-
-
-def test_an_annotation_without_crowd_and_area_has_those_of_its_box(tmp_path: Path):
-    what = content()
-    what["annotations"][0] |= {"area": None, "iscrowd": None}
-    sample = load(write(tmp_path, what))[2]
-    assert (sample["area"].tolist(), sample["crowd"].tolist()) == ([200, 900], [False, True])
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
@@ -280,13 +214,6 @@ def test_given_classes_number_categories_by_name(tmp_path: Path, category_ids: s
     assert (given[2]["labels"].tolist(), given.classes, given.category_ids) == ([3, 1], ["background", "cat", "bird", "dog"], [0, 4, -1, 0])
     with pytest.raises(DataError, match=r"(?s)categories that are not among the classes; expected: some of: cat, bird.*'0: dog'"):
         load_valid(tmp_path, category_ids=category_ids, classes=["cat", "bird"])
-
-
-@pytest.mark.parametrize("category_ids", ["keep", "dense"])
-def test_its_own_classes_leave_a_file_as_it_was(tmp_path: Path, category_ids: str):
-    write(tmp_path, content() | {"categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "cat"}]})
-    alone = load(tmp_path, category_ids=category_ids)
-    assert load(tmp_path, category_ids=category_ids, classes=alone.classes).fingerprint() == alone.fingerprint()
 
 
 @pytest.mark.parametrize("kind", [str, float])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
-import pytest
 import torch
 
 from samewise.datasets.digits import Digits
-from samewise.runner.errors import ConfigError
 
 
 def test_the_splits_together_are_scikit_learns_digits():
@@ -21,16 +16,6 @@ def test_the_splits_together_are_scikit_learns_digits():
     ours = sorted((int(label), *image.flatten().tolist()) for part in parts for image, label in zip(part["image"], part["label"], strict=True))
     expected = sorted((int(label), *(image.flatten().astype(int) * 255 // 16).tolist()) for image, label in zip(theirs.images, theirs.target, strict=True))
     assert ours == expected
-
-
-def test_a_sample_is_a_grey_image_of_full_range_and_its_label():
-    digits = Digits(split="train")
-    sample = digits[0]
-    assert sample["image"].shape == (1, 8, 8)
-    assert sample["image"].dtype == torch.uint8
-    assert sample["label"] == 0
-    assert digits.classes[sample["label"]] == "0"
-    assert digits.batch(range(len(digits)))["image"].max() == 255
 
 
 def test_the_spread_split_holds_a_fifth_of_every_class():
@@ -60,41 +45,9 @@ def test_the_configs_mean_and_deviation_are_those_of_the_training_split():
     assert np.allclose([config.mean[0], config.std[0]], [images.mean(), images.std()], atol=1e-3)
 
 
-def test_a_batch_consists_of_its_samples():
-    digits = Digits(split="valid")
-    batch = digits.batch([3, 1, 3])
-    assert torch.equal(batch["image"], torch.stack([digits[index]["image"] for index in (3, 1, 3)]))
-    assert batch["label"].tolist() == [digits[index]["label"] for index in (3, 1, 3)]
-
-
-def test_changing_a_batch_does_not_change_the_data():
-    digits = Digits(split="valid")
-    before = digits.fingerprint()
-    digits.batch([0])["image"].zero_()
-    assert digits.fingerprint() == before
-    assert digits[0]["image"].any()
-
-
 def test_with_a_transform_samples_are_made_one_by_one():
     from torchvision.transforms import v2
 
     digits = Digits(split="valid", transform=v2.Compose([v2.Pad(4), v2.RandomCrop(12)]))
     assert digits[0]["image"].shape == (1, 12, 12)
     assert digits.batch is None
-
-
-def test_the_splits_have_different_fingerprints():
-    assert len({Digits(split=split, hold_out=way).fingerprint() for split in ("train", "valid") for way in ("spread", "writers")}) == 4
-
-
-def test_an_unknown_split_is_refused_by_name():
-    with pytest.raises(ConfigError, match="did you mean 'valid'"):
-        Digits(split="vlid")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="hold_out"):
-        Digits(split="valid", hold_out="writer")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.slow
-def test_scikit_learn_is_not_imported_for_digits():
-    code = "import sys; from samewise.datasets.digits import Digits; Digits(split='valid'); sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

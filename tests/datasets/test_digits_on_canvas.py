@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
-from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError
 
 
 def test_a_canvas_depends_only_on_its_index_split_and_seed():
@@ -19,13 +16,6 @@ def test_a_canvas_depends_only_on_its_index_split_and_seed():
     assert not torch.equal(first["image"], made[6]["image"])
     assert not torch.equal(first["image"], DigitsOnCanvas(split="valid", length=10)[7]["image"])
     assert not torch.equal(first["image"], DigitsOnCanvas(split="train", length=10, seed=1)[7]["image"])
-
-
-def test_drawing_touches_no_global_generator():
-    with streams.scope(0, "test"):
-        before = torch.get_rng_state()
-        DigitsOnCanvas(split="train", length=1)[0]
-        assert torch.equal(before, torch.get_rng_state())
 
 
 def test_boxes_lie_in_the_image_around_brighter_pixels_and_apart_from_each_other():
@@ -51,14 +41,3 @@ def test_aspect_ratios_tell_which_canvases_are_turned():
     ratios = data.aspect_ratios().tolist()
     assert ratios == [data[index]["image"].shape[2] / data[index]["image"].shape[1] for index in range(30)]
     assert set(ratios) == {96 / 128, 128 / 96}
-
-
-def test_the_fingerprint_depends_on_the_settings():
-    assert DigitsOnCanvas(split="train").fingerprint() == DigitsOnCanvas(split="train").fingerprint()
-    assert len({DigitsOnCanvas(split="train", **options).fingerprint() for options in ({}, {"digits": 2}, {"seed": 1}, {"length": 5}, {"turned": True})}) == 5
-
-
-@pytest.mark.parametrize("options", [{"length": 0}, {"digits": 0}, {"smallest": 4}, {"smallest": 30, "largest": 20}, {"largest": 200}])
-def test_impossible_settings_are_refused(options: dict[str, int]):
-    with pytest.raises(ConfigError, match=r"dataset\.(length|digits|smallest|largest)"):
-        DigitsOnCanvas(split="train", **options)

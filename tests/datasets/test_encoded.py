@@ -21,13 +21,10 @@ from torchvision.transforms.v2 import functional as F
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.parts.encoded import EncodedImages, is_for_device
 from samewise.datasets.transforms.decode import Decode
-from samewise.datasets.transforms.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from samewise.datasets.transforms.geometry import CenterCrop, RandomResizedCrop, Resize
 from samewise.recipes.classification import Classification
-from samewise.runner.config import fingerprint as fingerprints
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import plain
-from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Batch
 from samewise.runner.records.digest import value_digest
@@ -126,18 +123,6 @@ def test_a_truncated_file_is_never_left_to_the_device(kind: str):
     assert is_for_device(raw[: end + 2], "rgb")
 
 
-def test_images_of_one_size_become_one_tensor(tmp_path: Path):
-    encoded = EncodedImages.concatenate([EncodedImages.from_file(encode(PHOTO), "a.jpg", mode="rgb")] * 3)
-    made = Decode()({"image": encoded})["image"]
-    assert made.shape == (3, 3, 44, 60)
-    assert made.dtype == torch.uint8
-
-
-def test_images_that_are_already_decoded_are_unchanged():
-    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
-    assert Decode()({"image": images})["image"] is images
-
-
 def test_the_digest_of_a_batch_depends_on_the_bytes_not_on_the_folder(root: Path, tmp_path_factory: pytest.TempPathFactory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     shutil.copytree(root, elsewhere)
@@ -169,43 +154,10 @@ def test_boxes_lie_in_their_image_and_are_central_if_none_fits():
         assert {name: int(value[place]) for name, value in drawn.items()} == theirs
 
 
-def test_a_list_of_images_of_one_size_gets_the_boxes_of_a_tensor():
-    images, transform = torch.zeros(40, 3, 33, 47), RandomResizedCrop(8)
-    drawn = []
-    for value in (images, list(images)):
-        with streams.scope(0, "step", 3):
-            drawn.append(transform.draw({"image": value}, 40))
-    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
-
-
 def test_evaluation_gives_the_pixels_of_the_sample_transforms(root: Path):
     images, batch = both(root)
     transform = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(28)])
     assert torch.equal(CenterCrop(28)(Resize(32)(Decode()(batch)))["image"], torch.stack([transform(image) for image in images]))
-
-
-def test_images_of_different_sizes_are_refused_if_one_size_is_needed(root: Path):
-    _, batch = both(root)
-    decoded = Decode()(batch)
-    with pytest.raises(ConfigError, match=r"the images of a batch differ in size(.|\n)*RandomResizedCrop"):
-        RandomCrop(8)(decoded)
-    with pytest.raises(DataError, match="the images of a batch differ in size"):
-        Classification(num_classes=2).inputs(decoded)
-
-
-@pytest.mark.parametrize("settings", [{"cache": "memory"}, {"mode": "channels", "channels": 3}, {"transform": v2.Resize(8)}, {"decode": "gpu"}])
-def test_settings_that_need_decoded_pixels_are_refused(root: Path, settings: dict[str, Any]):
-    with pytest.raises(ConfigError, match=r"decode: (cannot be combined with|is not a valid place)"):
-        ImageFolder(root=str(root), folder="train", **{"decode": "device", **settings})
-
-
-def test_a_header_is_checked_before_anything_is_decoded(root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SAMEWISE_MAX_PIXELS", "6000")
-    monkeypatch.setattr(torch.ops.image, "decode_jpeg", None)
-    data = ImageFolder(root=str(root), folder="train", decode="device")
-    place = next(index for index in range(len(data)) if data.path(index).name == "large.jpg")
-    with pytest.raises(DataError, match=r"large\.jpg: has 6,390 pixels, more than the limit"):
-        data[place]
 
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-400], lambda raw: b"", lambda raw: b"text", lambda raw: raw[:300], lambda raw: raw[:2] + raw[40:]])
@@ -220,18 +172,6 @@ def test_a_damaged_file_gives_the_same_error_as_in_a_worker(root: Path, spoil: C
             Decode()(Classification(num_classes=2).collate([data[place]]))
         told.append(caught.value.problems)
     assert told[0] == told[1]
-
-
-def identity(*overrides: str) -> dict[str, Any]:
-    given = compose(["experiment=resnet50_imagenet", *overrides], project=Project(Path(__file__).resolve().parents[2])).cfg
-    return fingerprints.identity(plain(given))
-
-
-def test_only_decoding_on_the_device_changes_the_identity():
-    usual, on_device = identity(), identity("dataset.decode=device")
-    assert not any("decode" in node for node in (usual["dataset"], usual["dataset"]["train"], usual["dataset"]["valid"]))
-    assert on_device["dataset"]["train"]["decode"] == on_device["dataset"]["valid"]["decode"] == "device"
-    assert identity("dataset.train._target_=mine.Data", "dataset.decode=worker")["dataset"]["train"]["decode"] == "worker"
 
 
 SETTINGS = (
@@ -306,11 +246,3 @@ def test_pixels_are_right_while_the_device_is_busy(root: Path):
             torch.empty(1 << 16, dtype=torch.uint8, device="cuda").fill_(7)
         made = Decode()(batch)["image"]
         assert all(torch.equal(image.cpu(), other) for image, other in zip(made, expected, strict=True))
-
-
-def test_transforms_that_decode_get_a_warning_if_the_data_set_decodes(root: Path, tmp_path: Path):
-    project = Project(Path(__file__).resolve().parents[2])
-    given = [*SETTINGS, f"dataset.root={root}", "transforms=imagenet_on_device", "transforms.size=24", "transforms.eval_resize=28"]
-    for decode, words in (("device", []), ("worker", ["dataset.decode"])):
-        run = build(compose([*given, f"dataset.decode={decode}"], project=project), project, RunFolder(tmp_path))
-        assert [one.path for one in run.recorder.cautions if "does nothing" in one.message] == words

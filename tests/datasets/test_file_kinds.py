@@ -65,16 +65,3 @@ def test_a_recording_is_distinguished_from_an_image(form: str, tmp_path: Path) -
 def test_an_archive_is_named_as_one(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
     write(tmp_path / "a")
     assert all(words in str(another_kind(tmp_path / "a", kind)) for kind in ("image", "recording", "video"))
-
-
-@pytest.mark.parametrize("content", [b"", b"B", b"only words", b"RIFF\0\0\0\0"])
-def test_an_unknown_kind_is_not_named(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(content)
-    assert another_kind(tmp_path / "a", "image") is another_kind(tmp_path / "missing", "image") is None
-
-
-def test_a_damaged_file_of_the_right_kind_is_called_damaged(tmp_path: Path) -> None:
-    file = picture(tmp_path / "a.png")
-    file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(DataError, match="damaged"):
-        read_image(file)

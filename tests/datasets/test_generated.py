@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 from samewise.datasets.generated import GeneratedClassification
-from samewise.runner.errors import ConfigError
 
 
 def test_the_same_arguments_give_the_same_images_and_others_do_not():
@@ -22,19 +20,6 @@ def test_the_pixels_are_the_same_on_every_machine():
     assert made.fingerprint() == "bb784eca9b78016d1166a1557560b488"
 
 
-def test_the_global_generator_is_unchanged():
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    GeneratedClassification()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_classes_take_turns_and_have_names():
-    made = GeneratedClassification(length=7, num_classes=3)
-    assert [made[index]["label"] for index in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-    assert len(made.classes) == 3
-
-
 def test_a_linear_model_learns_them_and_generalises_to_the_other_split():
     torch.manual_seed(0)
     train, valid = (GeneratedClassification(size=16, split=split).batch(range(256)) for split in ("train", "valid"))
@@ -45,11 +30,6 @@ def test_a_linear_model_learns_them_and_generalises_to_the_other_split():
         nn.functional.cross_entropy(model(_flat(train["image"])), train["label"]).backward()
         optimizer.step()
     assert (model(_flat(valid["image"])).argmax(1) == valid["label"]).float().mean() > 0.95
-
-
-def test_a_size_of_zero_is_refused():
-    with pytest.raises(ConfigError, match="size"):
-        GeneratedClassification(size=0)
 
 
 def _flat(images: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from samewise.datasets.hugging_face import HuggingFaceImages, HuggingFaceRecordings, _number_classes
+from samewise.datasets.hugging_face import HuggingFaceImages, HuggingFaceRecordings
 from samewise.runner.errors import DataError
 
 HERE = Path(__file__).parent / "hugging_face"
@@ -72,13 +72,6 @@ def test_existing_splits_are_used_and_missing_ones_come_from_training(form: str)
     train, valid = numbers(images(HERE / form, "train")), numbers(images(HERE / form, "valid"))
     assert sorted(train + valid) == list(range(30))
     assert valid
-
-
-def test_a_split_that_is_there_needs_no_other(tmp_path: Path) -> None:
-    shutil.copy(next((HERE / "parquet").rglob("*test*.parquet")), tmp_path / "test.parquet")
-    assert numbers(images(tmp_path, "test")) == list(range(30, 40))
-    with pytest.raises(DataError, match="has no split for training"):
-        images(tmp_path, "valid")
 
 
 def test_a_folder_or_the_last_word_of_a_name_says_which_split_a_file_has(tmp_path: Path) -> None:
@@ -145,35 +138,6 @@ def test_the_numbers_of_a_split_mean_its_own_names(form: str, tmp_path: Path) ->
         images(more, "train")
     unnamed = images(_write_rows(tmp_path / "c", {"train": (kinds, [0, 1, 2]), "validation": (None, [2, 1])}, form), "valid")
     assert [unnamed[index]["label"] for index in range(2)] == [2, 1], "without names, the training split's"
-
-
-def test_files_of_one_split_that_number_classes_differently_are_refused(tmp_path: Path) -> None:
-    files = {"train-00000-of-00002": (["cat", "dog"], [0, 1]), "train-00001-of-00002": (["dog", "cat"], [0, 1])}
-    with pytest.raises(DataError, match=r"train-00001-of-00002\.parquet: numbers the classes of kind differently from train-00000-of-00002\.parquet"):
-        images(_write_rows(tmp_path / "data", files), "train")
-
-
-def test_not_a_number_is_no_label(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has a row without a label"):
-        images(_write_rows(tmp_path / "data", {"train": (None, [1.0, float("nan"), 2.0])}), "train")
-
-
-@pytest.mark.parametrize(("label", "kind"), [([0, 1], "list"), ({"number": 0}, "dict"), (b"cat", "bytes")])
-def test_several_labels_in_a_row_are_refused(label: Any, kind: str, tmp_path: Path) -> None:
-    """They were classes of the names `[0, 1]` and so on."""
-    root = _write_rows(tmp_path / "data", {"train": (None, [0, 1]), "test": (None, [label] * 2)})
-    with pytest.raises(DataError, match=rf"data, test, row 0: column kind holds {kind}; hint: dataset\.label=COLUMN"):
-        images(root, "train")
-
-
-def test_two_classes_of_one_name_and_a_row_without_an_id_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has two classes of the same name"):
-        _number_classes({"train": [0, 2]}, {"train": ["crane", "y", "crane"]}, None, "data")
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(next((HERE / "parquet").glob("train*")))
-    parquet.write_table(table.append_column("patient", pa.array(["a", None] * len(table))[: len(table)]), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match="row 1: has no patient"):
-        images(tmp_path, "valid", id="patient")
 
 
 def test_the_fingerprint_depends_on_content_not_on_place_or_format(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 
-import samewise as sw
 from samewise.datasets.hugging_face import HuggingFaceImages
-from samewise.datasets.parts.decode import read_image
-from samewise.datasets.parts.upright import read_upright, turn_upright
+from samewise.datasets.parts.upright import read_upright
 from samewise.recipes.classification import Classification
 from samewise.runner.errors import DataError
 
@@ -60,22 +58,6 @@ def test_rows_are_turned_and_so_are_files_in_prediction(tmp_path: Path) -> None:
     (file := tmp_path / "photo.png").write_bytes(rows[1]["bytes"])
     assert torch.equal(Classification(reads={"upright": True}).read(file)["image"], turned[1]["image"])
     assert torch.equal(Classification(reads={"mode": "rgb"}).read(file)["image"], stored[1]["image"])
-
-
-@pytest.mark.parametrize("upright", [True, False])
-def test_the_config_turns_both_alike(upright: bool) -> None:
-    given = [] if upright else ["dataset.upright=false"]
-    config = sw.compose("experiment=resnet50_imagenet", "dataset=hugging_face_images", "dataset.root=data", *given).cfg
-    assert [config.dataset[split].upright for split in ("train", "valid", "test")] == [config.recipe.reads.upright] * 3 == [upright] * 3
-
-
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_an_orientation_that_cannot_be_read_turns_nothing(tmp_path: Path) -> None:
-    """As in the library; but what Pillow cannot open at all is an error."""
-    (tmp_path / "photo.jpg").write_bytes(encoded(6, "JPEG").replace(b"Exif\0\0MM\0*", b"Exif\0\0XX\0*"))
-    assert torch.equal(read_upright(tmp_path / "photo.jpg"), read_image(tmp_path / "photo.jpg"))
-    with pytest.raises(DataError, match=r"row 3: has EXIF data that are damaged: UnidentifiedImageError"):
-        turn_upright(pixels(PHOTO), b"\xff\xd8\xff", "row 3")
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,6 @@ def test_classes_are_in_one_order_whatever_the_hash_seed(labels: list[str], orde
     assert all(sort_classes(some) == order for some in itertools.permutations([*labels, labels[0]]))
 
 
-def test_a_split_that_does_not_exist_is_named_and_spaces_do_not_count(root: Path) -> None:
-    parts = ("train ", "Train", "unused")
-    table = write(root, "csv", [{**row, "part": parts[number % 3] if number else "valid"} for number, row in enumerate(ROWS)])
-    assert (len(load(table, split_column="part")), len(load(table, "valid", split_column="part"))) == (19, 1)
-    wrong = write(root, "csv", [{**row, "part": "trian" if number < 3 else "train"} for number, row in enumerate(ROWS)])
-    with pytest.raises(DataError, match=r"column part: names a split that does not exist, in 3 rows; hint: did you mean 'train'(.|\n)*'trian'"):
-        load(wrong, split_column="part")
-
-
 def test_faults_in_a_table_are_reported(root: Path) -> None:
     table = write(root, "csv")
     with pytest.raises(DataError, match=r"table.csv:2: has no column 'kidn'(.|\n)*did you mean 'kind'"):
@@ -149,11 +140,6 @@ def test_a_line_separator_in_a_text_ends_no_line(root: Path) -> None:
         encoding="utf-8",
     )
     assert load(table).classes == ["one\u2028two", "three"]
-
-
-def test_all_labels_that_are_not_among_the_classes_are_named(root: Path) -> None:
-    with pytest.raises(DataError, match=r"(?s)photos/0.png belongs to an unknown class, one of 2; .*'9, 11'\n.*expected: 10, 12"):
-        load(write(root, "csv"), classes=["10", "12"])
 
 
 def test_the_split_does_not_depend_on_how_the_tables_path_is_spelt(

@@ -44,11 +44,3 @@ def test_invalid_shares_and_splits_and_an_empty_split_are_refused() -> None:
     with pytest.raises(DataError, match=r"none of 2000 samples belongs to the split valid(.|\n)*raise dataset.shares.valid"):
         select_split(NAMES, "valid", {}, where="here")
     assert select_split(NAMES, "test", {"valid": 0.2}, where="here") == []
-
-
-def test_one_split_may_have_all_names_if_none_is_for_training() -> None:
-    assert select_split(NAMES, "valid", {"valid": 1.0, "test": 0.0}, where="here") == NAMES
-    assert select_split(NAMES, "test", {"valid": 0, "test": 1}, where="here") == NAMES
-    for name, shares in (("train", {"valid": 1.0}), ("valid", {"valid": 1.0, "test": 0.1})):
-        with pytest.raises(ConfigError, match="leave nothing to train on, or are not valid shares"):
-            select_split(NAMES, name, shares, where="here")

@@ -10,7 +10,6 @@ import torch
 
 from samewise.datasets.labelled_recordings import LabelledRecordings
 from samewise.datasets.parts.recordings import crop_or_pad
-from samewise.recipes.audio_classification import AudioClassification
 from samewise.runner.errors import ConfigError, DataError
 
 SHARES = {"valid": 0.3, "test": 0.2}
@@ -72,12 +71,6 @@ def test_evaluation_takes_the_middle_of_a_recording_and_training_a_random_part(r
             assert taken[0] != taken[1]
 
 
-def test_the_fingerprint_does_not_depend_on_where_the_data_are(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    before = load(root).fingerprint()
-    assert load(root, key="other").fingerprint() != before
-    assert load(root.rename(tmp_path_factory.mktemp("moved") / "there")).fingerprint() == before
-
-
 def test_faults_are_reported_with_what_to_set(root: Path) -> None:
     with pytest.raises(DataError, match=r"has 2 classes \(cat, dog\)(.|\n)*dataset\.num_classes=2"):
         load(root, num_classes=3)
@@ -87,29 +80,3 @@ def test_faults_are_reported_with_what_to_set(root: Path) -> None:
         load(root, pattern=".+")
     with pytest.raises(DataError, match="a folder for each class"):
         load(root, pattern="(?P<label>[^/]+)/.+[.]flac")
-
-
-def test_a_single_file_is_read_as_in_evaluation(root: Path) -> None:
-    data = load(root, "valid", seconds=0.05)
-    recipe = AudioClassification(sample_rate=8000, seconds=0.05)
-    for index in range(len(data)):
-        sample = recipe.read(data.path(index))
-        assert torch.equal(sample["waveform"], data[index]["waveform"])
-        assert sample["length"] == data[index]["length"]
-
-
-def test_a_batch_without_features_and_malformed_samples_are_refused(root: Path) -> None:
-    recipe = AudioClassification(sample_rate=8000, seconds=0.1)
-    batch = recipe.collate([load(root)[0], load(root)[1]])
-    assert batch["waveform"].shape == (2, 800)
-    with pytest.raises(ConfigError, match="transforms=mel, mfcc or waveform"):
-        recipe.inputs(batch)
-    with pytest.raises(DataError, match="a dict with `waveform` and `label`"):
-        recipe.collate([(torch.zeros(4), 1)])
-
-
-def test_classes_may_be_numbers(root: Path) -> None:
-    (root / "dog").rename(root / "0")
-    (root / "cat").rename(root / "1")
-    data = load(root, classes=[1, 0])
-    assert (data.classes, {sample["name"][0]: sample["label"] for sample in map(data.__getitem__, range(len(data)))}) == (["1", "0"], {"1": 0, "0": 1})

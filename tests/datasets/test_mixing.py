@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from samewise_datasets_pictured import pictures
 from torch import Tensor
@@ -49,23 +48,6 @@ def test_one_of_mixup_and_cutmix_serves_a_whole_batch():
         torch.testing.assert_close(ours["label"].sum(1), torch.ones(24))
         kinds.add("mixup" if choices["pixel"][0] < 1 else "cutmix")
     assert kinds == {"mixup", "cutmix"}
-
-
-def test_the_proportions_of_mixup_are_beta_distributed():
-    torch.manual_seed(0)
-    drawn = torch.tensor([mixing.MixUp(0.2, num_classes=2).draw_one(4, 4)["pixel"] for _ in range(4000)])
-    assert float(drawn.mean()) == pytest.approx(0.5, abs=0.03)
-    assert float(drawn.var()) == pytest.approx(1 / (4 * (2 * 0.2 + 1)), abs=0.01)  # of Beta(a, a)
-
-
-@pytest.mark.parametrize("alpha", [1e-8, 1e-4, 1e-3, 5e-3, 0.01, 0.2])
-def test_the_smallest_alphas_hardly_mix(alpha):
-    """Beta(a, a) has the mean 1 / 2 and the variance 1 / (4 (2 a + 1))."""
-    torch.manual_seed(0)
-    drawn = torch.tensor([mixing.MixUp(alpha, num_classes=2).draw_one(1, 1)["pixel"] for _ in range(4000)], dtype=torch.float64)
-    assert abs(drawn.mean() - 0.5) < 0.03
-    assert abs(drawn.var() * 4 * (2 * alpha + 1) - 1) < 0.05
-    assert ((drawn - 0.5).abs() < 0.4).double().mean() < 20 * alpha
 
 
 def test_labels_that_are_already_soft_are_mixed_directly():

@@ -105,29 +105,6 @@ def test_mixtures_are_drawn_by_the_samples_stream_unless_fixed(speakers):
     assert len({data.fingerprint() for data in (drawn, fixed, other)}) == 3
 
 
-def test_recordings_kept_in_memory_give_the_same_mixtures(speakers):
-    for rate in (RATE, 6000):
-        settings = {"root": str(speakers), "pattern": DIGITS, "length": 5, "seconds": 0.3, "sample_rate": rate, "fixed": True}
-        read, kept = (SpeakerMixtures(**settings, cache=cache) for cache in ("none", "memory"))
-        assert all(same(read[index], kept[index]) for index in range(5))
-        assert read[0]["length"] == round(0.3 * rate)
-
-
-def test_a_folder_with_one_speaker_is_refused(tmp_path):
-    record(tmp_path / "ann" / "1.wav")
-    record(tmp_path / "ann" / "2.wav")
-    with pytest.raises(DataError, match=r"has recordings of 1 speaker \(ann\), too few for mixtures of 2"):
-        SpeakerMixtures(root=str(tmp_path))
-
-
-def test_a_missing_folder_and_one_without_recordings_are_refused(tmp_path):
-    with pytest.raises(DataError, match="cannot be read"):
-        SpeakerMixtures(root=str(tmp_path / "nowhere"))
-    record(tmp_path / "1.wav")
-    with pytest.raises(DataError, match=r"the pattern matches no recording there.*there is 1\.wav"):
-        SpeakerMixtures(root=str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("settings", "where"),
     [
@@ -212,31 +189,6 @@ def test_a_source_not_as_long_as_its_mixture_is_named(tmp_path, made, folder, mi
     for read in (lambda: data[1], lambda: made(tmp_path)):
         with pytest.raises(DataError, match=r"s2/1\.wav: is not as long as its mixture"):
             read()
-
-
-@pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
-def test_another_sample_rate_is_refused(tmp_path, made, folder, mixture):
-    generate(tmp_path / folder, mixture, rate=16000)
-    with pytest.raises(DataError, match="a different sample rate"):
-        made(tmp_path)
-
-
-@pytest.mark.parametrize("part", ["s2", ""])
-@pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
-def test_a_file_that_is_not_audio_is_named_before_training(tmp_path, made, folder, mixture, part):
-    generate(tmp_path / folder, mixture)
-    (tmp_path / folder / (part or mixture) / "1.wav").write_bytes(b"no sound" * 99)
-    with pytest.raises(DataError, match=r"1\.wav: is not audio"):
-        made(tmp_path)
-
-
-def test_unknown_parts_are_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match="did you mean 'train-360'"):
-        LibriMix(root="x", subset="train360")
-    with pytest.raises(ConfigError, match=r"dataset\.split"):
-        WSJ0Mix(root="x", split="dev")
-    with pytest.raises(ConfigError, match=r"dataset\.sample_rate"):
-        WSJ0Mix(root="x", split="test", sample_rate=44100)
 
 
 def test_generated_mixtures_are_the_same_each_time_and_differ_by_split():

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchaudio
 
-from samewise.datasets.transforms.speech_augment import Noise, SpecAugment, SpeedPerturbation, gaussian
+from samewise.datasets.transforms.speech_augment import Noise, SpecAugment, SpeedPerturbation
 from samewise.datasets.transforms.speech_features import MFCC, LogMel, Waveform
 from samewise.runner.errors import ConfigError
 
@@ -138,11 +138,6 @@ def test_above_silence_tones_keep_their_pitch_and_silence_is_zero():
     assert torch.allclose(front({"waveform": tones, "length": torch.tensor([3200, 3200])})["features"], plain - math.log(1e-6), atol=1e-4)
 
 
-def test_a_silent_utterance_gives_zeros():
-    made = MFCC()({"waveform": torch.zeros(1, 2000), "length": torch.tensor([2000])})
-    assert torch.equal(made["features"], torch.zeros(1, 13, 13))
-
-
 @pytest.mark.parametrize("front", [MFCC(), LogMel(n_mels=40), LogMel(sample_rate=8000, n_fft=256, n_mels=20, hop_length=80), Waveform()], ids=repr)
 @pytest.mark.parametrize("padding", [0, 7000])
 @pytest.mark.parametrize("length", [6000, 48000])
@@ -171,22 +166,6 @@ def test_speed_changes_length_and_pitch():
     assert (made["waveform"][0, 100:6300] - torch.sin(torch.arange(6400) * 0.25)[100:6300]).abs().max() < 0.01
     same = SpeedPerturbation(factors=[1.0])({"waveform": tone, "length": torch.tensor([8000])})
     assert torch.equal(same["waveform"], tone)
-
-
-def test_noise_has_the_ratio_that_was_drawn():
-    tone = torch.sin(torch.arange(20000) * 0.2)[None]
-    made = Noise(snr=(10, 10))({"waveform": tone, "length": torch.tensor([20000])})
-    noise = made["waveform"] - tone
-    assert abs(10 * torch.log10(tone.square().mean() / noise.square().mean()) - 10) < 0.2
-
-
-def test_the_noise_is_normal_and_uncorrelated():
-    values = gaussian(torch.tensor([7, 8]), 100_000)
-    assert values.mean(1).abs().max() < 0.02
-    assert (values.std(1) - 1).abs().max() < 0.01
-    assert abs((values.abs() < 1).float().mean() - 0.6827) < 0.005
-    assert abs((values[0] * values[1]).mean()) < 0.02
-    assert abs((values[0, 1:] * values[0, :-1]).mean()) < 0.02
 
 
 def test_masks_stay_within_their_sizes():

@@ -54,11 +54,6 @@ def test_a_split_of_another_name_is_left_out(train: str, other: str, tmp_path: P
     assert splits(tmp_path, [train, other]) == {"train": [train]}
 
 
-def test_files_of_the_librarys_cache_name_their_splits_last(tmp_path: Path) -> None:
-    files = ["my-test-train-00000-of-00002.arrow", "my-test-train-00001-of-00002.arrow", "my-test-extra.arrow", "my-test-train.noisy.arrow", "cache-12.arrow"]
-    assert splits(tmp_path, ["dataset_info.json", *files]) == {"train": files[:2]}
-
-
 @pytest.mark.parametrize(
     "files", [["a.parquet", "b/part-3.parquet"], ["data/images-00000-of-00002.parquet", "data/images-00001-of-00002.parquet"], ["data-00000-of-00001.arrow"]]
 )
@@ -126,12 +121,6 @@ def test_a_readme_that_does_not_say_it_is_refused(configs: str, words: str, tmp_
         splits(tmp_path / "data", FILES, configs)
 
 
-def test_many_stars_take_no_time(tmp_path: Path) -> None:
-    stars = "/".join(["**", "a*a*a*a*b"] * 12)
-    with pytest.raises(DataError, match="that are not here"):
-        splits(tmp_path, ["/".join(["a" * 60] * 25) + "/a.parquet"], f"configs:\n- config_name: x\n  data_files: '{stars}'")
-
-
 def save(root: Path, listed: object, *folders: str) -> Path:
     for folder in folders:
         (root / folder).mkdir(parents=True)
@@ -149,11 +138,3 @@ def test_a_saved_dictionary_has_the_splits_that_it_lists(tmp_path: Path) -> None
         files_by_split(save(tmp_path / "c", {"splits": ["train", "val", "dev"]}, "train", "val", "dev"))
     with pytest.raises(DataError, match=r"has no split for training; .*\n    value: +\['train.a', 'train.b'\]"):
         files_by_split(save(tmp_path / "d", {"splits": ["train.a", "train.b"]}, "train.a", "train.b"))
-
-
-@pytest.mark.parametrize("listed", [{}, [], {"splits": []}, {"splits": [".."]}, {"splits": ["/etc"]}, {"splits": [1]}, {"splits": ["train", "train"]}])
-def test_a_damaged_list_of_splits_is_an_error(listed: object, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset_dict\.json: is damaged"):
-        files_by_split(save(tmp_path / "a", listed, "train"))
-    with pytest.raises(DataError, match=r"test.state\.json: is damaged: FileNotFoundError"):
-        files_by_split(save(tmp_path / "b", {"splits": ["train", "test"]}, "train"))

@@ -27,7 +27,6 @@ from samewise.runner.config import schema
 from samewise.runner.data import streams
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
-from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 
 MAKERS: dict[str, Callable[[], BatchTransform]] = {
@@ -143,13 +142,6 @@ def test_another_step_gives_other_choices_and_one_row_for_each_sample(name: str)
     assert all(len(value) == 48 and not value.is_cuda for value in first.values())
 
 
-@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[0] != "Normalize"])  # which has three means here
-def test_grey_images_are_accepted_too(name: str, dtype: str):
-    batch = batch_of(dtype)
-    batch["image"] = batch["image"][:, :1]
-    assert ALL[name]()(batch)["image"].shape[1] == 1
-
-
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_dtype_and_range_are_kept(name: str, dtype: str):
     batch = batch_of(dtype)
@@ -197,8 +189,3 @@ def test_two_epochs_in_a_row_show_each_image_once_each_way():
 def test_flips_depend_on_the_seed_but_not_on_workers():
     assert 900 < sum(one == other for one, other in zip(flips_in_epoch(0), flips_in_epoch(0, seed=1), strict=True)) < 1100
     assert flips_in_epoch(1, workers=2) == flips_in_epoch(1)
-
-
-def test_alternating_flips_are_only_for_training():
-    with pytest.raises(ConfigError, match="is only for training"):
-        AlternatingHorizontalFlip()({"image": torch.zeros(1, 1, 2, 2)})

@@ -52,15 +52,6 @@ def apply(choice: str, split: str, overrides: dict[str, Any] | None = None, *, v
     return made
 
 
-def test_the_expected_choices_exist():
-    assert {"images", "digits", "cifar", "cifar_alternating", "none", *SIZES} == set(IMAGES)
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_the_first_line_of_a_choice_describes_it(choice: str):
-    assert len((FOLDER / f"{choice}.yaml").read_text().splitlines()[0].removeprefix("# ")) > 20
-
-
 @pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize("choice", [choice for choice in IMAGES if choice not in ("none", *SIZES)])
 def test_small_images_keep_their_size_and_come_out_normalised(choice: str, split: str):
@@ -80,12 +71,6 @@ def test_photographs_of_any_size_come_out_at_the_published_sizes(choice: str):
         assert batch["label"].shape == ((8, 6) if "imagenet_v2" in choice and split == "train" else (8,))
 
 
-@pytest.mark.parametrize("choice", SIZES)
-def test_sizes_can_be_made_small_by_override(choice: str):
-    for split in ("train", "eval"):
-        assert apply(choice, split, {"size": 16, "eval_size": 16, "eval_resize": 20}, varied=True, size=40)["image"].shape[-1] == 16
-
-
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_clips_of_any_size_come_out_cropped_with_channels_before_time(split: str):
     sample, batch = build("clips", split)
@@ -95,10 +80,6 @@ def test_clips_of_any_size_come_out_cropped_with_channels_before_time(split: str
         made = transform(made)
     assert made["image"].shape == (3, 3, 4, 112, 112)
     assert made["image"].dtype == torch.float32
-
-
-def test_none_changes_nothing():
-    assert build("none", "train") == build("none", "eval") == ([], [])
 
 
 def test_evaluation_draws_nothing_random():

@@ -14,7 +14,7 @@ import samewise_docs_warnings_page
 import yaml
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
-from samewise_docs_pages import EXAMPLES, PAGES, Block, Command, blocks, first_not_printed, links, make_files, make_folder
+from samewise_docs_pages import EXAMPLES, PAGES, Command, blocks, first_not_printed, links, make_files, make_folder
 from samewise_docs_settings_table import PAGE, written
 from samewise_forked import Forked
 
@@ -90,11 +90,6 @@ def test_every_named_command_exists(page: str) -> None:
     assert set(named) <= set(commands())
 
 
-def test_the_cheat_sheet_names_every_command() -> None:
-    table = set(re.findall(r"^\| `samewise ([a-z]+)", PAGES["docs/cheat_sheet.md"].read_text(), re.M))
-    assert table == set(commands())
-
-
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(page, tmp_path)
@@ -138,13 +133,6 @@ def test_the_table_of_settings_matches_the_schema() -> None:
 @pytest.mark.slow
 def test_the_page_of_warnings_matches_what_the_commands_print() -> None:
     assert samewise_docs_warnings_page.PAGE.read_text() == samewise_docs_warnings_page.page(), "python tests/docs/warnings_page.py --write"
-
-
-def test_output_shown_in_the_wrong_order_is_noticed() -> None:
-    printed = "epoch 1  valid/loss 0.5\nfinished\n  folder  runs/a/43a567606895\n"
-    assert first_not_printed(["finished", "  folder  runs/a/1b0695d7f7bc"], printed) is None
-    assert first_not_printed(["finished", "epoch 1  valid/loss 0.7"], printed) == "epoch 1  valid/loss 0.7"
-    assert Block("console", "$ one   # exit code: 2\nout\n$ two\n", None, None).commands == [Command("one   # exit code: 2", ["out"]), Command("two")]
 
 
 @pytest.mark.slow

@@ -71,11 +71,6 @@ def test_a_later_job_takes_the_device_with_the_fewest_running_jobs(started: Star
     assert [started.start() for _ in range(3)] == ["2", "1", "2"]
 
 
-@pytest.mark.parametrize("started", [8], indirect=True)
-def test_a_job_of_several_processes_has_as_many_devices_even_if_busy(started: Started) -> None:
-    assert [started.start(3), started.start(2), started.start(4)] == ["0,1,2", "3,0", "1,2,3,0"]
-
-
 @pytest.mark.parametrize("started", [None], indirect=True)
 def test_without_a_number_of_jobs_no_device_is_shared(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(started.launcher, "_cores", list(range(64)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import http.server
 import json
 import os
 import secrets
@@ -14,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -212,16 +209,3 @@ def test_an_unusable_cluster_is_reported_with_the_reason(samewise, nothing_set, 
     done = samewise("sweep", *TINY, f"run_root={tmp_path}", "seed=0,1", *settings)
     assert done.returncode == 2
     assert said in done.stderr
-
-
-def test_a_server_that_is_not_rays_is_refused(samewise, nothing_set, tmp_path):
-    (tmp_path / "api").mkdir()
-    (tmp_path / "api" / "version").write_text("1.0 of something else")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"launcher.address=http://127.0.0.1:{server.server_port}"
-        done = samewise("sweep", *TINY, f"run_root={tmp_path / 'runs'}", "seed=0,1", address)
-        server.shutdown()
-    assert done.returncode == 2
-    assert "what answers there is not Ray's dashboard" in done.stderr

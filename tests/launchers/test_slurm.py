@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,15 +85,6 @@ def test_a_run_on_two_nodes_over_gloo_has_the_bits_of_one_process(samewise, clus
         surroundings = json.loads((Path(point["folder"]) / "environment.json").read_text())
         assert surroundings["fingerprint"] == point["fingerprint"]
     assert [point["tries"] for point in points(samewise, *sweep)] == [2, 1]
-
-
-def test_several_nodes_or_tasks_for_one_process_are_refused(samewise, cluster, lab, tmp_path):
-    done = samewise("sweep", *TINY, f"run_root={tmp_path}", "seed=0,1", "launcher=slurm", "launcher.nodes=2")
-    assert done.returncode == 2
-    assert "the strategy has one process" in done.stderr
-    train = [sys.executable, "-P", "-m", "samewise", "train", *TINY, f"run_root={tmp_path}", "replicas=2", "strategy=elastic"]
-    said = cluster.call("srun", "--nodes=2", "--ntasks=2", *train)  # without torchrun or launcher=slurm, these are two trainings of one process each
-    assert said.count("strategy.nproc: srun has started 2 tasks, and each would train alone") == 2, said
 
 
 def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samewise, cluster, lab, tmp_path):

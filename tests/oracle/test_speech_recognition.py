@@ -154,12 +154,6 @@ def test_over_seeds_it_learns_like_the_plain_script(oracle):
 
 
 @pytest.mark.slow
-@pytest.mark.long  # that of classification is not; the tests step by step hold this recipe
-def test_a_planted_fault_shows_over_seeds(oracle):
-    oracle.require_other_distribution(RANDOM, 60, "loss", "model.dropout=0.0")
-
-
-@pytest.mark.slow
 @pytest.mark.data
 def test_it_trains_like_the_plain_script_on_real_recordings(oracle, data_root):
     folder, words = data_root / "free_spoken_digits" / "recordings", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

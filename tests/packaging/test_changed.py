@@ -10,29 +10,6 @@ import pytest
 import samewise_changed as changed
 
 
-@pytest.mark.parametrize(
-    ("file", "run", "left_out"),
-    [
-        (
-            "recipes/detection.py",
-            {"tests/recipes/test_detection.py", "tests/configs/test_detection_configs.py", "tests/kept/test_kept.py"},
-            {"tests/datasets/test_mixtures.py"},
-        ),
-        ("configs/experiment/wavernn_ljspeech.yaml", {"tests/configs/test_vocoder_configs.py"}, {"tests/runner/test_tree_sum.py"}),
-        ("runner/sweepers/optuna.py", {"tests/sweeps/test_optuna.py"}, {"tests/runner/test_ema.py"}),
-        ("runner/errors.py", {"tests/runner/test_cli.py", "tests/runner/test_same_bits.py", "tests/recipes/test_vocoder.py"}, set()),
-        ("tests/runner/promise.py", {"tests/runner/test_same_bits.py"}, {"tests/datasets/test_mixtures.py"}),
-        ("tests/runner/test_ema.py", {"tests/runner/test_ema.py"}, {"tests/runner/test_cli.py"}),
-        ("docs/design.md", {"tests/docs/test_pages.py"}, {"tests/runner/test_cli.py"}),
-        ("examples/speech/make_morse.py", {"tests/docs/test_pages.py"}, {"tests/runner/test_cli.py"}),
-    ],
-)
-def test_tests_that_depend_on_a_file_are_run_and_others_are_left_out(file: str, run: set[str], left_out: set[str]) -> None:
-    found = set(changed.affected_tests([file]))
-    assert run <= found
-    assert not left_out & found
-
-
 @pytest.mark.parametrize("file", ["pyproject.toml", "tests/conftest.py", "requirements.lock", "of_a_new_kind.txt"])
 def test_all_tests_are_run_in_case_of_doubt(file: str) -> None:
     assert changed.affected_tests([file, "docs/design.md"]) == ["tests"]

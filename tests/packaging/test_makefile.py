@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 TARGETS = {
     "help",
     "install",
@@ -53,26 +51,6 @@ def test_help_explains_every_target(repository: Path) -> None:
     assert set(explanations(result.stdout)) == set(phony[1].split()) == TARGETS
 
 
-def test_make_without_a_target_prints_the_help(repository: Path) -> None:
-    assert make(repository).stdout == make(repository, "help").stdout
-
-
-@pytest.fixture
-def old_python(tmp_path: Path) -> Path:
-    """An interpreter that claims to be Python 3.10."""
-    script = tmp_path / "python3.10"
-    script.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10, 12); $1"\n')
-    script.chmod(0o755)
-    return script
-
-
-def test_an_old_python_is_refused_before_anything_is_created(repository: Path, old_python: Path, tmp_path: Path) -> None:
-    result = make(repository, "install", f"PYTHON={old_python}", f"VENV={tmp_path}/venv")
-    assert result.returncode != 0
-    assert f"samewise needs Python 3.11 or newer; '{old_python}' is not" in result.stdout
-    assert not (tmp_path / "venv").exists()
-
-
 def test_the_ci_script_is_executable_and_runs_the_expected_targets(repository: Path) -> None:
     script = repository / ".ci" / "run"
     assert os.access(script, os.X_OK)
@@ -80,11 +58,6 @@ def test_the_ci_script_is_executable_and_runs_the_expected_targets(repository: P
     called += [f"test-{name}" for name in re.findall(r"^with_packages (\w+)$", script.read_text(), flags=re.MULTILINE)]
     assert set(called) == {"install", "test", "test-variants", "lint", "types", "test-oldest", "test-newest", "test-slow"}
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
-
-
-def test_a_selection_without_tests_is_a_failure(repository: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(repository / "pyproject.toml"), str(tmp_path)]
-    assert subprocess.run(command, cwd=repository, capture_output=True, timeout=60, check=False).returncode == 5
 
 
 def test_the_type_check_covers_every_file_of_the_runner(repository: Path) -> None:

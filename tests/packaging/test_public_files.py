@@ -26,20 +26,10 @@ def project(repository: Path) -> dict[str, Any]:
     return tomllib.loads((repository / "pyproject.toml").read_text())["project"]
 
 
-def public_files(repository: Path) -> list[Path]:
-    return [*(repository / name for name in FILES), *(path for path in (repository / ".github").rglob("*") if path.is_file())]
-
-
 def instructions(repository: Path) -> list[tuple[str, str]]:
     """Each instruction of the Dockerfile with its argument, in one line."""
     text = re.sub(r"^#.*\n", "", (repository / "Dockerfile").read_text(), flags=re.M).replace("\\\n", " ")
     return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
-
-
-def test_they_name_no_mailbox_and_no_package_index(repository: Path) -> None:
-    texts = {path.name: path.read_text() for path in public_files(repository)}
-    assert len(texts) > len(FILES) + 3
-    assert {name for name, text in texts.items() if re.search(r"[\w.]+@[\w-]+\.\w|pypi\.|pythonhosted|ghcr\.|whl/", text)} == set()
 
 
 def test_the_citation_is_of_this_version(repository: Path, project: dict[str, Any]) -> None:

@@ -38,12 +38,6 @@ def test_each_name_in_the_glossary_is_defined_only_in_the_stated_file() -> None:
     assert {name: found[name] for name, _ in glossary()} == {name: [file] for name, file in glossary()}
 
 
-def test_no_name_appears_twice_in_the_glossary() -> None:
-    names = [name for name, _ in glossary()]
-    assert len(names) > 50
-    assert sorted(names) == sorted(set(names))
-
-
 def test_no_two_public_classes_share_a_name() -> None:
     assert {name for name, files in class_definitions().items() if len(files) > 1} == set(EXCEPTIONS)
 

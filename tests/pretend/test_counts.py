@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pretended_cuda import Counts, written
@@ -34,26 +32,7 @@ def counts(**lines: int) -> Counts:
     return made
 
 
-def test_a_difference_is_reported_with_numbers_function_and_lines():
-    before = written.plain({"step": counts(line3=1, other=2)})
-    told = written.differences(before, {"step": counts(line3=1, line5=1, other=2)})
-    assert told == [
-        "step: waits 3 -> 4   (times that the host waits for the device: a value is read, a shape depends on values, a copy blocks)",
-        "    recipes/one.py One.loss: 1 -> 2: 1 at recipes/one.py:3 (One.loss), 1 at recipes/one.py:5 (One.loss)",
-    ]
-
-
 def test_removed_waits_are_reported_and_moved_ones_are_not():
     before = written.plain({"step": counts(line3=1, other=2)})
     assert written.differences(before, {"step": counts(line7=1, other=2)}) == []
     assert written.differences(before, {"step": counts(line3=1)})[1:] == ["    recipes/one.py One.other: 2 -> 0"]
-
-
-def test_a_written_file_is_read_back_unchanged(tmp_path: Path):
-    file = tmp_path / "counts.json"
-    found: dict[str, Any] = {"step": counts(line3=1)}
-    written.write({"classification": found}, file)
-    kept = copy.deepcopy(written.read(file))
-    written.write({"adversarial": found}, file)
-    assert written.read(file)["recipes"]["classification"] == kept["recipes"]["classification"] == written.plain(found)
-    assert written.differences(written.read(file)["recipes"]["adversarial"], found) == []

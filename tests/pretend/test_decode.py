@@ -21,7 +21,7 @@ from samewise.datasets.transforms.decode import Decode
 from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import find
-from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.errors import DataError
 from samewise.runner.interfaces import Batch
 from samewise.runner.measuring.advice import advise
 from samewise.runner.records.folder import RunFolder
@@ -107,17 +107,6 @@ def test_an_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", picky)
     with pytest.raises(DataError, match=r"3\.jpg: nvJPEG cannot decode this image: .*stream: 4(.|\n)*dataset\.decode=worker"):
         Decode()(batch)
-
-
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("decode_jpegs_cuda: torchvision not compiled with nvJPEG support")])
-def test_a_torchvision_without_nvjpeg_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def missing(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", missing)
-    with pytest.raises(ConfigError, match=r"dataset\.decode: this build of torchvision has no nvJPEG"):
-        Decode()(batch_of(root)[0])
 
 
 @pytest.mark.usefixtures("device")

@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from samewise.runner.errors import ConfigError
 from samewise.runner.records import environment
-from samewise.runner.strategies.base import choose_device
-from samewise.runner.training.same_bits.determinism import memory_ran_short
 
 
 @pytest.mark.slow
@@ -46,21 +43,3 @@ def test_variables_that_choose_cuda_kernels_are_recorded_as_deciding(device: Any
     assert facts() == {**before, "variables": {**before["variables"], "NCCL_ALGO": "Ring"}}
     one, two = ({"decides": {"device": each}} for each in (before, facts()))
     assert environment.differences(one, two)
-
-
-def test_a_device_that_cannot_be_used_is_refused(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> int:
-        raise RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
-
-    assert choose_device("auto").type == "cuda"
-    monkeypatch.setattr(torch.cuda, "current_device", refuse)
-    with pytest.raises(ConfigError, match=r"^device: the CUDA device cannot be used: CUDA error: out of memory; hint: `nvidia-smi`"):
-        choose_device("cuda")
-    assert choose_device("cpu").type == "cpu"
-
-
-def test_a_device_that_ran_short_of_memory_is_reported(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory_ran_short(torch.device("cuda")) is None
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: {"num_alloc_retries": 2, "num_ooms": 1})
-    assert "ran short of memory 3 times" in str(memory_ran_short(torch.device("cuda")))
-    assert memory_ran_short(torch.device("cpu")) is None

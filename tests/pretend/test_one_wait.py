@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from pretended_cuda import PretendedDevice, steps, written
-from torch import Tensor, nn
+from pretended_cuda import steps, written
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.errors import DataError, Interrupted, TrainingError
-from samewise.runner.interfaces import Phase
+from samewise.runner.errors import Interrupted, TrainingError
 from samewise.runner.records import on_device, trace_reader
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
@@ -102,29 +99,3 @@ def test_a_gradient_that_is_not_finite_is_named_in_each_phase(phase: str, tmp_pa
             train_step(run, next(training_batches(run)))
     finally:
         run.recorder.trace.close()
-
-
-class Fixed(nn.Module):
-    """Returns the scores that it was made with, whatever its input is."""
-
-    def __init__(self, scores: Tensor) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(scores)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.scores
-
-
-def test_a_too_short_recording_is_named_once_the_loss_is_not_finite(device: PretendedDevice):
-    recipe = SpeechRecognition(letters="ehrt")
-    batch = recipe.collate([{"waveform": torch.zeros(10), "transcript": text, "name": f"{text}.wav"} for text in ("the", "three")])
-    batch |= {"features": torch.zeros(2, 1, 5), "feature_length": torch.tensor([5, 5])}
-    there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in batch.items()}
-    model = Fixed(torch.randn(2, 5, 5)).cuda()
-    with device.counting() as counts:
-        loss = recipe.loss(model, there, Phase())
-    assert counts.waits == 0
-    assert loss.total.item() == torch.inf
-    assert loss.explain is not None
-    with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, but the model gives only 5"):
-        loss.explain()

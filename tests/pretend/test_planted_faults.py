@@ -111,10 +111,3 @@ def test_a_tensor_of_a_recipe_on_the_wrong_device_is_named(lab: Project, tmp_pat
         train(lab, tmp_path, fault)
     assert isinstance(raised.value.__cause__, DeviceError)
     assert place(fault) in str(raised.value.__cause__)
-
-
-def test_a_tensor_of_a_transform_on_the_wrong_device_is_named(lab: Project, tmp_path: Path):
-    with pytest.raises(SamewiseError) as raised:
-        train(lab, tmp_path, "Sound", "transforms.eval.batch=[{_target_: planted_lab.Brighter}]")
-    assert isinstance(raised.value.__cause__, DeviceError)
-    assert place("Brighter") in str(raised.value.__cause__)

@@ -12,7 +12,6 @@ import torch
 from pretended_cuda import DeviceError, PretendedDevice, pretended
 from pretended_cuda.streams import Stream
 from pretended_cuda.tensor import PretendedTensor
-from torch import Tensor
 
 from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
@@ -54,14 +53,6 @@ def test_using_a_batch_too_early_or_too_late_is_refused(ahead: Prefetcher, monke
     monkeypatch.setattr(owner, name, lambda *_: None)
     with pytest.raises(DeviceError, match=message):
         ahead.send(BATCH)()["image"] * 2
-
-
-@pytest.mark.parametrize(("pin", "expected"), [(True, 3), (False, 0)])
-def test_every_tensor_is_pinned_if_requested(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch, pin: bool, expected: int) -> None:
-    pinned = list[Tensor]()
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: (pinned.append(tensor), tensor)[1])
-    Prefetcher(CUDA, mover(CUDA, channels_last=False), pin=pin).send(BATCH)
-    assert len(pinned) == expected
 
 
 def test_an_item_is_prepared_one_ahead_and_its_error_is_raised_in_turn() -> None:

@@ -64,23 +64,6 @@ def test_digests_on_the_device_equal_the_cpus(tmp_path: Path):
     assert [line["layers"] for line in there.values()] == [line["layers"] for line in here.values()]
 
 
-@pytest.mark.parametrize("algorithm", [XXH3, ON_DEVICE])
-def test_a_trace_continues_with_the_digests_that_it_began_with(algorithm: str, device: PretendedDevice, tmp_path: Path):
-    other = XXH3 if algorithm == ON_DEVICE else ON_DEVICE
-    for _ in steps(tmp_path / "whole", "cuda", algorithm=algorithm):
-        pass
-    *_, half = steps(tmp_path / "cut", "cuda", algorithm=algorithm, stop=2)
-    for _ in steps(tmp_path / "cut", "cuda", algorithm=other, start=2, chain=half.chain):
-        pass
-    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
-
-
-def test_a_requested_line_is_read_at_once(device: PretendedDevice, tmp_path: Path):
-    for step, written in enumerate(steps(tmp_path / "trace.jsonl", "cuda"), start=1):
-        assert written.last["step"] == step
-        assert written.last["chain"] == f"{written.chain:016x}"
-
-
 GIVEN = ("experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=3", "--json")
 
 

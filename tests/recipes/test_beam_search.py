@@ -20,12 +20,6 @@ def test_beam_search_finds_a_likelier_text_than_the_best_path():
     assert understood(SpeechRecognition(letters="ab"), Told(scores), [2]) == [""]
 
 
-def test_beam_search_keeps_doubled_letters_and_spaces():
-    pytest.importorskip("flashlight.lib.text")
-    recipe = SpeechRecognition(letters=LETTERS, decoder="beam")
-    assert understood(recipe, Told(saying(["se*e  al*l", "abcdef"], 20)), [20, 3]) == ["see all", "abc"]
-
-
 def test_beam_search_with_a_lexicon_gives_words_from_it(tmp_path):
     pytest.importorskip("flashlight.lib.text")
     (tmp_path / "words.txt").write_text("sea s e a |\nsee s e e |\nball b a l l |\n")

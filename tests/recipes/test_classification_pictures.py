@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import Subset
 
 from samewise.recipes.classification import Classification, ClassificationScores
-from samewise.recipes.parts.pictures import thumbnails
 
 
 class Constant(nn.Module):
@@ -61,29 +60,12 @@ def test_the_table_of_classes_names_the_most_frequent_confusion(tmp_path: Path):
     assert rows[1:] == [["ant", "3", "3", "1.0000", "", "0"], ["bee", "3", "0", "0.0000", "ant", "3"], ["cow", "3", "0", "0.0000", "ant", "3"]]
 
 
-def test_class_names_come_through_a_subset_or_are_numbers_if_they_do_not_fit():
-    assert scores_of(3, ["ant", "bee", "cow"]).names() == ["ant", "bee", "cow"]
-    assert scores_of(3, ["ant", "bee"]).names() == ["0", "1", "2"]
-
-
 def test_the_same_scores_draw_the_same_bytes(tmp_path: Path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         scores_of(4, list("abcd")).save_pictures(tmp_path / name)
     for name in ("confusion_matrix.png", "predictions.png", "class_accuracy.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_an_empty_accumulator_draws_nothing(tmp_path: Path):
-    Classification().scores(None).save_pictures(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_thumbnails_use_the_full_range_and_flat_images_cause_no_error():
-    made = thumbnails(torch.stack([torch.linspace(-3, 2, 3 * 8 * 8).view(3, 8, 8), torch.full((3, 8, 8), 7.0)]))
-    assert made[0].min() == 0
-    assert made[0].max() == 255
-    assert made[1].unique().tolist() == [0]
 
 
 @pytest.mark.slow

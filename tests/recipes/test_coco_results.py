@@ -61,15 +61,6 @@ def test_the_true_boxes_have_an_average_precision_of_one(tmp_path: Path, categor
     assert average_precision(root / "annotations.json", tmp_path / "results.json") == pytest.approx(1)
 
 
-def test_a_class_that_the_annotations_lack_has_no_results(tmp_path: Path) -> None:
-    data = COCO(root=str(annotate(tmp_path, 1)), images="images", annotations="annotations.json", classes=["bird", "lion", "cat", "dog"])
-    boxes, labels = torch.tensor([[1.0, 2, 4, 6]] * 4), torch.tensor([1, 2, 3, 4])
-    truth = (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool), torch.zeros(0))
-    found = Detected(Found((64, 96), *truth, boxes, labels, torch.tensor([0.9, 0.8, 0.7, 0.6])), torch.zeros(3, 64, 96), data.classes, data.category_ids)
-    assert [one["category_id"] for one in found.coco(1)] == [90, 3, 7]
-    assert [one["class"] for one in found.values()["detections"]] == ["bird", "lion", "cat", "dog"]
-
-
 @pytest.mark.slow
 def test_images_are_resized_as_the_data_set_resizes_them(samewise, tmp_path: Path) -> None:
     root = annotate(tmp_path, 24)

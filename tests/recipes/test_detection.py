@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection import retinanet_resnet50_fpn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import box_iou
 
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 from samewise.recipes.detection import Detection
 from samewise.recipes.models.retinanet import RetinaNet, retinanet
 from samewise.recipes.parts import dense_losses
-from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, Phase
 
 
@@ -224,42 +221,6 @@ def test_another_detector_of_torchvision_is_trained_and_measured(batch: Batch):
     with torch.no_grad():
         scores.add(recipe.measure(model.eval(), batch))
     assert set(scores.compute()) >= {"map", "map_50"}
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_another_detector_of_torchvision_is_evaluated_without_autocast(batch: Batch, dtype: torch.dtype):
-    torch.manual_seed(0)
-    anchors = AnchorGenerator(((16, 24, 9001),) * 3, ((0.5, 1.0, 2.0),) * 3)  # the low formats round the largest
-    model = TorchvisionRetinaNet(small().backbone, 11, anchor_generator=anchors, min_size=64, max_size=80, score_thresh=0.001)
-    recipe, state, found = Detection(num_classes=11), {name: value.clone() for name, value in model.state_dict().items()}, list[list[Tensor]]()
-    for context in (contextlib.nullcontext(), torch.autocast("cpu", dtype)):
-        with torch.no_grad(), context:
-            found.append([one.found_boxes for one in recipe.measure(model.eval(), batch).images])
-            found.append([one.found.found_boxes for one in recipe.predict(model, batch)])
-        with torch.autocast("cpu", dtype):
-            recipe.loss(model.train(), batch, Phase())
-        model.load_state_dict(state)
-    for one in zip(*found, strict=True):
-        assert len(one[0])
-        assert all(torch.equal(one[0], other) for other in one)
-    fresh = AnchorGenerator(anchors.sizes, anchors.aspect_ratios).cell_anchors
-    assert all(map(torch.equal, anchors.cell_anchors, fresh)), "evaluations after a training under autocast would differ from those of the saved weights"
-
-
-def test_an_image_without_boxes_counts_as_background(batch: Batch):
-    empty = {**{name: value[:1] for name, value in batch.items()}, "boxes": [torch.zeros(0, 4)], "labels": [torch.zeros(0, dtype=torch.int64)]}
-    loss = Detection().loss(small().train(), empty, Phase())
-    assert float(loss.parts["boxes"]) == 0
-    assert float(loss.parts["classification"]) > 0
-
-
-def test_a_model_that_is_not_a_detector_is_refused(batch: Batch):
-    class Classifier(nn.Module):
-        def forward(self, images: list[Tensor], targets: object) -> Tensor:
-            return torch.zeros(4, 10)
-
-    with pytest.raises(ConfigError, match="does not return a dict of losses"):
-        Detection().loss(Classifier(), batch, Phase())
 
 
 def test_pictures_are_written(batch: Batch, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from samewise.recipes.parts.average_precision import Image
-from samewise.recipes.parts.detection_pictures import save_detections, save_prediction
+from samewise.recipes.parts.detection_pictures import save_prediction
 
 HEIGHT, WIDTH = 200, 300
 NAMES = ["background", "dark blood cell"]
@@ -44,11 +44,3 @@ def test_the_label_of_a_box_that_touches_an_edge_is_complete(edge: str, tmp_path
     whole = label_area(save_prediction(tmp_path / "inside.png", black, found(INSIDE), NAMES))
     assert whole > 200
     assert label_area(save_prediction(tmp_path / "edge.png", black, found(EDGES[edge]), NAMES)) >= 0.97 * whole  # more if less of the label lies on its box
-
-
-def test_labels_in_a_sheet_of_pictures_stay_in_their_picture(tmp_path: Path) -> None:
-    boxes = [INSIDE, *EDGES.values()]
-    black = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
-    save_detections(tmp_path / "one.png", [black] * 8, [found(INSIDE)] * 8, NAMES)
-    save_detections(tmp_path / "edges.png", [black] * 8, [found(box) for box in boxes], NAMES)
-    assert label_area(tmp_path / "edges.png") > 0.97 * label_area(tmp_path / "one.png")  # outside its picture a label would lie on white

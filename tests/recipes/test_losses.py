@@ -97,14 +97,6 @@ def test_labels_are_smoothed_only_in_training_and_alike_for_every_loss() -> None
     torch.testing.assert_close(chosen, plain)
 
 
-def test_the_likeliest_class_is_right_if_it_is_one_of_several_labels() -> None:
-    logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [3.0, 0.0, 1.0], [0.0, 3.0, 0.0]])
-    label = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    recipe = Classification(num_classes=3, loss=BinaryCrossEntropy())
-    measured = recipe.measure(Fixed(logits).eval(), {"image": torch.zeros(4, 3, 4, 4), "label": label})
-    assert (measured.rank == 0).tolist() == [True, False, True, False]
-
-
 TINY = [*DIGITS, "model.width=4", "max_steps=3"]
 
 
@@ -196,11 +188,6 @@ def test_a_threshold_leaves_every_class_that_reaches_it() -> None:
     assert sure["label"] == 7  # in float32 all are 1
 
 
-def test_an_unknown_link_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"recipe.loss.link(.|\n)*softmax or sigmoid(.|\n)*probit"):
-        Classification(loss=Own("probit"))
-
-
 @pytest.mark.parametrize("loss", [None, CrossEntropy(), nn.CrossEntropyLoss(reduction="none")])
 @pytest.mark.parametrize("label", [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [float("nan"), 1.0, 0.0]])
 def test_a_cross_entropy_refuses_several_labels_or_none(loss: nn.Module | None, label: list[float]) -> None:
@@ -211,12 +198,6 @@ def test_a_cross_entropy_refuses_several_labels_or_none(loss: nn.Module | None, 
         Classification(loss=loss).require({"label": torch.tensor([label])})
     for other in (BinaryCrossEntropy(), Focal(), MeanSquared(), MeanAbsolute()):
         assert len(Classification(loss=other).collate(samples)["label"]) == 2
-
-
-def test_a_loss_of_each_class_is_told_to_add_them_up() -> None:
-    batch = {"image": torch.zeros(2, 3, 4, 4), "label": torch.eye(2)}
-    with pytest.raises(ConfigError, match="the sum or mean over the classes, as loss=bce"):
-        Classification(loss=nn.BCEWithLogitsLoss(reduction="none")).loss(Fixed(torch.eye(2)), batch, Phase())
 
 
 @pytest.mark.parametrize("loss", [None, MeanSquared()])

@@ -8,7 +8,6 @@ import torchvision
 from torch import nn
 
 from samewise.recipes.models.resnet import PaddedShortcut, resnet18_small, resnet34_small, resnet_cifar, small_image_stem
-from samewise.runner.errors import ConfigError
 
 
 def parameters(model: nn.Module) -> int:
@@ -43,20 +42,6 @@ def test_torchvisions_networks_have_the_documented_number_of_parameters(name: st
         assert parameters(getattr(torchvision.models, name)(weights=None)) == count
 
 
-def test_the_stages_halve_the_image_and_double_the_channels():
-    model = resnet_cifar(depth=8, width=4, num_classes=7, in_channels=1)
-    sizes: list[tuple[int, ...]] = []
-    for name in ("layer1", "layer2", "layer3"):
-        model.get_submodule(name).register_forward_hook(lambda _module, _inputs, output: sizes.append(tuple(output.shape)))
-    assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 7)
-    assert sizes == [(2, 4, 16, 16), (2, 8, 8, 8), (2, 16, 4, 4)]
-
-
-def test_option_b_adds_only_the_convolutions_of_the_shortcuts():
-    added = parameters(resnet_cifar(shortcut="B")) - parameters(resnet_cifar(shortcut="A"))
-    assert added == (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64)
-
-
 def test_the_padded_shortcut_subsamples_and_adds_zeros_on_either_side():
     features = torch.randn(2, 3, 5, 4)
     output = PaddedShortcut(3, 6, stride=2)(features)
@@ -64,11 +49,6 @@ def test_the_padded_shortcut_subsamples_and_adds_zeros_on_either_side():
     assert torch.equal(output[:, 1:4], features[:, :, ::2, ::2])
     assert not output[:, 0].any()
     assert not output[:, 4:].any()
-
-
-def test_a_depth_that_is_not_in_the_paper_is_refused():
-    with pytest.raises(ConfigError, match="6 n \\+ 2"):
-        resnet_cifar(depth=18)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(resnet18_small, torchvision.models.resnet18), (resnet34_small, torchvision.models.resnet34)])

@@ -33,30 +33,12 @@ def test_version_2_has_the_published_number_of_parameters_and_torchvisions_names
     assert ours.head.regression_head._loss_type == "giou"
 
 
-def test_the_published_inference_settings_are_the_defaults():
-    made = retinanet(backbone="resnet18")
-    assert (made.score_thresh, made.nms_thresh, made.topk_candidates, made.detections_per_img) == (0.05, 0.5, 1000, 300)
-    assert made.transform.min_size == (800,)
-    assert made.transform.max_size == 1333
-    assert made.anchor_generator.sizes[0] == (32, 40, 50)
-    assert made.anchor_generator.sizes[-1] == (512, 645, 812)
-
-
 @pytest.mark.parametrize(
     ("layers", "trained"), [(0, set()), (3, {"layer2", "layer3", "layer4"}), (5, {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4"})]
 )
 def test_trainable_layers_are_counted_from_the_last(layers: int, trained: set[str]):
     body = retinanet(backbone="resnet18", norm="batch", trainable_layers=layers).backbone.body
     assert {name.partition(".")[0] for name, parameter in body.named_parameters() if parameter.requires_grad} == trained
-
-
-def test_a_frozen_backbone_without_pretrained_weights_is_refused_at_step_one():
-    model = retinanet(backbone="resnet18", norm="frozen_batch", trainable_layers=3, min_size=64, max_size=80).train()
-    with pytest.raises(ConfigError, match=r"no pretrained weights(.|\n)*model\.norm=batch model\.trainable_layers=5"):
-        model(IMAGES, TARGETS)
-    model = retinanet(backbone="resnet18", norm="batch", trainable_layers=3, min_size=64, max_size=80).train()
-    with pytest.raises(ConfigError, match="no pretrained weights"):
-        model(IMAGES, TARGETS)
 
 
 def test_a_frozen_backbone_with_classifier_weights_keeps_its_statistics():
@@ -79,13 +61,6 @@ def test_any_resnet_can_be_the_backbone_of_both_versions(depth: str):
     for version in (1, 2):
         model = retinanet(backbone=depth, version=version, num_classes=3, channels=32, min_size=64, max_size=80).train()
         assert set(model(IMAGES, TARGETS)) == {"classification", "bbox_regression"}
-
-
-def test_group_norm_and_fewer_levels_can_be_chosen():
-    model = retinanet(backbone="resnet18", norm="group", num_classes=3, channels=32, stages=[2, 3], extra_levels=False, anchor_sizes=[[16], [32]], head_convs=1)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    assert "layer4" not in dict(model.backbone.body.named_children())
-    assert len(model.head.classification_head.conv) == 1
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,6 @@ def test_another_normalisation_than_that_of_the_weights_is_warned_of(samewise, t
     assert [line.strip().partition("; hint: dataset.mean=[0.5]")[0] for line in done.stdout.splitlines() if "warning" in line] == told
 
 
-def test_the_image_size_is_used_if_the_model_needs_one() -> None:
-    assert timm_model("test_vit", num_classes=3, image_size=64)(torch.rand(1, 3, 64, 64)).shape == (1, 3)
-    assert timm_model("test_resnet", num_classes=3, in_chans=1, image_size=64).eval()(torch.rand(1, 1, 32, 32)).shape == (1, 3)
-
-
 def test_wrong_names_and_arguments_are_reported_with_a_hint() -> None:
     assert problem("resnet18d_").hint == "did you mean 'resnet18d'?"
     assert problem("resnet18.a1_in1k").hint == "model.name=resnet18 initialise.weights=hf:timm/resnet18.a1_in1k"

@@ -14,7 +14,7 @@ from samewise.runner.cli import main
 from samewise.runner.config.compose import compose
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import find
-from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.errors import ConfigError
 
 CLASSES = 4
 CHOICES = ("f1", "precision", "recall", "auroc", "average_precision", "calibration_error", "cohen_kappa", "matthews")
@@ -162,22 +162,6 @@ def test_settings_of_a_metric_hold_for_several_labels_and_other_classes_of_torch
     assert found["all"] == pytest.approx(sklearn.metrics.cohen_kappa_score(true.ravel(), predicted.ravel()))
 
 
-def test_labels_between_zero_and_one_have_no_such_metrics() -> None:
-    logits, label = draw_several()
-    with pytest.raises(DataError, match=r"recipe.metrics.f1(.|\n)*0.25"):
-        compute(composed(("f1",), "loss=bce"), logits, label.clamp(min=0.25), 64)
-    softmax = composed(("f1",))  # shares of one label, as ever
-    assert compute(softmax, logits, label.clamp(min=0.25), 64)["f1"] > 0
-
-
-def test_each_evaluation_starts_from_zero(recipe: Classification) -> None:
-    label = torch.arange(8) % CLASSES
-    right, wrong = torch.eye(CLASSES)[label], torch.eye(CLASSES)[(label + 1) % CLASSES]
-    assert compute(recipe, right, label, 8)["f1"] == 1.0
-    assert compute(recipe, wrong, label, 8)["f1"] == 0.0
-    assert compute(recipe, right, label, 8)["f1"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -197,27 +181,3 @@ def test_metrics_that_do_not_fit_are_reported_before_training(
     monkeypatch.chdir(tmp_path)
     assert main(["check", "experiment=resnet18_digits", "debug=tiny", "model.width=4", *overrides]) == ConfigError.exit_code
     assert said in capsys.readouterr().err
-
-
-def test_warnings_of_torchmetrics_are_kept_once_and_not_printed(recipe: Classification, recwarn: pytest.WarningsRecorder) -> None:
-    scores = recipe.scores(None)
-    batch = {"image": torch.randn(6, CLASSES, 1, 1), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
-    scores.add(recipe.measure(Given(), batch))
-    assert scores.doubts() == []
-    scores.compute()
-    scores.compute()
-    (doubt,) = [one for one in scores.doubts() if one.path == "recipe.metrics.auroc"]
-    assert "torchmetrics warns: No positive samples" in doubt.message
-    assert "a class that no evaluated sample has" in doubt.hint
-    assert not [one for one in recwarn if "No positive samples" in str(one.message)]
-
-
-def test_metrics_are_computed_by_one_process_alone(recipe: Classification, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process has the measurements of all, and the first rehearses alone: torchmetrics would wait for the others there, and count all twice here."""
-    logits, label = torch.randn(12, CLASSES), torch.arange(12) % CLASSES
-    alone = compute(recipe, logits, label, 5)
-    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)  # without a group: an exchange is an error
-    with pytest.raises(ValueError, match="process group"):
-        torch.distributed.barrier()
-    assert compute(recipe, logits, label, 5) == alone

@@ -13,7 +13,7 @@ from torch import nn
 from torchaudio.models import ConvTasNet
 
 from samewise.recipes.parts.si_sdr import best_assignment, order_by_assignment, pairwise_si_sdr
-from samewise.recipes.separation import Separation, at_natural_loudness
+from samewise.recipes.separation import Separation
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
 
@@ -210,13 +210,6 @@ def test_separated_audio_is_saved_for_listening(tmp_path):
     assert soundfile.read(tmp_path / f"worst_{worst:05d}_mixture.wav")[0] == pytest.approx(given[worst]["mixture"].numpy(), abs=1e-3)
     assert (tmp_path / "spectrograms.png").stat().st_size > 10_000
     assert len(list(tmp_path.glob("best_*_mixture.wav"))) == 3
-
-
-def test_estimates_are_scaled_to_their_loudness_in_the_mixture():
-    sources = signals(2, 5000).double()
-    scales = torch.tensor([[7.0], [-0.01]], dtype=torch.float64)
-    assert torch.allclose(at_natural_loudness(sources.sum(0), scales * sources), sources, rtol=0.02, atol=0.02)
-    assert torch.isfinite(at_natural_loudness(sources.sum(0), torch.zeros(2, 5000, dtype=torch.float64))).all()
 
 
 def test_a_recording_is_separated_into_its_speakers(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 import torchaudio
-from samewise_recipes_heard import LETTERS, Told, saying, understood
+from samewise_recipes_heard import LETTERS, Told, saying
 from torch import nn
 
 from samewise.datasets.generated_speech import GeneratedSpeech
@@ -54,13 +54,6 @@ def test_the_output_has_half_the_frames_plus_one(frames):
     for model in (torchaudio.models.Wav2Letter(29, "mfcc", 13), Wav2Letter(num_classes=29, num_features=13, width=8, top_width=8)):
         log_probs, lengths = recipe._read(model, batch)
         assert log_probs.shape[-1] == lengths.item() == frames // 2 + 1
-
-
-def test_the_output_lengths_of_the_waveform_network_are_right_too():
-    recipe, model = SpeechRecognition(letters=LETTERS), torchaudio.models.Wav2Letter(29, "waveform", 1)
-    batch = {"features": torch.randn(1, 1, 8000), "feature_length": torch.tensor([8000])}
-    log_probs, lengths = recipe._read(model, batch)
-    assert log_probs.shape[-1] == lengths.item()
 
 
 @pytest.mark.parametrize("norm", ["none", "layer"])
@@ -124,16 +117,6 @@ def test_the_likelihood_is_the_sum_over_all_paths():
     assert nats.item() == pytest.approx(-torch.tensor(total).log().item(), rel=1e-5)
 
 
-def test_losses_of_parts_of_a_batch_add_up_to_the_whole():
-    torch.manual_seed(0)
-    frames, scores = [40, 33, 12, 30], torch.randn(4, 29, 40)
-    recipe = SpeechRecognition(letters=LETTERS)
-    whole = recipe.loss(Told(scores), make_batch(frames), Phase())
-    parts = [recipe.loss(Told(scores[row : row + 1, :, : frames[row]]), make_batch([frames[row]], [WORDS[row]]), Phase()) for row in range(4)]
-    torch.testing.assert_close(sum(part.total for part in parts), whole.total)
-    assert sum(part.count for part in parts) == whole.count == 4
-
-
 @pytest.mark.parametrize("texts", [[""], ["", ""], ["", "a"], ["a"]])
 def test_empty_transcripts_are_counted_even_if_a_batch_has_no_others(texts):
     """The likelihood of no letter is that of a blank at every frame."""
@@ -170,20 +153,6 @@ def test_your_own_recording_is_read_and_transcribed(tmp_path):
     (tmp_path / "letter.txt").write_text("dear all")
     with pytest.raises(DataError, match=r"letter\.txt: is not audio"):
         recipe.read(tmp_path / "letter.txt")
-
-
-def test_frames_beyond_an_utterance_are_ignored():
-    recipe = SpeechRecognition(letters=LETTERS)
-    assert understood(recipe, Told(saying(["abcdefgh", "abcdefgh"], 8)), [3, 8]) == ["abc", "abcdefgh"]
-
-
-def test_a_missed_doubled_letter_counts_as_an_error():
-    recipe = SpeechRecognition(letters=LETTERS)
-    scores = recipe.scores(None)
-    scores.add(recipe.measure(Told(saying(["threee", "seee all"], 20)), make_batch([20, 20], WORDS[:2])))
-    reported = scores.compute()
-    assert reported["cer"] == 3 / 12  # "thre" lacks one of 5 letters, "se al" two of 7
-    assert reported["wer"] == 3 / 3
 
 
 def test_rates_and_losses_do_not_depend_on_the_batch_size():
@@ -322,12 +291,6 @@ def test_a_recording_that_gives_no_frame_is_named_or_skipped_alone_as_in_a_batch
 def test_an_unsuitable_model_is_reported(model, message):
     with pytest.raises(ConfigError, match=message):
         SpeechRecognition(letters=LETTERS).loss(model, make_batch([20], ["a"]), Phase())
-
-
-def test_missing_features_are_reported_with_the_transforms_to_use():
-    batch = SpeechRecognition(letters=LETTERS).collate([utterance("a")])
-    with pytest.raises(ConfigError, match="transforms=mfcc"):
-        SpeechRecognition(letters=LETTERS).loss(nn.Identity(), batch, Phase())
 
 
 def test_tables_and_spectrograms_are_saved(tmp_path):

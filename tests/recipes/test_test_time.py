@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from samewise.recipes.classification import Classification
 from samewise.recipes.parts.test_time import views
-from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
 
 
@@ -58,8 +57,3 @@ def test_evaluation_and_prediction_average_the_logits_but_training_does_not(kind
     probabilities = recipe.predict(model, batch)[0].values()["probabilities"]
     assert probabilities == pytest.approx({str(place): float(one) for place, one in enumerate(logits[0].softmax(0))}, rel=1e-5)
     assert torch.equal(recipe.loss(model, batch, Phase()).total, plain.loss(model, batch, Phase()).total)
-
-
-def test_another_kind_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"(?s)is not a valid kind of test-time augmentation.*did you mean 'flip'"):
-        Classification(test_time_augmentation="flips")

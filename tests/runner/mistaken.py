@@ -1,7 +1,6 @@
 """Models, recipes, optimizers and schedules with mistakes, or what looks like one: the module `own` of the project in test_hidden_state.py."""
 
 import copy
-import random
 
 import numpy
 import torch
@@ -120,12 +119,6 @@ class Unseeded(Base):
         return x + self.bias
 
 
-class Seeded(Unseeded):
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.from_numpy(numpy.random.normal(size=64)).float() * random.random())
-
-
 class Own(Base):
     drawn_from = None
 
@@ -238,17 +231,6 @@ class Weighted(Classification):
     def __init__(self, **given):
         super().__init__(**given)
         self.parts = {"heads": [nn.Linear(2, 2)], "weight": torch.ones(2, requires_grad=True)}
-
-
-class Remembers(torch.optim.SGD):
-    """Keeps the last gradients without a copy, as diffGrad and others do: right in torch, where a new backward pass makes new ones."""
-
-    def step(self, closure=None):
-        last = [self.state[one].get("last") for group in self.param_groups for one in group["params"]]
-        with torch.no_grad():
-            for one, before in zip((one for group in self.param_groups for one in group["params"]), last, strict=True):
-                one.sub_(one.grad - (0.5 * before if before is not None else 0.0), alpha=0.1)
-                self.state[one]["last"] = one.grad
 
 
 class Counting(torch.optim.SGD):

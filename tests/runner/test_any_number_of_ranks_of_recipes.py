@@ -67,15 +67,6 @@ def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [11, 222, 3333, 44444, 555555])
-@pytest.mark.parametrize("recipe", SMALL)
-def test_five_seeds_of_every_recipe_give_the_same_bits_on_any_number_of_ranks(recipe, seed, tmp_path):
-    same_on_1_2_and_4(tmp_path, recipe, f"seed={seed}")
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in KILLED_OFTEN else pytest.mark.long) for one in SMALL])
 def test_every_recipe_killed_on_4_ranks_and_on_2_finishes_on_1_with_the_same_bits(recipe, tmp_path):

@@ -37,16 +37,6 @@ TINY = [
 ]
 
 
-def test_the_repr_of_a_config_is_short() -> None:
-    assert repr(sw.compose(*TINY, "seed=1")).startswith("Composed(name='resnet18_digits', label='debug=tiny")
-    assert len(repr(sw.compose(*TINY))) < 200
-
-
-def test_overrides_passed_as_a_list_are_refused_with_the_right_call() -> None:
-    with pytest.raises(ConfigError, match=r"samewise\.train\(\*overrides\)"):
-        sw.train(TINY)  # pyright: ignore[reportArgumentType]
-
-
 def state() -> list[Any]:
     """Settings that a user may have changed, and the state of the generators."""
     return [

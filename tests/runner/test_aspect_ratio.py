@@ -10,7 +10,6 @@ import torch
 from samewise.runner.data.aspect_ratio import GroupedByAspectRatio, groups_of
 from samewise.runner.data.order import Shuffled
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError
 
 
 class Shapes:
@@ -59,13 +58,6 @@ def test_an_epoch_is_a_function_of_the_seed_and_its_number():
     assert not torch.equal(orders[0].indices(5), orders[2].indices(5))
 
 
-def test_images_of_one_group_keep_the_shuffled_order():
-    data = Shapes()
-    order, shuffled, groups = GroupedByAspectRatio(data, seed=3, batch_size=8).indices(1), Shuffled(data, seed=3).indices(1), groups_of(data.ratios, 3)
-    for group in groups.unique():
-        assert order[groups[order] == group].tolist() == shuffled[groups[shuffled] == group].tolist()
-
-
 def test_micro_batches_are_filled_as_in_the_reference():
     """A buffer for each group; a micro-batch comes as soon as its buffer is full."""
     data, size = Shapes(60), 4
@@ -79,8 +71,3 @@ def test_micro_batches_are_filled_as_in_the_reference():
     made = GroupedByAspectRatio(data, seed=0, batch_size=size).indices(0).tolist()
     assert made[: len(expected)] == expected
     assert made[len(expected) :] == [index for group in sorted(buffers) for index in buffers[group]]
-
-
-def test_data_without_aspect_ratios_are_refused():
-    with pytest.raises(ConfigError, match="list does not report its images' aspect ratios"):
-        GroupedByAspectRatio([1, 2, 3], seed=0, batch_size=2)

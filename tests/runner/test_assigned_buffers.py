@@ -219,15 +219,6 @@ def test_expanded_buffers_give_the_bits_of_written_out_ones(samewise: Callable[.
     assert all(torch.equal(value, state_of(wide)[name]) for name, value in state_of(narrow).items())
 
 
-@pytest.mark.slow
-def test_expanded_buffers_give_the_same_bits_in_two_processes(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
-    one = folder_of(samewise("train", *project("Masked"), "run_root=one", "--json"))
-    two = run_ranks(Path("two"), 2, experiment=[*GIVEN, "strategy=elastic"])
-    assert all(torch.equal(value, state_of(one)[name]) for name, value in state_of(two).items())
-    done = samewise("train", *GIVEN, "strategy=ddp", "accumulate=1", "run_root=ddp")
-    assert (done.returncode, "DistributedDataParallel sends buffers, and cannot write to view, an expanded tensor" in done.stderr) == (2, True), done.stderr
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -249,18 +240,6 @@ def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
     assert not [*Path("runs").glob("*/*/checkpoints/step-*")]
     checked = samewise("check", *GIVEN)
     assert (checked.returncode, message in checked.stderr) == ((0, False) if model == "LateLayer" else (2, True)), checked.stderr
-
-
-@pytest.mark.slow
-def test_a_buffer_that_grows_is_refused_if_weights_are_sharded_too(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
-    done = samewise("train", *project("Queue"), "strategy=fsdp")
-    assert (done.returncode, "a forward pass turns queue in the model's state_dict" in done.stderr) == (2, True), done.stderr
-
-
-def test_two_buffers_may_become_one_tensor(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
-    folder = folder_of(samewise("train", *project("Shared"), "--json"))
-    assert torch.equal(state_of(folder)["centre"], state_of(folder)["last"])
-    assert samewise("verify", folder).returncode == 0
 
 
 class Growing(nn.Module):

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import yaml
 
 from samewise import train
-from samewise.runner.errors import ConfigError, SamewiseError
-from samewise.runner.optim.weights import load_weights
+from samewise.runner.errors import SamewiseError
 
 
 @pytest.fixture
@@ -183,12 +180,6 @@ def test_a_label_without_a_class_is_named_with_its_step_sample_and_line(steps: C
     assert "at least 13" in said
 
 
-def test_a_label_without_a_class_is_the_data_sets_if_no_setting_has_their_number(steps: Callable[..., str]) -> None:
-    with pytest.raises(ConfigError, match="the data has the label 12") as caught:
-        train(*steps.given("loss", "3"), "~dataset.num_classes")
-    assert [(one.path, one.expected) for one in caught.value.problems] == [("dataset", "labels from 0 to one less than the model's number of classes")]
-
-
 @pytest.mark.parametrize(("kind", "fault"), [("fails", "hue"), ("measures", "not measured"), ("rehearses", "not measured")])
 def test_training_that_fails_leaves_no_workers(steps: Callable[..., str], kind: str, fault: str) -> None:
     others = set(multiprocessing.active_children())
@@ -223,21 +214,6 @@ def test_a_recipe_whose_loss_is_a_tensor_is_told_what_to_return(steps: Callable[
     assert "samewise.runner.interfaces.Loss" in said
 
 
-def test_a_recipe_that_cannot_predict_is_not_offered_for_prediction(steps: Callable[..., str], here: Path) -> None:
-    said = steps("loss", code=0)
-    assert "samewise eval " in said
-    assert "samewise predict" not in said
-
-
-def test_an_experiment_outside_the_config_folders_is_pointed_out(here: Path, samewise: Callable[..., Any]) -> None:
-    (here / "configs" / "experiment").mkdir(parents=True)
-    (here / "configs" / "experiment" / "good.yaml").write_text("# @package _global_\n")
-    first = samewise("check", "experiment=good", "--static").stderr.splitlines()[0]
-    assert "configs/experiment/good.yaml exists, but its folder is not searched" in first
-    assert first.endswith("--config-dir configs")
-    assert samewise("check", "experiment=good", "--static", "--config-dir", "configs").returncode == 0
-
-
 @pytest.mark.parametrize(
     ("root", "first"),
     [
@@ -254,42 +230,3 @@ def test_a_wrong_data_root_is_reported_with_a_hint(root: str, first: str, here: 
     given = ["dataset.images_dir=JPEGImages", "dataset.annotations_dir=Annotations", "recipe=detection", "model=retinanet_resnet18", "transforms=detection"]
     done = samewise("check", "dataset=voc_folder", *given, f"dataset.root={root}", "tracking=none", "device=cpu")
     assert done.stderr.splitlines()[0] == first, done.stderr
-
-
-def test_brackets_in_a_sweep_override_get_a_hint_on_how_to_write_values(here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("sweep", "experiment=resnet18_digits", "optimizer.lr=[0.1,0.2]", "--list")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[0].endswith("in a sweep values are separated by commas, without brackets: optimizer.lr=0.1,0.2")
-
-
-def test_each_group_is_known_to_take_one_choice_or_several() -> None:
-    from samewise.runner.config.loader import ROOT, Loader
-    from samewise.runner.config.override_text import LISTS, ONE_CHOICE
-    from samewise.runner.config.project import find
-
-    chosen = {key for entry in yaml.safe_load(Loader(find()).text_of(ROOT))["defaults"] if isinstance(entry, dict) for key in entry}
-    assert {*LISTS, *ONE_CHOICE} == chosen - {"debug/sizes"}
-
-
-@pytest.mark.parametrize("ending", [".txt", ".jpg", ".png", ".tsv", ".xml"])
-def test_predictions_are_not_written_to_a_folder_named_like_a_file(ending: str, here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("predict", "e634", "image.png", "--out", f"x{ending}")
-    assert done.returncode == 2
-    assert "hint: x.csv has all predictions in one file; x is a folder" in done.stderr.splitlines()[0]
-    assert not (here / f"x{ending}").exists()
-
-
-def test_a_run_folder_given_as_weights_gets_a_hint_to_name_it_as_a_run(here: Path) -> None:
-    (here / "opt" / "e634" / "checkpoints").mkdir(parents=True)
-    (here / "opt" / "e634" / "config.yaml").touch()
-    with pytest.raises(ConfigError, match=r"is a run's folder.*run:opt/e634"):
-        load_weights(torch.nn.Linear(1, 1), "opt/e634", strict=True)
-
-
-def test_merged_labels_repeat_no_key_and_a_diff_shows_missing_values_as_absent() -> None:
-    from samewise.runner.config.saved import _merge_labels
-    from samewise.runner.config.tree import shown
-
-    assert _merge_labels("max_epochs=2 model.name=a b seed=1", "max_epochs=4") == "model.name=a b seed=1 max_epochs=4"
-    assert _merge_labels("", "seed=1") == "seed=1"
-    assert (shown("???"), shown(None), shown("a")) == ("absent", "None", "'a'")

@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 
 from samewise.runner.config.annotations import fits
-from samewise.runner.config.check import problems, settings_are_sound
+from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.training.components import _require_same_numbering
 from samewise.runner.training.dry_run import dry_run, explain_step_error
 from samewise.runner.training.guards.cautions import data_cautions
 
@@ -168,12 +167,6 @@ def test_problems_of_every_kind_come_in_one_report() -> None:
     assert {"lr", "optimizer.lr", "batch_size", "model._target_", "optimizer.nestrov", "run_root", "device"} <= set(told)
 
 
-def test_settings_with_problems_are_not_sound() -> None:
-    assert settings_are_sound(compose([], project=BARE))
-    assert not settings_are_sound(compose(["+reproducibility.variables.PATH=x"], project=BARE))
-    assert not settings_are_sound(compose(["lr=1"], project=BARE, strict=False))
-
-
 def test_a_component_of_a_declared_package_is_checked_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab_to_check.py").write_text(
         "from __future__ import annotations\nimport torch\nclass Net(torch.nn.Module):\n    def __init__(self, width: int, *, kind: Unknown = None): ...\n"
@@ -263,28 +256,6 @@ def test_a_split_that_numbers_classes_otherwise_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("train", "valid", "label"),
-    [
-        (["a", "b"], ["a", "b"], None),
-        (["a"], ["a", "b"], None),
-        ([], ["a"], None),
-        (["a"], [], None),
-        (["a", "b", "c"], ["a", "c"], 1),
-        (["a", "b"], ["b", "a"], 0),
-        ([f"{number}" for number in range(100)], [f"{number}" for number in range(99)] + ["x"], 99),
-    ],
-)
-def test_classes_are_compared_label_by_label(train: list[str], valid: list[str], label: int | None) -> None:
-    splits = {"train": train, "valid": train, "test": valid}
-    if label is None:
-        _require_same_numbering(splits)
-        return
-    with pytest.raises(ConfigError, match=f"^dataset.test: .*label {label} is '{valid[label]}' here, and '{train[label]}' there") as caught:
-        _require_same_numbering(splits)
-    assert len(train) < 10 or "and 90 more" in str(caught.value)
-
-
 def test_a_data_set_that_expects_to_be_told_the_epoch_is_warned_about() -> None:
     class Shuffled(list[int]):
         def set_epoch(self, epoch: int) -> None: ...
@@ -294,12 +265,6 @@ def test_a_data_set_that_expects_to_be_told_the_epoch_is_warned_about() -> None:
     assert not data_cautions(SimpleNamespace(dataset=[1]))
 
 
-def test_sequences_in_place_of_images_point_to_the_dimensions_setting() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.nn.Conv1d(1, 2, 3)(torch.zeros(2, 1, 1, 8))
-    assert "recipe.dimensions=1" in explain_step_error(caught.value).hint
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("lr", "is_warned_of"), [(1e4, True), (0.01, False)])
 def test_a_loss_that_rises_without_bound_is_warned_about(lr: float, is_warned_of: bool, samewise: Callable[..., Any], tmp_path: Path) -> None:
@@ -307,16 +272,6 @@ def test_a_loss_that_rises_without_bound_is_warned_about(lr: float, is_warned_of
     done = samewise("train", *reduced, f"optimizer.lr={lr}")
     assert done.returncode == 0, done.stderr
     assert ("warning: train/loss: the loss rose from" in done.stderr) is is_warned_of
-
-
-def test_a_cache_that_check_does_without_is_not_taken_for_a_key_that_nothing_reads(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    for place in ("train/a", "train/b", "valid/a", "valid/b"):
-        (tmp_path / place).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / place / "0.png")
-    data = ["dataset=image_folder", f"dataset.root={tmp_path}", "dataset.num_classes=2", "dataset.cache=memory"]
-    done = samewise("check", *data, "transforms=images", "model.width=4", "batch_size=2", "recipe.top_k=[1]", "tracking=none")
-    assert done.returncode == 0, done.stderr
-    assert "nothing reads" not in done.stdout
 
 
 @pytest.mark.slow
@@ -331,20 +286,6 @@ def test_check_strict_turns_warnings_into_a_failure(samewise: Callable[..., Any]
     done = samewise(*command, "--strict")
     assert done.returncode == 0
     assert "warning" not in done.stdout
-
-
-def test_a_wrong_value_passed_on_by_a_config_is_reported_once_under_the_key_that_was_set(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    done = samewise("check", "dataset=image_folder", f"dataset.root={tmp_path}", "dataset.decode=gpu")
-    assert done.returncode == 2
-    assert done.stderr.count("wrong type") == 1
-    assert "error: dataset.decode: wrong type" in done.stderr
-
-
-def test_a_missing_folder_of_images_names_the_similar_one_beside_it(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    done = samewise("check", "dataset=image_folder", f"dataset.root={tmp_path}", "dataset.train_folder=trane")
-    assert done.returncode == 2
-    assert "did you mean 'train'?" in done.stderr
 
 
 NOT_POSITIVE = {
@@ -370,20 +311,6 @@ def test_training_names_such_a_size_as_check_does(kind: str, samewise: Callable[
     done = samewise("train", *overrides, "debug=tiny", "tracking=none", "device=cpu", f"run_root={tmp_path}")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {words}")
-
-
-def test_a_failing_step_names_an_override_that_gives_the_model_no_size() -> None:
-    composed = compose(["model.width=0"], project=BARE)
-    assert explain_step_error(RuntimeError("weight of size [0, 3, 3, 3]"), composed).path == "model.width"
-    assert explain_step_error(RuntimeError("weight of size [0, 3, 3, 3]"), compose(["max_steps=0"], project=BARE)).path == "recipe, model, dataset, transforms"
-
-
-@pytest.mark.parametrize(
-    ("override", "path"), [("dropout=0", "recipe, model, dataset, transforms"), ("dropout=-1", "model.dropout"), ("width=0", "model.width")]
-)
-def test_a_failing_step_is_not_blamed_on_a_dropout_of_0(override: str, path: str) -> None:
-    composed = compose(["experiment=wav2letter_spoken_digits", f"model.{override}"], project=BARE)
-    assert explain_step_error(RuntimeError("out of range"), composed).path == path
 
 
 @pytest.mark.parametrize(

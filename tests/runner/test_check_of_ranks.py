@@ -40,12 +40,6 @@ def test_a_setup_of_512_ranks_is_tried_without_building_each(samewise, monkeypat
     assert len(built) == 1
 
 
-def test_512_replicas_that_384_ranks_cannot_share_are_refused(samewise) -> None:
-    done = samewise("check", *TINY, *MANY, "strategy=elastic", "strategy.nproc=384")
-    assert done.returncode == 2
-    assert "384 processes cannot share 512 replicas equally" in done.stderr
-
-
 def test_the_settings_and_cut_of_a_pipeline_are_checked(samewise) -> None:
     assert "2 processes" in notes(samewise, "strategy=pipeline", "accumulate=2")
     done = samewise("check", *TINY, "strategy=pipeline", "strategy.schedule=1f1b")

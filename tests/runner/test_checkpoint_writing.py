@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
 from samewise.runner.records import checkpoint, kept_checkpoints, shards
-from samewise.runner.records.checkpoint_writer import _write_error, copy_to_cpu
+from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import sha256
 from samewise.runner.records.folder import RunFolder
@@ -53,11 +52,6 @@ def test_the_best_of_each_metric_is_kept_and_found_by_the_name_of_the_metric(tmp
         kept_checkpoints.choose_checkpoint(tmp_path, "valid/acuracy")
 
 
-def test_a_checkpoint_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> None:
-    write_metrics(tmp_path, {1: {}, 2: {"other": 0.0}, 3: {"valid/loss": 0.5}, 4: {}}, keep_last=9)
-    assert best(tmp_path) == "step-00000003"
-
-
 def test_best_points_to_an_existing_checkpoint_if_none_is_kept_for_being_best(tmp_path: Path) -> None:
     kept = keeper(tmp_path, keep_last=1, keep_best=0)
     for step, loss in enumerate([0.5, 0.1, 0.3], start=1):
@@ -66,17 +60,6 @@ def test_best_points_to_an_existing_checkpoint_if_none_is_kept_for_being_best(tm
         assert (tmp_path / "best" / "state.pt").is_file()
     write(tmp_path, [4], [0.4], keep_best=0)
     assert best(tmp_path) == "step-00000003"
-
-
-def test_the_newest_is_kept_even_if_none_should_be(tmp_path: Path) -> None:
-    write(tmp_path, [1, 2, 3], keep_last=0, keep_best=0)
-    assert steps_in(tmp_path) == [3]
-
-
-def test_best_falls_back_to_the_last_checkpoint(tmp_path: Path) -> None:
-    write(tmp_path, [1, 2, 3, 4], keep_last=4)
-    assert not (tmp_path / "best").exists()
-    assert kept_checkpoints.choose_checkpoint(tmp_path, "best").step == 4
 
 
 def test_without_its_links_a_copy_has_the_same_best_and_a_folder_in_the_place_of_one_is_moved_aside(tmp_path: Path, capsys) -> None:
@@ -99,12 +82,6 @@ def test_without_its_links_a_copy_has_the_same_best_and_a_folder_in_the_place_of
     assert "latest: is a folder in the place of a link; moved to replaced-latest" in capsys.readouterr().err
     assert (copied.checkpoints / "replaced-latest/state.pt").is_file()
     assert best(copied.checkpoints) == (copied.checkpoints / "latest").resolve().name == "step-00000005"
-
-
-def test_a_folder_without_checkpoints_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint yet"):
-        kept_checkpoints.choose_checkpoint(tmp_path, "last")
-    assert checkpoint.newest_sound(tmp_path) == (None, {}, [])
 
 
 def test_the_manifest_has_the_step_and_metrics_and_digests_of_file_and_weights(tmp_path: Path) -> None:
@@ -191,14 +168,6 @@ def disk(folder: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)  # an error may still hold an open file on it
 
 
-@pytest.mark.parametrize(("megabytes", "full"), [(1, True), (60, True), (70, False)])
-def test_a_disk_is_full_if_64_mb_cannot_be_written(tmp_path: Path, megabytes: int, full: bool) -> None:
-    with disk(tmp_path / "disk", megabytes) as folder:
-        assert _write_error(folder) == (errno.ENOSPC if full else None)
-        assert _write_error(folder / "missing") == errno.ENOENT
-        assert list(folder.iterdir()) == []
-
-
 @pytest.mark.parametrize("background", [False, True])
 def test_a_full_disk_is_reported_and_existing_checkpoints_survive(tmp_path: Path, background: bool) -> None:
     with disk(tmp_path / "disk", 1) as folder:
@@ -265,14 +234,3 @@ def test_a_damaged_or_missing_shard_is_named_with_its_digest(tmp_path: Path, sha
         checkpoint.load(tmp_path / "step-00000003")
     (problem,) = caught.value.problems
     assert (problem.path, problem.expected) == (str(shard), f"sha256 {digest[:16]}...")
-
-
-def test_intact_shards_that_cannot_be_read_are_not_called_damaged(tmp_path: Path, sharded: Callable[[Path], Tensor]) -> None:
-    sharded(tmp_path)
-    folder = tmp_path / "step-00000003"
-    found = checkpoint.read(folder)
-    (folder / "shards" / ".metadata").write_bytes(b"another version's")
-    with pytest.raises(CheckpointError, match="the shards cannot be read") as caught:
-        checkpoint.load_sharded(found, folder)
-    assert not isinstance(caught.value, DamagedCheckpoint)
-    assert caught.value.problems[0].path == str(folder / "shards")

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from samewise.runner import errors
 from samewise.runner.commands import commands
 
 LIGHT = [
@@ -54,13 +53,6 @@ def test_train_announces_a_sweep_before_starting_it(samewise: Run, given: str, t
     assert done.stderr.startswith(f"note: {given} is a sweep, with {told}"), done.stderr
 
 
-def test_a_sweep_of_one_run_says_so(samewise: Run, here: Path) -> None:
-    done = samewise("sweep", "experiment=resnet18_digits", "--list")
-    assert done.returncode == 0
-    assert "note: no override has several values (KEY=A,B), so this is a sweep of one run" in done.stderr
-    assert "note" not in samewise("sweep", "experiment=resnet18_digits", "seed=1,2", "--list").stderr
-
-
 def run_in_new_process(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a new interpreter."""
     command = [sys.executable, "-m", "samewise", *arguments]
@@ -84,12 +76,6 @@ def test_help_lists_every_command_with_a_summary(samewise: Run) -> None:
     for name, command in commands().items():
         assert re.search(rf"^  {name} +\S", told, re.MULTILINE)
         assert command.summary
-
-
-def test_help_lists_the_exit_codes_of_errors(samewise: Run) -> None:
-    told = samewise("--help").stdout.partition("exit codes:\n")[2]
-    assert re.findall(r"^  (\d)  ", told, re.MULTILINE) == ["0", "1", "2", "3", "4"]
-    assert {error.exit_code for error in (errors.TrainingError, errors.ConfigError, errors.Interrupted, errors.NotTrusted)} == {1, 2, 3, 4}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which signals a process catches")
@@ -151,33 +137,6 @@ def caught_signals(pid: int) -> int:
 def test_standard_streams_may_be_closed(here: Path, closed: str, arguments: str, code: int) -> None:
     done = subprocess.run(f"{sys.executable} -m samewise {arguments} {closed}", shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, "")
-
-
-def test_an_empty_run_argument_is_refused(samewise: Run, here: Path) -> None:
-    done = samewise("eval", "")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: RUN: is empty")
-
-
-def test_a_pipe_in_place_of_a_config_file_is_refused_without_waiting(samewise: Run, here: Path) -> None:
-    (here / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
-    (here / "configs" / "experiment").mkdir(parents=True)
-    os.mkfifo(here / "configs" / "experiment" / "mine.yaml")
-    done = samewise("check", "experiment=mine")
-    assert done.returncode == 2
-    assert "configs/experiment/mine.yaml is a folder, a pipe or a device, not a file" in done.stderr
-    done = samewise("train", "--config", here / "configs" / "experiment" / "mine.yaml")
-    assert done.returncode == 2
-    assert "mine.yaml: is damaged: it is not a regular file" in done.stderr
-
-
-def test_settings_of_steps_and_epochs_that_decide_nothing_are_reported(samewise: Run, here: Path) -> None:
-    tiny = ("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200")
-    told = samewise(*tiny).stdout
-    assert "max_steps: is not reached: max_epochs=20 ends training after 80 steps; hint: max_epochs=50" in told
-    both = samewise(*tiny, "max_epochs=50", "evaluate.every_epochs=2", "evaluate.every_steps=9").stdout
-    assert "is not reached" not in both
-    assert "evaluate.every_epochs: has no effect: evaluate.every_steps=9 decides" in both
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
@@ -259,13 +218,6 @@ def test_bad_input_gives_a_clear_message_and_exit_code_2_and_writes_nothing(kind
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", [("--uri", "http://127.0.0.1:9"), ("--steps", "2"), ("--audit",)])
-def test_an_export_takes_no_options_for_training_again(samewise: Run, here: Path, option: tuple[str, ...]) -> None:
-    (here / "export.json").write_text("{}")
-    done = samewise("verify", here, *option)
-    assert (done.returncode, "nothing is trained" in done.stderr) == (2, True), done.stderr
-
-
 @pytest.mark.slow
 def test_a_bad_config_ends_the_process_with_code_2_before_anything_is_written(tmp_path: Path) -> None:
     done = run_in_new_process("train", "lr=1", "max_epochs=0", folder=tmp_path)
@@ -288,10 +240,6 @@ def test_show_prints_what_train_would_do_and_the_origin_of_each_value(samewise: 
     assert all(told["origins"].values())  # what a reference leads to is set where the reference is
     assert told["folder"] == f"runs/{told['name']}/{told['fingerprint'][:12]}"
     assert told["choices"]["optimizer"] == "sgd"
-
-
-def test_options_may_come_between_overrides(samewise: Run) -> None:
-    assert json.loads(samewise("show", "seed=3", "--json", "max_epochs=4").stdout)["config"]["max_epochs"] == 4
 
 
 def test_check_reports_all_problems_as_json(samewise: Run) -> None:
@@ -350,8 +298,3 @@ printf '%s\\n' "${{COMPREPLY[@]}}" """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **on_path}, timeout=120, check=False)
     assert expected <= set(done.stdout.split()), done.stderr
     assert all(word.startswith(line.split()[-1]) for word in done.stdout.split())
-
-
-def test_a_malformed_command_line_completes_to_nothing(tmp_path: Path) -> None:
-    done = run_in_new_process("-sc", "query=bash", folder=tmp_path, COMP_LINE="samewise train optimizer=sdg a=[ ")
-    assert (done.stdout, done.stderr) == ("", "")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 import torch
 
-from samewise.runner.data.device import copied, map_tensors
+from samewise.runner.data.device import map_tensors
 
 
 class Named(NamedTuple):
@@ -21,10 +20,3 @@ def test_the_tensors_of_a_batch_are_found_in_lists_tuples_dicts_and_namedtuples(
     assert isinstance(found["a"], Named)
     assert [*found["a"].x, *found["a"].y[0], *found["b"][0]] == [1.0] * 6
     assert found["b"][1] == "text"
-
-
-def test_a_dict_of_another_type_keeps_it() -> None:
-    assert copied(Counter(a=3)) == Counter(a=3)
-    found = copied(OrderedDict(a=torch.zeros(2)))
-    assert isinstance(found, OrderedDict)
-    assert found["a"].tolist() == [0.0, 0.0]

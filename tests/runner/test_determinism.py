@@ -15,14 +15,6 @@ from samewise.runner.training.same_bits.determinism import refused_recurrence, r
 
 
 @pytest.mark.parametrize(
-    "size",
-    [":4096:8", ":16:8", ":4096:2"],
-)
-def test_settings_that_make_recurrent_layers_repeat_are_allowed(size):
-    assert refused_recurrence({"CUBLAS_WORKSPACE_CONFIG": size}) is None
-
-
-@pytest.mark.parametrize(
     ("variables", "words"),
     [
         ({}, "cuBLAS's own choice"),
@@ -43,13 +35,6 @@ class Speaker(nn.Module):
         super().__init__()
         self.conv = nn.Conv1d(4, 4, 3)
         self.body = nn.ModuleDict({"rnn1": nn.GRU(4, 8), "cell": nn.GRUCell(4, 8), "rnn2": nn.LSTM(4, 8)})
-
-
-@pytest.mark.parametrize(("deterministic", "device"), [(True, "cpu"), (False, "cuda")])
-def test_any_layer_is_allowed_on_the_cpu_or_without_a_promise(monkeypatch, deterministic, device):
-    monkeypatch.setattr(torch.version, "cuda", "12.6")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    require_deterministic(Speaker(), torch.device(device), SimpleNamespace(deterministic=deterministic))
 
 
 def test_each_refused_layer_is_named(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from samewise.runner.callbacks.ema import ExponentialMovingAverage
 from samewise.runner.config.compose import compose
@@ -149,30 +147,6 @@ def test_a_layer_whose_weight_a_hook_makes_is_averaged(make: Callable[..., nn.Mo
     torch.testing.assert_close(given, layer(features))
 
 
-def test_a_tensor_with_a_graph_that_no_hook_of_torchs_makes_is_an_error_with_its_name() -> None:
-    model = nn.Sequential(nn.Linear(3, 3))
-    model[0].scaled = 2 * model[0].weight
-    with pytest.raises(ConfigError, match=r"0\.scaled has a graph, so that the model cannot be copied"):
-        Layout(Alone()).copy_model(model)
-
-
-def test_complex_weights_are_averaged_as_torch_does() -> None:
-    layer = nn.Module()
-    layer.register_parameter("filter", nn.Parameter(torch.randn(3, dtype=torch.complex64)))
-    view: Any = SimpleNamespace(copy_model=lambda: copy.deepcopy(layer), weights=lambda: layer.state_dict().items(), warn=print)
-    view.__dict__.update(step=0, total_steps=20, steps_per_epoch=20)
-    average, theirs = ExponentialMovingAverage(decay=0.5), AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    average.on_build(view)
-    average.on_start(view)
-    theirs.update_parameters(layer)
-    for step in range(1, 4):
-        with torch.no_grad():
-            layer.filter += torch.randn(3, dtype=torch.complex64)
-        average.on_step(view, Outcome(step, {}, 1.0, {}, 0, 0, 8))
-        theirs.update_parameters(layer)
-    torch.testing.assert_close(average.models()["ema"].filter, theirs.module.filter)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.9, None])
 def test_an_average_that_begins_at_a_checkpoint_without_one_begins_with_its_weights(decay: float | None, tmp_path: Path, samewise: Callable[..., Any]) -> None:
@@ -237,13 +211,6 @@ def test_an_average_that_stays_near_the_initial_weights_or_the_model_is_warned_a
     assert f"warning: {said}" in done.stdout
     if "rescale=true" in given:
         assert f"warning: {said}" in samewise("train", *settings, f"run_root={tmp_path}").stderr
-
-
-@pytest.mark.parametrize("given", [("decay=0.95",), ()])
-def test_an_average_that_follows_the_weights_is_not_warned_about(given: tuple[str, ...], samewise: Callable[..., Any]) -> None:
-    done = samewise("check", *TINY, *(f"callbacks.ema.{one}" for one in given))
-    assert done.returncode == 0
-    assert "warning" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("given", ["+callbacks.ema.horizon=1.5", "callbacks.ema.rescale=true", "callbacks.ema.decay=2", "callbacks.ema.every_steps=0"])

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from samewise.runner.config.instantiate import instantiate
-
 TINY = [
     "dataset=digits",
     "transforms=images",
@@ -102,13 +100,6 @@ def model(**arguments: object) -> list[str]:
     return ["~model", "+model={" + ",".join(f"{name}:{value}" for name, value in told.items()) + "}"]
 
 
-def test_a_constructor_may_name_its_arguments_freely(lab):
-    names = {"path": "a", "made": "b", "node": "c", "allowed": "d", "positional": "e", "named": "f"}
-    node = {"_target_": "lab_that_ends.Named", **names}
-    assert instantiate(node, "dataset", allowed=["lab_that_ends"]).given[:6] == list(names.values())
-    assert instantiate({**node, "_partial_": True}, "dataset", allowed=["lab_that_ends"])().given[:6] == list(names.values())
-
-
 @pytest.mark.parametrize("command", ["train", "check"])
 def test_a_constructor_that_ends_the_process_is_reported_with_its_location(train, command):
     done, folder = train(*model(leave="when made"), command=command)
@@ -160,9 +151,3 @@ def test_a_run_whose_folder_is_deleted_fails_and_does_not_recreate_it(train, wha
     assert "finished" not in done.stdout
     left = [path for path in folder.rglob("*") if path.is_file()] if folder.exists() else []
     assert left == ([] if what == "run" else [folder / ".lock"])
-
-
-def test_a_deleted_folder_of_checkpoints_is_created_again(train):
-    done, folder = train(*model(), "+callbacks.deletes={_target_:lab_that_ends.Deletes,what:checkpoints,step:3}")
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in folder.glob("checkpoints/step-*")) == ["step-00000005", "step-00000006"]

@@ -109,17 +109,6 @@ def test_a_bare_model_takes_transformed_batches_and_its_card_says_so(samewise: C
 
 
 @pytest.mark.slow
-def test_example_inputs_are_contiguous(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    """AOTInductor's code reads its inputs with the strides of the example, whatever strides they have."""
-    assert samewise("export", run, "memory_format=channels_last", "--out", tmp_path / "out").returncode == 0
-    (args, _) = torch.export.load(str(tmp_path / "out" / "model.pt2")).example_inputs
-    assert [one.is_contiguous() for one in args] == [True]
-    assert samewise("export", run, "memory_format=channels_last", "--bare", "--out", tmp_path / "bare").returncode == 0
-    (args, _) = torch.export.load(str(tmp_path / "bare" / "model.pt2")).example_inputs
-    assert [one.is_contiguous() for one in args] == [True]
-
-
-@pytest.mark.slow
 def test_a_speech_model_takes_raw_recordings(samewise: Callable[..., Any], tmp_path: Path) -> None:
     import samewise as package
 
@@ -135,24 +124,6 @@ def test_a_speech_model_takes_raw_recordings(samewise: Callable[..., Any], tmp_p
         batch = transforms.predictor.transform(dict(given))
         expected = model(batch["features"], batch["feature_length"])
         (found,) = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()(given["waveform"], length)
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-@pytest.mark.slow
-def test_a_speech_model_that_is_told_no_lengths_takes_one_raw_recording(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    import samewise as package
-
-    network = ["model=wav2letter", "model._target_=torch.nn.Conv1d", "~model.input_type", "~model.num_classes", "~model.num_features"]
-    network += ["+model.in_channels=13", "+model.out_channels=29", "+model.kernel_size=3", "+model.padding=1"]
-    task = ["recipe=speech_recognition", "dataset=generated_speech_recognition", "dataset.samples=4", "transforms=mfcc", *network]
-    assert samewise("train", *task, "batch_size=2", "max_steps=1", "tracking=none", "callbacks=none", f"run_root={tmp_path}", "name=conv").returncode == 0
-    run = next(tmp_path.glob("conv/*"))
-    assert samewise("export", run, "--out", tmp_path / "out").returncode == 0
-    model, transforms, _ = package.load(run, trust=True)
-    waveform = torch.randn(1, 6000, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        expected = model(transforms.predictor.transform({"waveform": waveform, "length": torch.tensor([6000])})["features"])
-        (found,) = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()(waveform, torch.tensor([6000]))
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
@@ -230,12 +201,6 @@ def test_a_planted_exporter_fault_is_named_with_its_operator_and_module(
 
 
 @pytest.mark.slow
-def test_a_missing_file_is_reported(samewise: Callable[..., Any], copy: Path) -> None:
-    (copy / "model.pt2").unlink()
-    assert verified(samewise, copy, 1)["pt2"]["words"] == "model.pt2 is missing"
-
-
-@pytest.mark.slow
 def test_an_unsigned_export_runs_only_if_trusted(samewise: Callable[..., Any], copy: Path) -> None:
     (copy / ".export.json.signature").unlink()
     done = samewise("verify", copy)
@@ -310,13 +275,6 @@ def test_an_interrupted_export_can_be_repeated(samewise: Callable[..., Any], run
     assert "hint: it is an export that did not end, without export.json" in samewise("export", run, "--to", "pt2", "--out", tmp_path / "out").stderr
     done = samewise("verify", tmp_path / "out")
     assert (done.returncode, "RUN: is an export that did not end, without export.json" in done.stderr) == (2, True), done.stderr
-
-
-def test_a_folder_that_is_not_empty_is_not_overwritten(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("kept")
-    done = samewise("export", run, "--out", tmp_path)
-    assert done.returncode == 2
-    assert [one.name for one in tmp_path.iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from samewise_runner_exported import TINY
 from torch import nn
 
 from samewise.runner.exports.call import Call, Function
-from samewise.runner.exports.card import card
 from samewise.runner.exports.formats import FORMATS, sizes
 
 
@@ -66,16 +65,3 @@ def test_fixed_sizes_are_numbers_and_sizes_that_must_be_the_same_have_the_same_n
     if format != "executorch":  # which has its program's sizes; the file does not tell them
         FORMATS[format].write(call, tmp_path / "model")
     assert sizes(FORMATS[format], tmp_path / "model", call) == {"batch.0": ["n1", "n2", 4], "factor": ["n1"]}
-
-
-def test_a_card_says_which_files_do_not_check_sizes() -> None:
-    def lines(of: dict[str, Any]) -> str:
-        form = {"compared": "the same bits", "operators": []}
-        facts = {"experiment": "x", "run": "r", "step": 1, "model": {}, "module": "", "metrics": {}, "files": {}, "transforms": {}, "whole": False}
-        return card(
-            {**facts, "inputs": {}, "outputs": {}, "formats": {name: {"file": f"model.{name}", "sizes": {"image": one}, **form} for name, one in of.items()}}
-        )
-
-    words = "does not check sizes that can vary"
-    assert f"`model.aoti` {words}" in lines({"pt2": ["n1", 3], "aoti": ["n1", 3]})
-    assert words not in lines({"pt2": ["n1", 3], "aoti": [2, 3]})

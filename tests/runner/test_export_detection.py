@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from samewise_runner_exported import TINY, verified
 
 
@@ -57,27 +56,6 @@ def test_an_exported_detector_finds_the_same_boxes_in_other_images(detector: tup
 
 
 @pytest.mark.slow
-def test_an_export_says_how_its_data_set_resizes(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for number in range(4):
-        Image.new("RGB", (40, 30), (60 * number, 90, 30)).save(tmp_path / "images" / f"{number}.png")
-    images = [{"id": number, "file_name": f"{number}.png", "width": 40, "height": 30} for number in range(4)]
-    boxes = [{"id": number, "image_id": number, "category_id": 1, "bbox": [4, 3, 20, 20], "area": 400, "iscrowd": 0} for number in range(4)]
-    (tmp_path / "boxes.json").write_text(json.dumps({"images": images, "categories": [{"id": 1, "name": "cell"}], "annotations": boxes}))
-    places = [f"dataset.{split}_{kind}" for split in ("train", "valid") for kind in ("images=images", "annotations=boxes.json")]
-    data = ["dataset=coco", f"dataset.root={tmp_path}", *places, "dataset.num_classes=2", "dataset.size=[48,64]", "model.min_size=48", "model.max_size=64"]
-    short = ["batch_size=2", "max_steps=1", "model.score_thresh=0.001", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path / 'runs'}"]
-    done = samewise("train", "experiment=retinanet_bccd", "~dataset.test_split", "~dataset.first_pixel", "~dataset.empty_boxes", *data, *short)
-    assert done.returncode == 0, done.stderr
-    done = samewise("export", next(tmp_path.glob("runs/*/*")), "--to", "safetensors", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    said, readme = json.loads((tmp_path / "out" / "export.json").read_text()), (tmp_path / "out" / "README.md").read_text()
-    assert said["preparation"]["size"] == said["inputs"]["image"]["shape"][2:] == [48, 64]
-    assert "- size: [48, 64]\n- resizing: to this height and width, whatever those of the file; bilinear, with antialiasing\n" in readme
-    assert "boxes (x1, y1, x2, y2) in pixels of the input" in readme
-
-
-@pytest.mark.slow
 def test_a_detector_that_selects_other_boxes_is_reported(samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path) -> None:
     import onnx
     from onnx import numpy_helper
@@ -114,11 +92,3 @@ def test_a_wrong_weight_of_a_detector_is_named_with_the_operator_that_uses_it(
     for format, kind in (("onnx", "Conv"), ("pt2", "aten.conv2d.default")):
         assert f"({kind} in {name.removesuffix('.weight')})" in found[format]["words"]
         assert f"these weights differ from the model's: {name}" in found[format]["words"]
-
-
-@pytest.mark.slow
-def test_a_detector_that_finds_nothing_in_the_example_is_refused(samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path) -> None:
-    done = samewise("export", detector[0], "model.score_thresh=0.999", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "finds nothing in the example (boxes, labels, scores), so no format could be compared with it" in done.stderr
-    assert samewise("export", detector[0], "--module", "backbone", "--out", tmp_path / "backbone").returncode == 0

@@ -65,32 +65,6 @@ def test_the_exported_parts_are_sound_and_their_check_is_the_models_speech(samew
 
 
 @pytest.mark.slow
-def test_a_part_that_is_refused_leaves_none_of_the_others_behind(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    (tmp_path / "step").mkdir()
-    (tmp_path / "step" / "mine.txt").write_text("kept")
-    assert samewise("export", run, "--out", tmp_path).returncode == 2
-    assert [str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*")] == ["step", "step/mine.txt"]
-
-
-@pytest.mark.slow
-def test_the_exported_parts_take_other_batch_sizes_and_lengths(run: Path, speaker: Path) -> None:
-    import onnxruntime
-
-    import samewise as package
-    from samewise.recipes.models.wavernn import conditioning
-
-    mel = torch.rand(3, read_tensors(speaker / "conditioning" / "vectors.safetensors")["input/mel"].shape[1], 23, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        expected = conditioning(package.load(run, trust=True).model, mel)
-        found = torch.export.load(str(speaker / "conditioning" / "model.pt2")).module()(mel)
-    session = onnxruntime.InferenceSession(str(speaker / "conditioning" / "model.onnx"), providers=["CPUExecutionProvider"])
-    onnx = session.run(list(expected), {"mel": mel.numpy()})
-    for wanted, one, other in zip(expected.values(), found, onnx, strict=True):
-        assert torch.allclose(one, wanted, atol=1e-5)
-        assert torch.allclose(torch.from_numpy(other), wanted, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_programs_speak_what_the_model_speaks_and_fail_otherwise(speaker: Path, tmp_path: Path) -> None:
     import onnx
     from onnx import numpy_helper
@@ -136,12 +110,3 @@ def test_a_wrong_weight_of_a_step_is_named_with_an_operator(samewise: Callable[.
     for format in ("onnx", "pt2"):
         assert f"these weights differ from the model's: {name}" in found[format]["words"]
         assert found[format]["first"], found[format]["words"]
-
-
-@pytest.mark.slow
-def test_a_part_can_be_exported_by_name(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    assert samewise("export", run, "--module", "step", "--out", tmp_path / "step").returncode == 0
-    said = json.loads((tmp_path / "step" / "export.json").read_text())
-    assert said["module"] == "step"
-    assert list(said["inputs"]) == ["sample", "state1", "state2", "entry", "second", "third", "fourth", "uniform"]
-    assert list(said["outputs"]) == ["next", "after1", "after2"]

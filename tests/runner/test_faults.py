@@ -15,8 +15,7 @@ import torch.distributed as dist
 from samewise_forked import Forked
 from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
-from samewise.runner.errors import PeerFailed, TrainingError
-from samewise.runner.strategies.meeting import FAILED
+from samewise.runner.errors import TrainingError
 from samewise.runner.strategies.peers import Processes
 
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
@@ -48,14 +47,6 @@ def test_ranks_that_wait_for_each_other_are_reported() -> None:
     told = rank(store, 3, "waiting for a message from rank 0").explain(TIMED_OUT, step=8)
     assert "wait for each other" in str(told)
     assert "rank 3 waited 5 s while waiting for a message from rank 0 at step 8" in str(told)
-
-
-def test_a_waiting_rank_does_not_repeat_an_error_another_has_reported() -> None:
-    store = dist.HashStore()
-    store.set(FAILED, "rank 2 failed: the loss is not finite")
-    told = rank(store, 0, "exchanging small values").explain(TIMED_OUT, step=7)
-    assert isinstance(told, PeerFailed)
-    assert "rank 2 failed" in str(told)
 
 
 @contextlib.contextmanager

@@ -68,16 +68,6 @@ def test_a_newer_setting_counts_only_if_it_differs_from_the_default() -> None:
     )
 
 
-def test_a_removed_fsdp_setting_counts_only_if_it_is_not_empty() -> None:
-    assert fingerprint(config_of("strategy=fsdp")) == fingerprint(config_of("strategy=fsdp", "+strategy.activation_checkpointing=[]"))
-    assert fingerprint(config_of("strategy=fsdp")) != fingerprint(config_of("strategy=fsdp", "+strategy.activation_checkpointing=[BasicBlock]"))
-
-
-@pytest.mark.parametrize("override", ["strategy.max_restarts=3", "strategy.timeout_s=60", "strategy.join_timeout_s=5", "strategy.grace_s=1"])
-def test_timeouts_and_restarts_are_left_out_even_if_the_strategy_counts(override: str) -> None:
-    assert fingerprint(config_of("strategy=ddp", override)) == fingerprint(config_of("strategy=ddp")) != fingerprint(config_of())
-
-
 @pytest.mark.parametrize(
     "override",
     [
@@ -107,10 +97,6 @@ def test_settings_that_can_change_a_result_count(override: str) -> None:
 def test_paths_of_this_machine_are_left_out() -> None:
     text = str(identity(config_of("+dataset.root=/data/secret", "run_root=/data/secret", "+dataset.train.root=/data/secret")))
     assert "/data/secret" not in text
-
-
-def test_a_number_counts_the_same_however_it_is_written() -> None:
-    assert fingerprint(config_of("clip_norm=1")) == fingerprint(config_of("clip_norm=1.0")) == fingerprint(config_of("clip_norm=10e-1"))
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
@@ -158,10 +144,6 @@ def test_a_default_that_has_changed_counts_like_its_explicit_value(given: list[s
     left_out = config_of(*given)
     assert "freeze" in str(identity(left_out)) or "'every_steps': 1" in str(identity(left_out))
     assert fingerprint(left_out) == fingerprint(config_of(*given, *spelled_out)) != fingerprint(config_of(*given, *other))
-
-
-def test_a_missing_value_is_allowed() -> None:
-    assert "???" in str(identity(config_of("++dataset.num_classes=???")))
 
 
 def test_differences_name_the_path_and_both_values() -> None:

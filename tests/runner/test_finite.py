@@ -12,7 +12,6 @@ from samewise_runner_keeping import keeper
 from samewise_tiny import QUIET
 
 from samewise.runner.callbacks.early_stopping import EarlyStopping
-from samewise.runner.errors import ConfigError
 from samewise.runner.optim.gradients import total_norm
 from samewise.runner.optim.schedules.plateau import Plateau
 from samewise.runner.records import checkpoint
@@ -160,14 +159,6 @@ def test_weights_that_overflow_in_a_step_are_never_saved(train):
     assert steps(folder) == [1, 2]
 
 
-def test_a_first_nan_metric_is_the_best_only_until_a_number_comes(train):
-    done, folder = train("model=growing", "evaluate.every_steps=1", "checkpoint.keep_last=1", "checkpoint.every_steps=null", "max_steps=4")
-    assert done.returncode == 0, done.stderr
-    best = json.loads((folder / "summary.json").read_text())["metrics"]["best"]
-    assert math.isfinite(best["valid/loss"])
-    assert (folder / "checkpoints/best").resolve().name == f"step-{best['step']:08d}"
-
-
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_nan_is_worse_than_any_number(tmp_path, mode):
     kept = keeper(tmp_path, keep_last=1, keep_best=2, monitor="score", mode=mode)
@@ -206,9 +197,3 @@ def test_a_first_nan_does_not_stay_best_for_early_stopping_or_a_plateau():
     never.on_evaluation(None, {"valid/loss": math.nan})
     assert never.stop_reason() == "valid/loss has not been a finite number in 1 evaluations"
     assert plateau.reductions == 1
-
-
-@pytest.mark.parametrize("min_delta", [math.nan, math.inf, -0.1])
-def test_early_stopping_refuses_a_difference_that_is_no_number_from_0(min_delta: float) -> None:
-    with pytest.raises(ConfigError, match=r"callbacks\.early_stopping\.min_delta: is not a valid difference"):
-        EarlyStopping(min_delta=min_delta)

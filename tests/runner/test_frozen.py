@@ -36,10 +36,6 @@ TINY = [*DIGITS, "model.width=8", "max_steps=6", "evaluate.every_steps=2"]
 BY_INITIALISE = ["initialise.frozen=[layer1.*]"]
 BY_GROUPS = ["param_groups=none", "+param_groups.body={match: layer1.*, frozen: true}"]
 ALL_BUT_THE_HEAD = ["param_groups=head_only"]
-TRAINED_STATISTICS = {
-    "initialise": [*BY_INITIALISE, "+initialise.frozen_statistics=train"],
-    "param_groups": ["param_groups=none", "+param_groups.body={match: layer1.*, frozen: true, frozen_statistics: train}"],
-}
 
 
 def changed_names(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -74,17 +70,6 @@ def with_prefix(names: set[str], prefix: str) -> set[str]:
 def test_only_frozen_layers_keep_their_parameters_and_statistics(how: list[str], further: list[str], tmp_path: Path) -> None:
     before = initial(*how, *further, folder=tmp_path)
     assert changed_names(before, train(*how, *further, folder=tmp_path)) == {name for name in before if not name.startswith("layer1.")}
-
-
-def test_only_the_head_changes_if_all_else_is_frozen(tmp_path: Path) -> None:
-    assert changed_names(initial(*ALL_BUT_THE_HEAD, folder=tmp_path), train(*ALL_BUT_THE_HEAD, folder=tmp_path)) == {"fc.weight", "fc.bias"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", TRAINED_STATISTICS)
-def test_statistics_of_frozen_layers_are_updated_on_request(how: str, tmp_path: Path) -> None:
-    names = changed_names(initial(folder=tmp_path), train(*TRAINED_STATISTICS[how], folder=tmp_path))
-    assert {name.rpartition(".")[2] for name in with_prefix(names, "layer1.")} == {"running_mean", "running_var", "num_batches_tracked"}
 
 
 @pytest.mark.slow

@@ -66,11 +66,6 @@ def test_initial_weights_that_nothing_seeds_are_an_error_of_check(train: Callabl
     assert "error: model: has other initial weights each time it is made (bias)" in done.stderr
 
 
-def test_initial_weights_of_the_global_generators_are_seeded(train: Callable[..., Any]) -> None:
-    done = train("Seeded", "--strict", command="check")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_parts_of_a_model_that_torch_does_not_know_of_are_an_error_that_names_them(train: Callable[..., Any]) -> None:
     done = train("Unregistered")
     assert done.returncode == 2
@@ -141,24 +136,6 @@ def test_parameters_that_a_forward_pass_changes_become_others_in_another_number_
     assert _summary()["level"] == "R1"
 
 
-def test_check_says_which_parameters_a_forward_pass_changes(train: Callable[..., Any]) -> None:
-    done = train("Momentum", "replicas=2", command="check")
-    assert "a forward pass changes parameters (slow.weight)" in done.stdout + done.stderr
-
-
-def test_an_optimizer_may_keep_gradients_until_the_next_step(train: Callable[..., Any]) -> None:
-    Path("configs", "optimizer").mkdir(parents=True)
-    Path("configs", "optimizer", "remembers.yaml").write_text("# A choice\n_target_: own.Remembers\n_partial_: true\nlr: 0.1\n")
-    losses = list[float]()
-    for way in ("replicas=4", "accumulate=4"):
-        done = train("Sound", "optimizer=remembers", way)
-        assert done.returncode == 0, done.stderr
-        losses.append(_summary()["metrics"]["final"]["valid/loss"])
-        Path("configs", "optimizer").mkdir(parents=True)
-        Path("configs", "optimizer", "remembers.yaml").write_text("# A choice\n_target_: own.Remembers\n_partial_: true\nlr: 0.1\n")
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
 @pytest.mark.parametrize("more", [(), ("accumulate=2", "replicas=2"), ("memory_format=channels_last",)])
 def test_a_batch_that_the_recipe_changes_is_as_loaded_in_the_first_step(train: Callable[..., Any], more: tuple[str, ...]) -> None:
     weights = set[str]()
@@ -192,11 +169,6 @@ def test_what_would_be_learned_outside_of_the_model_is_an_error_that_names_it(tr
     assert not Path("runs").exists()
 
 
-def test_a_frozen_parameter_in_a_loss_is_allowed(train: Callable[..., Any]) -> None:
-    done = train("Sound", "+recipe.loss={_target_:own.Centres,frozen:true}")
-    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
-
-
 @pytest.mark.parametrize(
     ("override", "named"),
     [
@@ -220,17 +192,3 @@ def test_what_an_optimizer_or_a_schedule_does_not_save_is_warned_about(train: Ca
     assert done.stderr.count("warning:") == (1 if named else 0), done.stderr
     assert f"warning: {named}" in done.stderr or not named
     assert _summary()["level"] == ("none" if "no checkpoint" in done.stderr else "R2")
-
-
-def test_a_run_that_promised_nothing_promises_nothing_when_it_is_resumed_for_a_last_step(train: Callable[..., Any]) -> None:
-    Path("configs", "optimizer").mkdir(parents=True)
-    Path("configs", "optimizer", "counting.yaml").write_text("# A choice\n_target_: own.Counting\n_partial_: true\n")
-    assert train("Sound", "optimizer=counting", "checkpoint.every_steps=1").returncode == 0
-    (summary,) = Path("runs").glob("*/*/summary.json")
-    summary.unlink()
-    shutil.rmtree(sorted((summary.parent / "checkpoints").glob("step*"))[-1])
-    shutil.rmtree(Path("configs", "model"))
-    done = train("Sound", "optimizer=counting", "checkpoint.every_steps=1")
-    assert "resumed at step 2 of 3" in done.stderr
-    assert done.returncode == 0, done.stderr
-    assert json.loads(summary.read_text())["level"] == "none"

@@ -101,11 +101,6 @@ def test_a_folder_with_only_a_pickle_is_refused_with_how_to_read_its_tensors(tmp
     assert loads(tmp_path / "pytorch_model.bin")
 
 
-def test_an_export_is_refused_with_the_file_that_has_its_weights(tmp_path: Path) -> None:
-    (tmp_path / "weights.safetensors").touch()
-    assert str(problem(tmp_path).hint).endswith(f"name the file: {tmp_path / 'weights.safetensors'}")
-
-
 def test_a_name_is_looked_up_in_the_cache(cache: Path) -> None:
     assert loads("hf:someone/net")
     assert loads(f"hf:someone/net@{COMMITS[1]}")
@@ -153,16 +148,6 @@ def test_a_name_is_resolved_at_once_and_its_content_counts_in_the_fingerprint(ca
     before = compose_weights(str(tmp_path / "parts")).fingerprint
     write_tensors(files[1], {})
     assert compose_weights(str(tmp_path / "parts")).fingerprint != before
-
-
-def test_excluded_weights_may_be_missing_in_the_file(tmp_path: Path) -> None:
-    """For example the head, in a checkpoint of the encoder alone."""
-    write_tensors(tmp_path / "model.safetensors", {name: value for name, value in other().items() if name.startswith("0.")})
-    model = network()
-    initialise(model, {"weights": str(tmp_path), "exclude": ["1.*"]})
-    assert torch.equal(model[0].weight, other()["0.weight"])
-    assert torch.equal(model[1].weight, network()[1].weight)
-    assert problem(tmp_path, exclude=["1.*", "2.*"]).message == "matches nothing in the file or in the model"
 
 
 def test_older_weight_norm_loads_and_is_kept_beside_lora(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.commands.init import make
 from samewise.runner.config import project
 from samewise.runner.config.compose import compose
 from samewise.runner.sweeps.points import Composer
@@ -48,13 +46,6 @@ def test_a_new_project_is_sound_and_has_its_own_experiment(samewise: Run, here: 
     assert compose(["~experiment"], project=within).name == "classification-resnet18_small-digits"
 
 
-def test_a_missing_default_experiment_of_a_project_is_named(samewise: Run, here: Path) -> None:
-    (here / "pyproject.toml").write_text('[tool.samewise]\nexperiment = "resnet18_digit"\n')
-    assert "did you mean 'resnet18_digits'?" in samewise("show").stderr
-    (here / "pyproject.toml").write_text("[tool.samewise]\nexperiment = 3\n")
-    assert "tool.samewise.experiment" in samewise("show").stderr
-
-
 def test_a_folder_that_is_not_empty_is_left_unchanged(samewise: Run, here: Path) -> None:
     (here / ".notes").write_text("mine")
     done = samewise("init", ".", "--package", "init_lab")
@@ -80,21 +71,6 @@ def test_a_name_that_is_not_valid_for_a_package_is_refused(samewise: Run, here: 
     assert reason in done.stderr
     assert "--package NAME" in done.stderr
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_project_that_cannot_be_written_leaves_nothing(here: Path, exists: bool) -> None:
-    if exists:
-        (here / "lab").mkdir()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # some of the files are longer
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            make(here / "lab", "init_lab")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [path.name for path in here.rglob("*")] == (["lab"] if exists else [])
-    assert "pyproject.toml" in make(here / "lab", "init_lab")
 
 
 @pytest.mark.slow

@@ -121,11 +121,6 @@ def test_a_truncated_file_is_reported(tmp_path: Path) -> None:
         initialise(network(), {"weights": str(file)})
 
 
-def test_an_address_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match="download it first"):
-        initialise(network(), {"weights": "https://example.org/weights.pt"})
-
-
 def safetensors(tensors: dict[str, tuple[str, torch.Tensor]]) -> bytes:
     """A file as specified at huggingface.co/docs/safetensors: eight bytes with the length of the header, the header as JSON, the numbers."""
     numbers, header = b"", {"__metadata__": {"format": "pt"}}

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torchvision
 import yaml
-from omegaconf import OmegaConf
 from samewise_runner_initialised import network, other_weights, same
 from torch import nn
 
@@ -59,14 +58,6 @@ def test_weight_and_bias_each_follow_the_first_rule_that_sets_them() -> None:
     initialise(model, rules(**given))
     assert [model[0].weight.unique().tolist(), model[3].weight.unique().tolist()] == [[1.0], [2.0]]
     assert [model[0].bias.unique().tolist(), model[3].bias.unique().tolist()] == [[7.0], [7.0]]
-
-
-def test_rules_may_be_a_list_and_a_null_rule_is_left_out() -> None:
-    model = network()
-    initialise(model, {"rules": [{"match": "linear", "weight": "zeros"}]})
-    initialise(model, rules(a=None, b={"match": "bias", "bias": "ones"}))
-    assert model[3].weight.abs().sum() == 0
-    assert model[0].bias.mean() == model[1].bias.mean() == 1
 
 
 def test_the_same_stream_gives_the_same_weights() -> None:
@@ -222,19 +213,6 @@ def test_merged_weights_load_into_a_model_whose_own_class_uses_weight_norm(tmp_p
     assert torch.allclose(second(x), expected, atol=1e-6)
 
 
-def test_frozen_parameters_need_no_gradient() -> None:
-    model = network()
-    initialise(model, {"frozen": ["0.*"]})
-    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["1.weight", "1.bias", "3.weight", "3.bias"]
-
-
-def test_empty_settings_change_nothing() -> None:
-    model = network()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    initialise(model, {})
-    assert same(dict(model.state_dict()), before)
-
-
 WRONG = [
     ({"weigths": None}, "initialise.weigths", "did you mean 'weights'"),
     (rules(a={"match": "embedding", "weight": "zeros"}), "initialise.rules.a.match", "matches no parameter"),
@@ -287,21 +265,6 @@ def test_all_wrong_rules_are_reported_at_once_each_with_its_value() -> None:
     assert (caught.value.problems[0].value, caught.value.problems[0].hint) == (1, "did you mean 'n_power_iterations'?")
 
 
-def test_a_null_rule_or_parametrisation_is_left_out_and_later_ones_apply() -> None:
-    model = network()
-    initialise(model, rules(a=None, b={"match": "linear", "weight": "zeros"}) | {"parametrisations": {"a": None, "b": {"match": "0.*", "kind": "weight_norm"}}})
-    assert not model[3].weight.any()
-    assert nn.utils.parametrize.is_parametrized(model[0], "weight")
-
-
-def test_settings_may_be_a_config_node() -> None:
-    model = network()
-    given = {"rules": [{"match": ["linear"], "weight": {"method": "constant", "val": 2.0}}], "frozen": ["0.*"]}
-    initialise(model, OmegaConf.create(given))
-    assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["0.weight", "0.bias"]
-    assert model[3].weight.unique().tolist() == [2.0]
-
-
 def photographs(samples: int, channels: int = 3) -> torch.Tensor:
     """float32[samples, channels, 16, 16]: noise that is correlated between neighbours and channels, with a mean of 0."""
     noise = torch.randn(samples, channels + 1, 18, 18, generator=torch.Generator().manual_seed(0))
@@ -322,20 +285,6 @@ def test_whitened_outputs_are_uncorrelated_with_a_variance_of_one(channels: int,
     norms = matrix.norm(dim=1)
     assert (norms.diff() > 0).all()  # the direction in which patches differ most comes first, and is scaled down most
     assert (matrix.gather(1, matrix.abs().argmax(1, keepdim=True)) > 0).all()
-
-
-def test_whitening_does_not_blow_up_directions_that_hardly_vary() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 12, 2))
-    initialise(model, rules(a={"match": "convolution", "weight": "whitening"}), images=lambda samples: photographs(64)[:, :1].expand(-1, 3, -1, -1))
-    norms = model[0].weight.flatten(1).norm(dim=1)
-    assert torch.allclose(norms[4:], torch.full((8,), 5e-4**-0.5), rtol=1e-3)
-
-
-def test_whitening_without_images_keeps_the_weight() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 12, 2))
-    before = model[0].weight.clone()
-    initialise(model, rules(a={"match": "convolution", "weight": "whitening"}))
-    assert torch.equal(model[0].weight, before)
 
 
 @pytest.mark.parametrize(

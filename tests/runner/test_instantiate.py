@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -120,17 +119,6 @@ def test_objects_are_built_through_lists_and_mappings() -> None:
     assert made["layers"][0].in_features == 3
 
 
-def test_positional_and_extra_arguments_reach_the_constructor() -> None:
-    assert len(instantiate({"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}]}, "model", allowed=())) == 1
-    assert instantiate({"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 2}, "model", allowed=(), in_features=5).in_features == 5
-
-
-def test_a_partial_waits_for_its_missing_arguments() -> None:
-    made = instantiate({"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.5}, "optimizer", allowed=())
-    assert isinstance(made, functools.partial)
-    assert made([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.5
-
-
 def test_a_name_that_does_not_exist_is_reported_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"optimizer\._target_: does not exist(.|\n)*did you mean 'SGD'") as caught:
         instantiate({"_target_": "torch.optim.SDG"}, "optimizer", allowed=())
@@ -145,25 +133,12 @@ def test_a_constructor_that_fails_is_reported_at_its_path_with_the_cause() -> No
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_a_share_of_zero_is_not_blamed_for_a_failure() -> None:
-    layer = {"_target_": "torch.nn.TransformerEncoderLayer", "d_model": 10, "nhead": 3}
-    with pytest.raises(ConfigError, match=r"^model: TransformerEncoderLayer failed: "):
-        instantiate({**layer, "dropout": 0}, "model", allowed=())
-    with pytest.raises(ConfigError, match=r"^model\.dropout: is -1, which may be why "):
-        instantiate({**layer, "nhead": 5, "dropout": -1}, "model", allowed=())
-
-
 def test_too_large_an_allocation_is_reported_with_the_argument_that_asks_for_it() -> None:
     with pytest.raises(ConfigError) as caught:
         instantiate({"_target_": "torch.nn.Linear", "in_features": 10**15, "out_features": 2}, "model", allowed=())
     (problem,) = caught.value.problems
     assert (problem.path, problem.value) == ("model.in_features", 10**15)
     assert problem.message == "Linear asks for 8e+06 GB of memory at once, which is not available"
-
-
-def test_an_unknown_argument_of_a_model_function_is_reported_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"model\.num_clases(.|\n)*did you mean 'num_classes'"):
-        instantiate({"_target_": "torchvision.models.resnet18", "num_clases": 3}, "model", allowed=())
 
 
 def test_an_error_of_a_component_gets_the_path_of_the_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,3 @@ def test_files_spell_what_json_lacks_and_only_numbers_are_read_so(tmp_path: Path
     read = read_json(file, {"metrics": shapes.NUMBERS, "name": str})
     assert {name: repr(value) for name, value in read["metrics"].items()} == {name: repr(value) for name, value in metrics.items()}
     assert read["name"] == "NaN"
-
-
-def test_files_of_older_versions_with_bare_numbers_that_json_lacks_are_read(tmp_path: Path) -> None:
-    (tmp_path / "file.json").write_text('{"loss": NaN}')
-    assert math.isnan(read_json(tmp_path / "file.json", shapes.NUMBERS)["loss"])

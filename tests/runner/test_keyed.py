@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import re
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch.utils.data import default_collate
 from samewise.recipes.classification import Classification
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
-from samewise.runner.data.device import copied
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import value_digest
@@ -126,33 +124,6 @@ def test_an_error_in_a_batch_names_its_sample_and_file(data, told, transforms, k
     assert re.search(told, str(problem)), problem
 
 
-MANY_CAUSES = (
-    """Could not load libtorchcodec. Likely causes:
-          1. FFmpeg is not properly installed in your environment.
-        The following exceptions were raised as we tried to load libtorchcodec:
-
-[start of libtorchcodec loading traceback]
-"""
-    + 'FFmpeg version 8:\nTraceback (most recent call last):\n  File "x.py", line 3, in load\n' * 60
-)
-
-
-def test_a_long_library_error_is_cut_to_one_line_with_the_users_line():
-    class Spoken:
-        def __getitem__(self, index):
-            if index:
-                return importlib.import_module("json").loads("{")
-            raise RuntimeError(MANY_CAUSES)
-
-    dataset = KeyedDataset(Spoken(), default_collate, seed=0, stream="sample")
-    said = str(dataset[Key(0, 0, (0,))].problems[0])
-    assert "RuntimeError: Could not load libtorchcodec. Likely causes: 1. FFmpeg is not properly installed in your environment.; hint: raised at " in said
-    assert "libtorchcodec loading" not in said
-    said = str(dataset[Key(0, 0, (1,))].problems[0])
-    assert f"raised at {__file__}:" in said
-    assert 'in __getitem__: return importlib.import_module("json").loads("{")' in said
-
-
 class Shifted(NamedTuple):
     """A named tuple; a subclass's `__new__` may change the arguments."""
 
@@ -173,10 +144,6 @@ def test_a_batch_that_differs_when_it_is_copied_is_refused(kind: type, refused: 
         assert found.problems[0].message == "a copy of a batch, pair differs from it"
     else:
         assert torch.equal(found["pair"].x, torch.ones(2))
-
-
-def test_copying_the_tensors_of_a_named_tuple_does_not_make_it_anew() -> None:
-    assert torch.equal(copied(ShiftedAgain(torch.zeros(2))).x, torch.ones(2))
 
 
 class OwnGenerator:

@@ -171,16 +171,6 @@ def test_shutting_down_does_not_wait_for_a_lock_of_a_killed_worker() -> None:
     loader._workers._iterator._shutdown_workers()
 
 
-def test_the_main_process_loads_with_one_thread_like_a_worker():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert batches(0) == batches(1)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_in_a_sample_arrives_as_it_was_raised(num_workers):
     with pytest.raises(DataError) as caught:
@@ -197,14 +187,3 @@ def test_a_batch_that_a_worker_cannot_send_is_an_error_that_names_its_entry(firs
     loader = Loader(KeyedDataset(Noisy(), collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=2))
     with pytest.raises(DataError, match="'odd' in a batch is of type dict_keys, which cannot be sent by a loader's worker: TypeError: cannot pickle"):
         list(loader)
-
-
-def test_creating_a_loader_draws_nothing_from_the_global_generator():
-    torch.manual_seed(0)
-    expected = torch.rand(())
-    torch.manual_seed(0)
-    wanted = [Key(0, 0, (0, 1))]
-    state = torch.default_generator.get_state()
-    iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), schema.Loader(num_workers=1)))
-    assert torch.equal(torch.default_generator.get_state(), state)
-    assert torch.rand(()) == expected

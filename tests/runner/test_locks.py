@@ -64,11 +64,3 @@ def test_a_holder_learns_that_its_folder_was_deleted(tmp_path, again):
             folder.mkdir()
             (folder / ".lock").touch()
         assert is_gone()
-
-
-def test_waiting_for_a_lock_leaves_the_file_as_it_is(tmp_path):
-    path = tmp_path / "journal"
-    path.write_text("a line\n")
-    with hold(path, wait=True, sign=False):
-        assert path.read_text() == "a line\n"
-    assert path.read_text() == "a line\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,23 +160,6 @@ def test_a_mistake_in_an_experiment_file_is_reported_with_its_line_and_advice(ki
     assert advice in first.partition("hint: ")[2], done.stderr
 
 
-def test_several_mistakes_in_a_file_are_reported_at_once(samewise: Callable[..., Any], here: Path) -> None:
-    (here / "experiment").mkdir()
-    (here / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - model: resnet20_cifar\ndataset: digits\nseed: one\n")
-    told = json.loads(samewise("check", "experiment=mine", "--config-dir", here, "--static", "--json").stdout or "{}").get("problems", [])
-    assert [one["where"].rpartition(":")[2] for one in told] == ["3", "4", "5"]
-
-
-def test_advice_on_an_unsuitable_data_set_is_given_once_for_each_group(samewise: Callable[..., Any], here: Path) -> None:
-    told = samewise("check", "dataset=spoken_digits", "--json").stdout
-    found = {one["path"].partition(".")[0]: one for one in json.loads(told)["problems"]}
-    assert set(found) == {"model", "transforms"}
-    assert len(json.loads(told)["problems"]) == 2
-    assert "transforms=none" in found["transforms"]["hint"]
-    assert "dataset.mean and dataset.std" in found["transforms"]["message"]
-    assert "did you mean" not in told
-
-
 NET = """
 import torch
 
@@ -221,14 +203,6 @@ def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Pa
     given = ["dataset=image_folder", f"dataset.root={here / 'data'}", "dataset.num_classes=2", "dataset.cache=memory", "batch_size=2", "device=cpu"]
     done = samewise("check", *given, "model=resnet20_cifar", "model.width=2")
     assert done.returncode == 0, done.stderr
-
-
-def test_a_key_that_is_not_text_is_named(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "configs" / "dataset").mkdir(parents=True)
-    (tmp_path / "configs" / "dataset" / "mapped.yaml").write_text("defaults: [digits, _self_]\nlabels: {3: 12}\n")
-    done = samewise("check", "experiment=resnet18_digits", "dataset=mapped", "--config-dir", tmp_path / "configs")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: dataset.labels.3: the key is not text")
 
 
 def test_an_unknown_choice_outside_of_a_project_says_where_choices_are_searched(

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from samewise_forked import Forked
 from samewise_runner_jobs import run
-from samewise_tiny import DIGITS, QUIET
+from samewise_tiny import DIGITS
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
@@ -31,9 +31,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.base import Tally
 from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
 from samewise.runner.strategies.pipeline import Mine, Pipeline
-from samewise.runner.strategies.recompute import recompute
-from samewise.runner.strategies.rpc import RPC, Driver
-from samewise.runner.strategies.stages import CallCapture, ModelCall, StageParts
+from samewise.runner.strategies.stages import ModelCall, StageParts
 from samewise.runner.strategies.surroundings import Surroundings
 
 TINY = [*DIGITS, "model.width=8", "batch_size=16", "accumulate=4", "max_steps=6", "checkpoint.every_steps=2"]
@@ -53,27 +51,6 @@ def test_stages_compute_what_the_model_computes_and_share_its_layers() -> None:
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     assert torch.equal(value, model(images))
     assert all(buffer.ne(statistics[name]).any() for name, buffer in model.named_buffers()), "batch norm's statistics are the model's own"
-
-
-class Folds(nn.Module):
-    """Calls functions before its layer, or no layer at all."""
-
-    def __init__(self, layer: nn.Module | None = None) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, value: Tensor) -> Tensor:
-        folded = value.abs().roll(1, -1)
-        return folded if self.layer is None else self.layer(folded)
-
-
-def test_a_part_that_begins_with_a_function_begins_a_stage() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Folds(nn.Linear(3, 3)), Folds())
-    stages = cut_model(model, ["1", "2"])
-    value = torch.randn(2, 3)
-    assert torch.equal(stages[0](value), model[0](value))
-    assert torch.equal(stages[1](stages[0](value)), model[:2](value))
-    assert torch.equal(stages[2](stages[1](stages[0](value))), model(value))
 
 
 class Skips(nn.Module):
@@ -188,25 +165,6 @@ def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str
     assert message in str(caught.value)
 
 
-def test_hooks_of_a_part_of_the_users_own_are_called_in_its_stage() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), hooked(Folds(nn.Linear(3, 3))), nn.Linear(3, 3))
-    first, second = cut_model(model, ["2"])
-    value = torch.randn(2, 3)
-    outputs = [second(first(value)), model(value)]
-    assert torch.equal(*outputs)
-    gradients = [torch.autograd.grad(output.sum(), list(model.parameters())) for output in outputs]
-    assert all(map(torch.equal, *gradients))
-
-
-def test_a_part_that_is_recomputed_may_switch_gradients_off() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Switches(torch.no_grad))
-    recompute(model, ["1"], "activation_checkpointing")
-    value = torch.randn(2, 3)
-    first, second = cut_model(model, ["1"])
-    assert torch.equal(second(first(value)), model(value))
-
-
 def test_the_last_stage_returns_what_the_model_returns() -> None:
     model = Returns()
     first, second = cut_model(model, ["second"])
@@ -215,21 +173,6 @@ def test_the_last_stage_returns_what_the_model_returns() -> None:
     assert list(output) == list(expected)
     assert torch.equal(output["logits"][0], expected["logits"][0])
     assert torch.equal(output["hidden"], expected["hidden"])
-
-
-def test_a_hook_on_an_accumulated_gradient_is_refused_by_rpc() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight.register_post_accumulate_grad_hook(lambda weight: None)
-    with pytest.raises(ConfigError, match=r"model: has a hook that distributed autograd does not call \(1.weight: register_post_accumulate_grad_hook\)"):
-        RPC(split=["1"]).require_fit(model)
-
-
-def test_where_tracing_stops_is_told() -> None:
-    line = Chooses.forward.__code__.co_firstlineno + 1
-    for model, split in ((Chooses(), "second"), (nn.Sequential(Chooses(), nn.Linear(3, 3)), "1")):
-        with pytest.raises(ConfigError) as caught:
-            cut_model(model, [split])
-        assert f"strategy=elastic; raised at {__file__}:{line}, in forward: return self.second(value) if value.sum() > 0" in str(caught.value)
 
 
 class Calls(nn.Module):
@@ -279,13 +222,6 @@ DRAW = {
     "attention": Attends(0.5),
     "attention as a function": Calls(attend(0.5)),
 }
-DO_NOT = {
-    "dropout": nn.Dropout(0.0),
-    "recurrent": Calls(lambda pair: pair[0], nn.LSTM(4, 4, 2)),
-    "recurrent, one layer": Calls(lambda pair: pair[0], nn.GRU(4, 4, 1)),
-    "attention": Attends(0.0),
-    "attention as a function": Calls(attend(0.0)),
-}
 
 
 @pytest.mark.parametrize("name", DRAW)
@@ -300,14 +236,6 @@ def test_a_pipeline_whose_later_stage_draws_random_numbers_is_refused(name: str)
     Pipeline(split=["1"]).require_fit(nn.Sequential(DRAW[name], nn.Linear(4, 4)))
 
 
-@pytest.mark.filterwarnings("ignore:dropout option adds dropout")
-@pytest.mark.parametrize("name", DO_NOT)
-def test_a_pipeline_whose_later_stage_draws_none_is_not(name: str) -> None:
-    Pipeline(split=["1"]).require_fit(nn.Sequential(nn.Linear(4, 4), DO_NOT[name]))
-    _, second = cut_model(nn.Sequential(nn.Linear(4, 4), DO_NOT[name]), ["1"])
-    assert not name_of_draw(second, [torch.ones(1, 4, 4)], torch.device("cpu"))
-
-
 @pytest.mark.parametrize(("name", "function"), [("hidden", lambda value: hidden(value)), ("hidden_numpy", lambda value: hidden_numpy(value))])
 def test_what_cannot_be_known_before_is_noticed_when_it_draws(name: str, function: Callable[[Tensor], Tensor]) -> None:
     device, stage = torch.device("cpu"), cut_model(nn.Sequential(nn.Linear(4, 4), Calls(function)), ["1"])[1]
@@ -318,24 +246,6 @@ def test_what_cannot_be_known_before_is_noticed_when_it_draws(name: str, functio
         mine.asked = iter([ModelCall((torch.ones(2, 4),), Surroundings.now(device))])
         mine()
         assert mine.drew is drew
-
-
-def test_a_recipe_that_draws_after_calling_the_model_is_noticed() -> None:
-    network = CallCapture(nn.Identity(), torch.device("cpu"))
-
-    def loss(before: int, after: int) -> Tensor:
-        torch.rand(before)
-        return network(torch.ones(1)) + torch.rand(after).sum()
-
-    assert network.run_with_output(torch.ones(1), lambda: loss(1, 0)) == (torch.ones(1), False)
-    assert network.run_with_output(torch.ones(1), lambda: loss(0, 1))[1]
-
-
-def test_what_stands_in_for_the_model_has_its_modules_and_takes_them_for_none_of_its_own() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
-    for one in (CallCapture(model, torch.device("cpu")), Driver(model, model[0], [], torch.device("cpu"))):
-        assert list(one.modules()) == list(model.modules())
-        assert dict(one.named_parameters()).keys() == dict(model.named_parameters()).keys()
 
 
 def test_a_gradient_of_another_stages_weight_is_refused() -> None:
@@ -445,27 +355,6 @@ def test_three_stages_that_draw_random_numbers_give_the_weights_of_one_process_u
     done = samewise("train", *drops, f"run_root={tmp_path / 'one'}", "--json")
     assert done.returncode == 0, done.stderr
     assert result(run(tmp_path / "three", 3, *three, experiment=drops)) == result(Path(json.loads(done.stdout)["folder"]))
-
-
-CONVOLUTIONS = """
-_target_: torch.nn.Sequential
-_args_:
-  - {_target_: torch.nn.Conv1d, in_channels: "${transforms.num_features}", out_channels: 8, kernel_size: 5}
-  - {_target_: torch.nn.ReLU}
-  - {_target_: torch.nn.Conv1d, in_channels: 8, out_channels: "${dataset.num_classes}", kernel_size: 5, stride: 2}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], pytest.param(STRATEGIES["rpc"], marks=pytest.mark.long)], ids=["pipeline", "rpc"])
-def test_a_recipe_that_looks_at_the_models_layers_gives_the_weights_of_one_process(samewise, tmp_path, strategy) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "convolutions.yaml").write_text(CONVOLUTIONS)
-    speech = ["experiment=wav2letter_spoken_digits", *QUIET, f"--config-dir={tmp_path}", "model=convolutions", "batch_size=4", "accumulate=2", "max_steps=3"]
-    done = samewise("train", *speech, f"run_root={tmp_path / 'one'}", "--json")
-    assert done.returncode == 0, done.stderr
-    two = run(tmp_path / "two", 2, *strategy, "strategy.split=['2']", experiment=speech)
-    assert result(two) == result(Path(json.loads(done.stdout)["folder"]))
 
 
 NAMED = """

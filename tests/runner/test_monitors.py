@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from samewise.runner.config import check
 from samewise.runner.config.compose import Composed, compose, dump, parse
@@ -17,7 +16,6 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.saved import config_in
 from samewise.runner.config.schema import Mode
 from samewise.runner.errors import ConfigError
-from samewise.runner.optim.schedules import Chained, Constant, Plateau, Sequential
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.sweeps.points import Composer
 from samewise.runner.training.build import build
@@ -82,12 +80,6 @@ def test_a_metric_that_no_evaluation_computes_is_found_before_training_in_every_
     assert all(one.message == "no such metric is computed" and one.hint.startswith("did you mean 'valid/") for one in problems)
 
 
-def test_a_combined_schedule_names_the_metrics_of_its_parts() -> None:
-    parts = Sequential(schedules={"flat": Constant(), "fall": Chained(schedules=[Plateau(metric="valid/f1")])}, milestones=[1])
-    parts.begin({"train": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, steps_per_epoch=2, total_steps=6)
-    assert parts.watched_metrics() == {"scheduler.schedules.fall.schedules.0.metric": "valid/f1"}
-
-
 @pytest.mark.parametrize(
     ("given", "paths"),
     [
@@ -101,14 +93,6 @@ def test_what_decides_by_evaluations_gives_a_warning_if_the_only_one_is_at_the_e
     found = compose([*DIGITS, "model.width=4", "scheduler=plateau", "callbacks=early_stopping", *given], project=BARE)
     run = build(found, BARE, RunFolder(tmp_path / "run"))
     assert [one.path for one in run.recorder.cautions if "decides by evaluations" in one.message] == paths
-
-
-def test_another_monitored_metric_gets_its_own_mode() -> None:
-    assert str(compose(DIGITS, project=BARE).cfg.evaluate.mode) == "max"
-    for given in ("valid/loss", "[valid/loss,valid/accuracy]"):
-        assert str(compose([*DIGITS, f"evaluate.monitor={given}"], project=BARE).cfg.evaluate.mode) == "min"
-    assert str(compose(["dataset=digits", "evaluate.monitor=valid/f1"], project=BARE).cfg.evaluate.mode) == "max"
-    assert str(compose(["dataset=digits", "evaluate.monitor=valid/spread", "evaluate.mode=max"], project=BARE).cfg.evaluate.mode) == "max"
 
 
 @pytest.fixture
@@ -138,13 +122,6 @@ def test_the_experiments_own_monitor_keeps_its_mode_beside_others(scored: Projec
     assert (second.monitor, second.mode, second.also) == ("valid/loss", Mode.min, {"valid/score": Mode.max})
     with pytest.raises(ConfigError, match=r"did you mean 'valid/score'\? If not, write evaluate\.mode=max, or min"):
         composed("valid/scor")
-
-
-def test_keys_that_users_invent_need_no_plus() -> None:
-    plain = compose([*DIGITS, "evaluate.also={valid/loss: min}", "tracking.tags.person=ada"], project=BARE).cfg
-    added = compose([*DIGITS, "+evaluate.also={valid/loss: min}", "+tracking.tags.person=ada"], project=BARE).cfg
-    assert plain == added
-    assert dict(plain.tracking.tags) == {"person": "ada"}
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from samewise.runner.errors import ConfigError
 from samewise.runner.optim.muon import COEFFICIENTS, Muon, orthogonalise
 
 
@@ -94,18 +93,6 @@ def test_muon_resumes_from_its_state() -> None:
                 parameter.grad = random_weights(*parameter.shape, seed=100 * step + place).detach() + parameter.detach()
         rest.step()
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
-
-
-def test_a_parameter_without_a_gradient_is_left_unchanged() -> None:
-    weights = [random_weights(4, 4), random_weights(4)]
-    Muon([{"params": weights[:1], "normalize_weights": True}, {"params": weights[1:], "use_muon": False}]).step()
-    assert torch.equal(weights[0], random_weights(4, 4))
-    assert torch.equal(weights[1], random_weights(4))
-
-
-def test_vectors_need_a_group_without_muon() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)Muon only trains weights of two dimensions or more, not 0\.bias \[3\].*use_muon: false"):
-        Muon([("0.weight", random_weights(3, 2)), ("0.bias", random_weights(3))])
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"momentum": 1.0}, {"momentum": 0.0}, {"weight_decay": -0.1}, {"ns_steps": 0}, {"ns_coefficients": [1.0]}])

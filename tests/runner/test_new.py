@@ -52,14 +52,6 @@ def test_an_experiment_from_a_run_keeps_its_fingerprint_and_lists_only_overrides
     assert f"--from {Path('runs') / 'first' / trained.folder.name} takes the settings of the run" in both.stderr
 
 
-def test_nothing_is_overwritten(trained: sw.Trained, samewise: Run) -> None:
-    before = Path("configs/experiment/first.yaml").read_text()
-    for name in ("first", "gan_digits", "../first"):
-        assert samewise("new", name, "--from", trained.folder.name).returncode == 2
-    assert Path("configs/experiment/first.yaml").read_text() == before
-    assert not Path("configs/first.yaml").exists()
-
-
 @pytest.mark.parametrize(
     ("source", "overrides", "values"),
     [
@@ -95,13 +87,6 @@ def test_experiments_in_folders_are_found_and_names_that_cannot_be_chosen_are_re
         assert (done.returncode, "NAME: is not a valid name for an experiment" in done.stderr) == (2, True)
 
 
-def test_an_override_that_a_file_cannot_express_is_refused_and_writes_nothing(trained: sw.Trained, samewise: Run) -> None:
-    done = samewise("new", "without", "--from", "resnet18_digits", "~optimizer.momentum")
-    assert done.returncode == 2
-    assert "optimizer.momentum" in done.stderr
-    assert not Path("configs/experiment/without.yaml").exists()
-
-
 @pytest.mark.slow
 def test_the_printed_next_command_is_complete(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,12 +95,6 @@ def test_the_printed_next_command_is_complete(samewise: Run, tmp_path: Path, mon
     command = shlex.split(done.stdout.splitlines()[-1])
     assert command == ["samewise", "train", "experiment=good", "--config-dir", "my configs"]
     assert samewise("check", *command[2:], "--static").returncode == 0
-
-
-def test_without_a_config_folder_the_error_suggests_init(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "samewise init" in samewise("new", "mine", "--from", "resnet18_digits").stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

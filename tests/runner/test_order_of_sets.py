@@ -75,15 +75,6 @@ def test_the_command_fixes_the_hash_seed_and_keeps_its_arguments(seed: str | Non
 
 
 @pytest.mark.slow
-def test_a_process_under_a_debugger_is_left_as_it_is():
-    code = f"import sys, samewise.__main__ as command, samewise.runner.cli as cli; cli.entry = lambda: exec({HASH!r})"
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    watched = f"{code}; sys.settrace(lambda *_: None); command.main()"
-    said = subprocess.run([sys.executable, "-c", watched], env=variables, capture_output=True, text=True, check=True).stdout
-    assert said.startswith("1 ")
-
-
-@pytest.mark.slow
 def test_a_model_created_from_a_set_is_resumed_and_spread_over_ranks_with_the_same_bits(lab: list[str], tmp_path: Path):
     whole = json.loads(finish(command(tmp_path / "whole", "train", *lab, *TINY, "replicas=2", "--json"))[0])["weights_sha256"]
     killed = command(tmp_path / "killed", "train", *lab, *TINY, "replicas=2", "max_steps=6", "checkpoint.every_steps=1")
@@ -95,16 +86,6 @@ def test_a_model_created_from_a_set_is_resumed_and_spread_over_ranks_with_the_sa
     again = finish(command(tmp_path / "killed", "train", *lab, *TINY, "replicas=2", "max_steps=6", "checkpoint.every_steps=1", "--json"))[0]
     ranks = finish(command(tmp_path / "ranks", "train", *lab, *TINY, "replicas=2", "strategy=elastic", "strategy.nproc=2", "--json"))[0]
     assert json.loads(again)["weights_sha256"] == json.loads(ranks)["weights_sha256"] == whole
-
-
-@pytest.mark.slow
-def test_jobs_of_a_sweep_that_a_script_starts_have_the_commands_bits(lab: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    alone = json.loads(finish(command(tmp_path / "alone", "train", *lab, *TINY, "seed=1", "--json"))[0])["weights_sha256"]
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    monkeypatch.chdir(tmp_path)
-    table = samewise.sweep(*TINY, "seed=1,2", packages=["lab_of_sets"], config_dirs=[tmp_path / "configs"])
-    summary = json.loads(Path(table["folder"][0], "summary.json").read_text())
-    assert summary["weights_sha256"] == alone
 
 
 @pytest.mark.slow

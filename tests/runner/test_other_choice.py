@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -125,27 +124,6 @@ def test_choices_of_every_kind_of_group_can_be_replaced(mine: Project, given: li
     assert problems(composed, mine) == []
 
 
-def test_one_of_several_optimizers_can_be_replaced(mine: Project) -> None:
-    composed = compose(["experiment=two", "optimizer@optimizer.a=sgd"], project=mine)
-    assert warnings_of(composed) == ["two.yaml:7: optimizer.a: betas is left out: experiment=two sets it for adam, and sgd does not take it"]
-
-
-def test_settings_of_a_base_experiment_are_left_out_if_another_choice_is_made(mine: Project) -> None:
-    composed = compose(["experiment=derived"], project=mine)
-    line = "base.yaml:12: optimizer: nesterov is left out: experiment=base sets it for sgd, and adamw does not take it"
-    assert warnings_of(composed) == [line]
-    assert problems(composed, mine) == []
-    back = compose(["experiment=derived", "optimizer=sgd"], project=mine)
-    assert warnings_of(back) == ["derived.yaml:6: optimizer: betas is left out: experiment=derived sets it for adamw, and sgd does not take it"]
-
-
-@pytest.mark.slow
-def test_a_wrong_setting_for_an_experiments_own_choice_stays_an_error(mine: Project) -> None:
-    composed = compose(["experiment=wrong"], project=mine)
-    assert [one.path for one in problems(composed, mine)] == ["optimizer.dampening"]
-    assert [one.path for one in problems(compose(["experiment=base", "+model.widht=3"], project=mine), mine)] == ["model.widht"]
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -172,16 +150,6 @@ def test_a_point_of_a_sweep_composes_as_it_does_alone(mine: Project) -> None:
     ):
         point, alone = composer.compose(["experiment=base", *given]), compose(["experiment=base", *given], project=mine)
         assert (point.whole, point.cautions) == (alone.whole, alone.cautions)
-
-
-@pytest.mark.slow
-def test_a_sweep_over_choices_reports_each_thing_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["sweep", "--list", "experiment=resnet18_digits", "optimizer=sgd,adamw", "seed=1,2", "device=cpu", "tracking=none"]) == 0
-    said = capsys.readouterr()
-    warned = [line for line in said.err.splitlines() if line.startswith("warning: ")]
-    assert [line.partition("(in ")[2].partition(",")[0] for line in warned] == ["2 of 4 points"] * 2
-    assert len(said.out.splitlines()) == 4
 
 
 @pytest.mark.slow
@@ -243,15 +211,6 @@ def test_torch_is_imported_only_if_needed_and_after_its_variables_are_set(tmp_pa
     assert (done.stdout, done.returncode) == ("COMPATIBLE FALSE\n", 0), done.stderr
 
 
-def test_forbidden_variables_are_not_set_while_composing(mine: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.delenv("SAMEWISE_TEST_ONLY", raising=False)
-    given = ["experiment=base", "model=resnet18", "+reproducibility.variables.SAMEWISE_TEST_ONLY=x"]
-    composed = compose(given, project=mine)
-    assert composed.whole["model"]["width"] == 4  # it is kept, and `check` refuses both
-    assert "SAMEWISE_TEST_ONLY" not in os.environ
-
-
 def test_a_users_model_is_inspected_and_later_edits_are_noticed(
     mine: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]
 ) -> None:
@@ -269,12 +228,3 @@ def test_a_users_model_is_inspected_and_later_edits_are_noticed(
     package.write_text(NET.replace("depth: int = 1", "width: int = 1"))
     again = compose(["experiment=base", "model=mine"], project=project)
     assert sources.edited_since_import(again.code) == ["lab_of_choices.py"]
-
-
-def test_a_reduced_experiment_that_drops_its_initial_weights_says_so() -> None:
-    given = ["experiment=resnet50_fine_tuned", "debug=tiny"]
-    (only,) = warnings_of(compose(given, project=Project(Path.cwd())))
-    assert "initialise.weights: debug=tiny begins with random weights, not with those of experiment/resnet50_fine_tuned" in only
-    for more in (["initialise.weights=null"], ["initialise.weights=torchvision:IMAGENET1K_V1"]):
-        assert warnings_of(compose([*given, *more], project=Project(Path.cwd()))) == []
-    assert warnings_of(compose(given[:1], project=Project(Path.cwd()))) == []

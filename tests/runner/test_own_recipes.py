@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
-from samewise.runner.interfaces import Loss, MeanLosses, Phase, Recipe
-from samewise.runner.training.evaluation import metrics_of
+from samewise.runner.interfaces import Loss, Phase, Recipe
 from samewise.runner.training.guards.step_errors import require_loss
 
 RECIPES = """
@@ -250,12 +248,6 @@ def test_a_wrong_recipe_is_an_error_that_names_what_is_wrong(recipe: Callable[[s
     assert f"error: recipe: {said}" in done.stderr
 
 
-def test_a_loss_that_is_a_tensor_is_an_error_in_the_evaluation_before_training_too(recipe: Callable[..., Any]) -> None:
-    done = recipe("Tensor", "train", "tracking=none", "evaluate.monitor=valid/loss")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: recipe: Tensor.loss returns Tensor; hint: return Loss(total, count)")
-
-
 @pytest.mark.parametrize("optimizer", ["Closure", "Asking"])
 def test_an_optimizer_that_needs_a_closure_is_told_to_be_unsupported(recipe: Callable[..., Any], optimizer: str) -> None:
     done = recipe("Sound", "check", "~optimizer", f"+optimizer={{_target_:mine.{optimizer},_partial_:true,lr:0.1}}")
@@ -272,53 +264,15 @@ def test_under_ddp_a_recipe_that_uses_the_models_parts_is_told_to_call_the_model
     assert done.returncode == 0, done.stderr
 
 
-def test_a_torch_scheduler_that_ends_before_the_training_is_an_error_of_check(recipe: Callable[..., Any]) -> None:
-    one_cycle = "{_target_:torch.optim.lr_scheduler.OneCycleLR,_partial_:true,max_lr:0.1,total_steps:1}"
-    done = recipe("Sound", "check", "scheduler=torch", "~scheduler.scheduler", f"+scheduler.scheduler={one_cycle}", "scheduler.unit=step", "max_steps=8")
-    assert done.returncode == 2
-    assert "error: scheduler.scheduler: OneCycleLR cannot be stepped beyond step " in done.stderr
-
-
-def test_a_metric_of_several_numbers_is_an_error_before_training(recipe: Callable[[str], Any]) -> None:
-    done = recipe("Vector")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: valid/loss: this metric is not a number; expected: a number\n    value:    'Tensor of shape [2]'")
-
-
 def test_a_monitored_metric_that_is_nan_is_warned_about_once(recipe: Callable[..., Any]) -> None:
     done = recipe("Unknown", "train", "tracking=none", "evaluate.pictures=false", "evaluate.monitor=valid/loss", "evaluate.every_steps=1", "max_steps=3")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: valid/loss: is not a number: this evaluation is not better than any other") == 1
 
 
-def test_generated_data_for_a_choice_of_ones_own_names_what_works_instead(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe/mine.yaml").write_text("# Mine\n_target_: samewise.recipes.classification.Classification\n")
-    done = samewise("check", "--config-dir", tmp_path, "dataset=digits", "recipe=mine", "model=resnet20_cifar", "debug=tiny")
-    assert done.returncode == 2
-    assert "hint: debug=one_batch and debug=overfit work with any recipe" in done.stderr
-
-
 def test_a_gradient_penalty_that_enables_gradients_is_trained_and_evaluated(recipe: Callable[..., Any]) -> None:
     done = recipe("AlwaysPenalty", "train", "evaluate.monitor=valid/loss", "evaluate.mode=min")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_metrics_may_be_numbers_of_torch_and_numpy() -> None:
-    class Given(MeanLosses):
-        def compute(self) -> dict[str, Any]:
-            return {"a": torch.tensor(0.5), "b": np.float32(0.25), "c": 2, "d": np.array(3.0)}
-
-    assert metrics_of(Given(), "") == {"a": 0.5, "b": 0.25, "c": 2, "d": 3.0}
-    assert {type(value) for value in metrics_of(Given(), "").values()} == {float, int}
-
-
-def test_the_mean_loss_over_nothing_is_no_number() -> None:
-    scores = MeanLosses()
-    scores.add({"train": (0.0, {"loss": 0.0})})
-    assert math.isnan(scores.compute()["loss"])
-    scores.add({"train": (2.0, {"loss": 3.0})})
-    assert scores.compute() == {"loss": 1.5}
 
 
 def test_a_recipe_may_call_the_measure_and_scores_that_it_extends() -> None:
@@ -362,8 +316,3 @@ def test_what_is_wrong_with_a_loss_is_said(loss: Any, said: str) -> None:
     (problem,) = raised.value.problems
     text = f"{problem.message}; expected: {problem.expected}; hint: {problem.hint}"
     assert said in text
-
-
-def test_the_modules_of_a_phase_are_a_tuple() -> None:
-    with pytest.raises(ConfigError, match="the modules of phase 'critic' are text"):
-        Phase("critic", "critic")  # pyright: ignore[reportArgumentType]

@@ -14,11 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as draw
-from torchvision.transforms import v2
 
 from samewise.datasets.transforms.geometry import RandomHorizontalFlip
-from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
-from samewise.datasets.transforms.numeric import ToFloat
+from samewise.datasets.transforms.mixing import MixUp
 from samewise.runner.callbacks.throughput import Throughput
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmentation, Shuffled
@@ -27,8 +25,6 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import BatchTransform, Outcome
 from samewise.runner.training.components import make_batch_transforms
 from samewise.runner.training.guards.cautions import mixing_cautions
-
-TORCHVISIONS = [v2.MixUp(num_classes=2), v2.RandomChoice([v2.MixUp(num_classes=2), v2.CutMix(num_classes=2)])]
 
 
 def positions(plan: Plan, step: int) -> list[range]:
@@ -131,17 +127,6 @@ def mixing_warnings(order: Order, batch_size: int, micro_batches: int, *transfor
     return mixing_cautions({"train": make_batch_transforms(lambda _: {"batch": transforms}, "train")}, order, plan)
 
 
-@pytest.mark.parametrize("transform", [MixUp(num_classes=2), CutMix(num_classes=2), MixUpOrCutMix(num_classes=2), *TORCHVISIONS])
-def test_mixing_in_micro_batches_of_one_image_gives_a_warning(transform: BatchTransform):
-    (found,) = mixing_warnings(Shuffled(range(100), seed=0), 8, 8, transform)
-    assert (found.path, found.value, type(transform).__name__ in found.message) == ("batch_size", 8, True)
-    assert not mixing_warnings(Shuffled(range(100), seed=0), 16, 8, transform)
-    assert not mixing_warnings(Shuffled(range(65), seed=0), 16, 8, transform), "a last micro-batch of one image does no harm"
-    assert not mixing_warnings(Shuffled(range(100), seed=0), 8, 8, ToFloat())
-    with pytest.raises(ConfigError, match=r"transforms\.eval\.batch: .* would mix the images that are evaluated"):
-        make_batch_transforms(lambda _: {"batch": [transform]}, "eval")
-
-
 @pytest.mark.parametrize("repeats", [2, 3, 4])
 @pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (1, 8), (2, 1), (2, 4), (4, 1), (4, 2), (8, 1)])
 def test_mixing_copies_of_an_image_gives_a_warning_whose_hint_spreads_them(repeats: int, replicas: int, accumulate: int):
@@ -157,13 +142,6 @@ def test_mixing_copies_of_an_image_gives_a_warning_whose_hint_spreads_them(repea
         assert found[0].path == "loader.order"
         assert not mixing_warnings(made(int(given[1])), 64, int(given[1]), MixUp(num_classes=2))
         assert not mixing_warnings(made(replicas), 64, replicas * accumulate, RandomHorizontalFlip())
-
-
-def test_copies_that_are_drawn_by_chance_give_no_warning():
-    order = Checked(Own(lambda epoch: torch.randint(20, (12,), generator=torch.Generator().manual_seed(epoch))), samples=20)
-    assert not mixing_warnings(order, 12, 1, MixUp(num_classes=2))
-    (found,) = mixing_warnings(Checked(Own(lambda epoch: torch.arange(12) // 2), samples=20), 12, 1, MixUp(num_classes=2))
-    assert (found.path, "50%" in found.message, found.hint) == ("loader.order", True, "")
 
 
 GENERATOR = torch.Generator()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ import soundfile
 import torch
 from PIL import Image
 from samewise_runner_small_runs import EXPERIMENTS, overrides_of
-
-from samewise.recipes.classification import Classification
-from samewise.runner.commands import note_weights
-from samewise.runner.config import project
-from samewise.runner.config.compose import compose
-from samewise.runner.errors import ConfigError
-from samewise.runner.interfaces import Recipe
 
 DRAWN = {
     "classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
@@ -81,17 +73,6 @@ def test_an_image_is_classified_with_the_class_names_of_the_data_set(samewise, r
         assert drawn.convert("RGB").getpixel((319, 0)) == (200, 90, 10)
 
 
-def test_without_class_names_a_class_is_given_by_its_number(samewise, runs, tmp_path):
-    run = Path(shutil.copytree(runs["classification"], tmp_path / "run", symlinks=True))
-    facts = json.loads((run / "environment.json").read_text())
-    del facts["data"]["train"]["classes"]
-    (run / "environment.json").write_text(json.dumps(facts))
-    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
-    (found,) = predict(samewise, run, tmp_path / "a.png")
-    assert "class" not in found
-    assert str(found["label"]) == next(iter(found["probabilities"]))
-
-
 @pytest.mark.slow
 def test_boxes_are_found_in_an_image_and_drawn(samewise, runs, tmp_path):
     Image.effect_noise((80, 64), 60).convert("RGB").save(tmp_path / "street.jpg")
@@ -129,16 +110,6 @@ def test_the_moving_average_of_the_weights_predicts_and_is_evaluated(samewise, r
     assert {path.name for path in Path(found["pictures"]).iterdir()} >= DRAWN[recipe]
 
 
-@pytest.mark.parametrize(("monitor", "noted"), [("ema/valid/accuracy", True), ("valid/accuracy", False), ("valid/generator/loss", False)])
-def test_it_is_noted_if_the_best_checkpoint_was_chosen_by_other_weights(monitor: str, noted: bool, capsys) -> None:
-    composed = compose(["experiment=resnet18_digits", f"evaluate.monitor={monitor}"], project=project.find())
-    note_weights(composed, Namespace(checkpoint="best", weights=None))
-    assert ("--weights ema uses those weights" in capsys.readouterr().err) is noted
-    for given in (Namespace(checkpoint="best", weights="ema"), Namespace(checkpoint="last", weights=None)):
-        note_weights(composed, given)
-    assert "ema" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["predict", "eval"])
 def test_weights_that_the_run_does_not_keep_are_refused(samewise, runs, command, tmp_path):
     file = [recording(tmp_path / "a.wav")] if command == "predict" else []
@@ -146,12 +117,6 @@ def test_weights_that_the_run_does_not_keep_are_refused(samewise, runs, command,
     assert done.returncode == 2
     assert "--weights: the run does not have these weights" in done.stderr
     assert "no callback of the run keeps others" in done.stderr
-
-
-def test_weights_that_do_not_fit_a_changed_model_are_reported(samewise, runs):
-    done = samewise("eval", runs["classification"], "model.width=4")
-    assert done.returncode == 2
-    assert "model: is not the one that the checkpoint was taken from: size mismatch for conv1.weight" in done.stderr
 
 
 def test_a_recording_is_transcribed(samewise, runs, tmp_path):
@@ -200,14 +165,6 @@ def test_it_is_noted_if_files_of_an_earlier_command_are_replaced(samewise, runs,
         done = samewise("predict", runs["separation"], recording(tmp_path / folder / "a.wav"), "--output", tmp_path / "out", "device=cpu")
         assert done.returncode == 0, done.stderr
         assert (f"note: replaced {tmp_path / 'out' / 'a_speaker_1.wav'} and 2 more of an earlier command; another --output" in done.stderr) == noted
-
-
-def test_predictions_are_printed_as_text(samewise, runs, tmp_path):
-    done = samewise("predict", runs["separation"], recording(tmp_path / "both.wav"), "--checkpoint", "last", "device=cpu")
-    assert done.returncode == 0, done.stderr
-    assert "both.wav" in done.stdout
-    assert "speakers" in done.stdout
-    assert "both_speaker_1.wav" in done.stdout
 
 
 def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs, tmp_path):
@@ -293,32 +250,6 @@ def test_all_predictions_can_be_written_to_one_file_as_json_csv_or_coco(samewise
         assert [x, y, x + width, y + height] == pytest.approx(box["box"])
 
 
-@pytest.mark.slow
-def test_a_predictions_file_skips_unreadable_inputs_and_bad_options_are_refused(samewise, runs, photographs, tmp_path):
-    done = samewise("predict", runs["classification"], photographs / "*", "--out", tmp_path / "some.csv")
-    assert done.returncode == 2
-    assert "notes.txt: is not an image" in done.stderr
-    with open(tmp_path / "some.csv", newline="") as handle:
-        rows = list(csv.DictReader(handle))
-    assert [Path(row["file"]).name for row in rows] == ["7.png", "b.png", "a.JPG"]
-    assert list(rows[0]) == ["file", "label", "class", "probability"]
-    for arguments, said in (
-        (("--format", "coco"), "--format: needs the name of a file to write"),
-        (("--out", tmp_path / "a.csv", "--format", "coco"), "--format: coco cannot be written to this file"),
-        (("--out", tmp_path / "none" / "a.csv"), "--output: is in a folder that does not exist"),
-        (("--out", tmp_path / "a.json", "--format", "coco"), "--format: coco is for boxes"),
-        (("--threshold", "30"), "--threshold: is not a valid score"),
-        (("--batch", "0"), "--batch: is not a valid number of files"),
-    ):
-        done = samewise("predict", runs["classification"], photographs, *arguments)
-        assert (done.returncode, done.stderr.count("error")) == (2, 1)
-        assert said in done.stderr
-    assert not (tmp_path / "a.json").exists()
-    (photographs / "below" / "007.png").write_bytes((photographs / "7.png").read_bytes())
-    done = samewise("predict", runs["detection"], photographs, "--out", tmp_path / "a.json", "--format", "coco")
-    assert "007.png: COCO's image_id is the file's name without its extension" in done.stderr
-
-
 def test_a_threshold_leaves_out_lower_scores(samewise, runs, photographs, tmp_path):
     file = photographs / "7.png"
     (everything,) = predict(samewise, runs["detection"], file)
@@ -334,12 +265,6 @@ def test_a_threshold_leaves_out_lower_scores(samewise, runs, photographs, tmp_pa
     done = samewise("predict", runs["separation"], recording(tmp_path / "a.wav"), "--threshold", "0.5")
     assert done.returncode == 2
     assert "--threshold: what this model predicts (Separated) has no score" in done.stderr
-
-
-def test_a_setting_that_the_run_lacks_is_added_with_a_plus(samewise, runs, photographs):
-    (plain,) = predict(samewise, runs["classification"], photographs / "7.png")
-    (turned,) = predict(samewise, runs["classification"], photographs / "7.png", "+recipe.test_time_augmentation=flip")
-    assert turned["probabilities"] != plain["probabilities"]
 
 
 @pytest.mark.parametrize("recipe", ["classification", "detection"])
@@ -374,8 +299,3 @@ def test_impossible_requests_are_refused(samewise, runs, tmp_path):
     done = samewise("predict", runs["separation"], sound, "sede=1")
     assert done.returncode == 2
     assert "did you mean 'seed'" in done.stderr
-
-
-def test_a_recipe_that_reads_files_but_cannot_predict_is_named() -> None:
-    with pytest.raises(ConfigError, match="Classification reads files, but has no `predict`"):
-        Recipe.predict(Classification(), torch.nn.Identity(), {})

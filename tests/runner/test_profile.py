@@ -19,9 +19,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import RANGES, Clock, sum_by_part
 from samewise.runner.optim.build import implementation
-from samewise.runner.training.batches import training_batches
 from samewise.runner.training.guards import memory
-from samewise.runner.training.loop import train_step
 
 LAB = """
 import gc
@@ -113,13 +111,6 @@ def test_a_planted_slowness_is_named_as_the_cause(part: str, here: Path, samewis
     assert max(found["ranks"][0]["parts_ms"].items(), key=lambda one: one[1])[0] == part.partition(" ")[0]
 
 
-def test_samples_a_second_count_an_epochs_last_smaller_batch_as_it_is(here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("profile", *SMALL, "batch_size=60", "loader.drop_last=false", "--steps", 2, "--traced", 0, "--json")
-    found = json.loads(done.stdout)
-    first = found["ranks"][0]
-    assert found["samples_per_s"] == pytest.approx(1000 * (60 + 4) / (first["fastest_ms"] + first["slowest_ms"]))
-
-
 def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -207,18 +198,6 @@ def test_memory_is_reported_by_part(here: Path, tmp_path: Path) -> None:
     assert abs(few["activations"] - parts["activations"]) <= classes
 
 
-def test_the_memory_of_gradients_includes_the_sums_over_replicas(here: Path) -> None:
-    from samewise.runner.measuring.profile import rehearse
-
-    with rehearse(compose([*SMALL, "replicas=4"], project=Project(here, ("lab_of_profiles",)))) as run:
-        before = memory.parts_of(run, samples=0)
-        train_step(run, next(training_batches(run)))
-        after = memory.parts_of(run, samples=0)
-        sums = {one.grad.untyped_storage().nbytes() for one in run.parameters if one.grad is not None}
-    assert sums == {flat := 512 * (16 + 1 + 3 + 1)}, "the gradients are views of one, each aligned to 512 bytes"
-    assert before["gradients"] == after["gradients"] == 3 * flat + before["weights"], "log2(4) + 1 of them, and the gradients of a replica's backward pass"
-
-
 @pytest.mark.slow
 def test_out_of_memory_reports_the_size_of_each_part_and_how_to_reduce_it(here: Path, samewise: Callable[..., Any]) -> None:
     greedy = [*SMALL, "+model.greedy=true", "batch_size=8"]
@@ -230,17 +209,6 @@ def test_out_of_memory_reports_the_size_of_each_part_and_how_to_reduce_it(here: 
         assert "batch_size=4, or accumulate=2: half the activations at a time" in done.stderr
     assert not list(here.glob("runs/*/*/summary.json"))
     assert not list(here.glob("profiles/*/*"))
-
-
-@pytest.mark.slow
-def test_a_step_that_waits_for_workers_gets_advice_on_their_number(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
-    done = samewise("profile", *SMALL, "+dataset.train.slow=0.05", "+model.slow=0.1", "loader.num_workers=1", "--steps", 3, "--traced", 0, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    cause = next(one for one in found["advice"] if one["part"] == "data")
-    assert [*cause["change"]] in (["loader.num_workers=2"], ["loader.num_workers=3"]), "a batch takes 0.2 s to make, more on a busy machine, the rest 0.1 s"
-    assert found["ranks"][0]["batch_ms"]["data/data set"] >= 200
 
 
 @pytest.mark.slow

@@ -141,13 +141,6 @@ def test_published_weights_are_refused_by_a_model_with_other_input_scaling(publi
     initialise(model, {"weights": NAME, "exclude": HEAD}, **OF_SQUEEZENET)
 
 
-def test_weights_of_a_model_with_a_versioned_state_load(tmp_path: Path) -> None:
-    given, model = models.mnasnet0_5(num_classes=2), models.mnasnet0_5(num_classes=2)
-    torch.save(given.state_dict(), tmp_path / "weights.pt")
-    initialise(model, {"weights": str(tmp_path / "weights.pt")})
-    assert all(torch.equal(value, given.state_dict()[name]) for name, value in model.state_dict().items())
-
-
 def run_below(root: Path) -> Path:
     """A run with a checkpoint at step 2, the best, and one at step 4."""
     run = root / "digits" / "3f2a00000000"

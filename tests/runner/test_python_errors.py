@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,17 +53,6 @@ def test_the_first_line_names_python_arguments_not_options(kind: str, tmp_path: 
     assert "--" not in first
 
 
-def test_options_appear_as_arguments_and_commands_stay_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r'if you trust its code as your own: packages=\["labs"\]'):
-        sw.train("model._target_=labs.Net")
-    for name in "ab":
-        (tmp_path / "mine" / name).mkdir(parents=True)
-        (tmp_path / "mine" / name / "config.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"`samewise runs --run-root .*`"):
-        sw.load(tmp_path / "mine", run_root=".")
-
-
 def test_a_notebook_shows_the_error_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     shell = InteractiveShell()
@@ -73,7 +61,3 @@ def test_a_notebook_shows_the_error_without_a_traceback(tmp_path: Path, monkeypa
     assert (told.out + told.err).strip().splitlines() == ["error: lr: no such key; hint: did you mean 'optimizer.lr'?", "    value:    1"]
     shell.run_cell("%tb")
     InteractiveShell.clear_instance()
-
-
-def test_signatures_are_kept() -> None:
-    assert list(inspect.signature(sw.runs).parameters) == ["run_root", "where", "sort", "diff", "uri"]

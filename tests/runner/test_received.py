@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3", "tracking.log_system=false")
@@ -107,25 +105,3 @@ def test_a_store_that_points_to_files_elsewhere_is_not_followed(samewise: Callab
     done = samewise("verify", store[1], "--uri", store[0])
     assert done.returncode == 2
     assert "s3://elsewhere" in done.stderr
-
-
-def test_what_a_store_lacks_is_reported(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
-    uri, run_id = store
-    for name in ("trace.jsonl", "config.yaml"):
-        (artifacts(store) / name).unlink()
-        done = samewise("verify", run_id, "--uri", uri)
-        assert done.returncode == 2
-        assert ("no trace to compare with" if name == "trace.jsonl" else "does not have its config.yaml") in done.stderr
-    for wrong, words in {"0" * 32: "cannot be read from", "nonsense": "32 hexadecimal digits"}.items():
-        done = samewise("verify", wrong, "--uri", uri)
-        assert done.returncode == 2
-        assert words in done.stderr
-
-
-@pytest.mark.slow
-def test_a_run_that_still_has_its_folder_is_verified_from_the_folder(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    assert samewise("train", *TINY, "tracking=none", f"run_root={tmp_path}").returncode == 0
-    (folder,) = tmp_path.glob("*/*/")
-    RunFolder(folder).tracking.write_text(json.dumps({"run_id": "a" * 32}))
-    done = samewise("verify", "a" * 32, "--run-root", tmp_path, "--json")
-    assert os.path.samefile(json.loads(done.stdout)["run"], folder)

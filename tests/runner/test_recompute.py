@@ -130,23 +130,6 @@ def test_a_module_that_changes_parameters_is_not_recomputed(update: Callable[[Te
         net(torch.ones(4, 8))
 
 
-def test_a_module_matched_by_two_settings_is_wrapped_only_once() -> None:
-    net = Net()
-    recompute(net, ["head", "hea*"], PATH)
-    forward = net.head.forward
-    recompute(net, "head", "strategy.activation_checkpointing")
-    assert net.head.forward is forward
-
-
-def test_a_copy_of_a_recomputing_model_is_independent() -> None:
-    net = Net()
-    recompute(net, ["head"], PATH)
-    other = copy.deepcopy(net)
-    nn.init.zeros_(other.head.weight)
-    assert not other(torch.ones(4, 8)).any()
-    assert net(torch.ones(4, 8)).any()
-
-
 def test_a_pipeline_treats_a_recomputed_module_as_a_whole() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
     recompute(net, ["1", "2"], PATH)

@@ -14,7 +14,6 @@ from samewise_runner_resuming_space import CONFIGS
 from samewise_runner_resuming_space import TINY as SMALL
 from samewise_tiny import DIGITS
 
-from samewise.runner.config import check
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
@@ -155,18 +154,6 @@ def test_if_nothing_is_left_to_train_the_error_says_what_to_raise(first, tmp_pat
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.slow
-def test_a_run_that_stopped_early_is_not_continued_in_an_empty_folder(tmp_path):
-    stops = [*SMALL, "callbacks=early_stopping", "callbacks.early_stopping.patience=1", "evaluate.every_steps=1", "optimizer.lr=20.0"]
-    trained(composed(*stops, "max_steps=4"), tmp_path / "first")
-    assert summary(tmp_path / "first")["stopped_early"]
-    again = composed(*stops, "max_steps=5", f"resume_from={tmp_path}/first/checkpoints/latest")
-    with pytest.raises(ConfigError, match="nothing is left to train: valid/loss has not improved") as caught:
-        trained(again, tmp_path / "again")
-    assert "patience" in caught.value.problems[0].hint
-    assert not (tmp_path / "again").exists()
-
-
 @pytest.mark.parametrize("monitor", ["valid/accuracy", "valid/loss"])
 def test_early_stopping_and_plateau_compare_with_that_runs_evaluations_only_if_they_measured_the_same(tmp_path, monitor):
     common = [*SMALL, "callbacks=early_stopping", "callbacks.early_stopping.patience=9", "evaluate.every_steps=1", "scheduler=plateau", "scheduler.patience=9"]
@@ -207,16 +194,6 @@ def test_a_run_may_be_named_by_fingerprint_or_name(first, key, given, step):
     assert OmegaConf.select(cfg, key) == str(first / "checkpoints" / f"step-{step:08d}")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [("0123", "resume_from=run:0123/last"), ("first", "resume_from=run:first/last"), ("run:fist", "did you mean 'first'?"), ("other", "RUN/checkpoints")],
-)
-def test_a_run_named_in_another_way_gets_a_hint(first, given, said):
-    found = compose([*SMALL, f"run_root={first.parent.parent}", f"resume_from={given}"], project=Project(Path.cwd(), configs=(CONFIGS,)), strict=False)
-    (problem,) = [one for one in check.problems(found, found.project) if one.path == "resume_from"]
-    assert said in problem.hint
-
-
 def test_a_checkpoint_that_does_not_fit_is_refused_with_a_way_out(samewise, tmp_path):
     folder = train(samewise, tmp_path / "narrow", "max_steps=2")
     done = samewise("train", *TINY, f"run_root={tmp_path}/wide", "max_steps=3", "model.width=16", f"resume_from={folder}/checkpoints/latest")
@@ -225,26 +202,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_a_way_out(samewise, tmp_
     way_out = f"initialise.weights={folder}/checkpoints/latest"
     assert f"{way_out} takes the weights alone, those of other shapes left out with initialise.exclude=[PATTERN]" in done.stderr
     assert not (tmp_path / "wide").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["optimizer=adamw", "scheduler=one_cycle"], "optimizer: it is AdamW here, and SGD in that run"),
-        (["scheduler=plateau"], "scheduler: it is Plateau here, and OneCycle in that run"),
-    ],
-)
-def test_another_optimizer_or_schedule_is_named_with_that_of_the_run(first, tmp_path, overrides, said):
-    start = first / "checkpoints" / "step-00000002"
-    with pytest.raises(ConfigError, match=f"does not fit this experiment: {said}") as caught:
-        trained(composed(*SMALL, *overrides, "max_steps=4", f"resume_from={start}"), tmp_path / "run")
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.expected) == ("resume_from", f"the same {said.partition(':')[0]}")
-    assert problem.hint.startswith(f"leave out the overrides that change it; or initialise.weights={start} takes the weights alone")
-    moved = shutil.copytree(start, tmp_path / "step-00000002")
-    with pytest.raises(ConfigError, match=f"does not fit this experiment: {said.partition(',')[0]}, and another in that run"):
-        trained(composed(*SMALL, *overrides, "max_steps=4", f"resume_from={moved}"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -280,13 +237,3 @@ def test_other_frozen_parameters_than_in_the_checkpoint_are_refused_by_check_and
             attempt()
         assert caught.value.problems[0].hint.startswith("freeze the same parameters as that run; to train some later, use frozen_until in a single run; or ")
     assert not (tmp_path / "two").exists()
-
-
-@pytest.mark.parametrize(("given", "hint"), [("nowhere", "RUN/checkpoints"), ("run", "step-00000004")])
-def test_a_path_that_is_not_a_checkpoint_is_refused(samewise, tmp_path, given, hint):
-    for step in (2, 4):
-        (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    done = samewise("check", *TINY, f"run_root={tmp_path}", f"resume_from={tmp_path / given}")
-    assert done.returncode == 2
-    assert "is not the folder of a checkpoint" in done.stderr
-    assert hint in done.stderr

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samewise_runner_reachable import reachable
 from samewise_runner_resuming import Seen, at_once, composed, cut, first_difference, stopped, trained
 from samewise_runner_resuming_space import TINY
 
@@ -107,8 +106,3 @@ def test_state_that_a_callback_does_not_save_is_found_and_named(tmp_path):
         for name, before_step in {"whole": at_once, "pieces": stopped}.items()
     )
     assert first_difference(whole, pieces) == "begins at step 1: ['run'].recorder.callbacks['counting'].seen['steps'][0]: 1 and 0"
-
-
-def test_an_object_that_cannot_be_inspected_is_an_error():
-    with pytest.raises(AssertionError, match=r"\['position'\] is a .*, which cannot be looked into"):
-        reachable({"position": zip([1], [2], strict=True)})

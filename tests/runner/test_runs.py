@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import resource
 import shutil
 from pathlib import Path
 
@@ -14,13 +12,12 @@ from samewise_tiny import DIGITS
 
 import samewise as sw
 from samewise.runner.cli import main
-from samewise.runner.config.compose import label_of
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import locks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import find
 from samewise.runner.runs.listing import list_runs
-from samewise.runner.runs.selection import matching, sort_runs
+from samewise.runner.runs.selection import matching
 from samewise.runner.tracking.journal import Journal
 
 TINY = [*DIGITS, "model.width=4"]
@@ -77,21 +74,6 @@ def test_an_unfinished_run_is_listed_with_its_best_values_so_far(tmp_path) -> No
     assert sw.runs(tmp_path)["valid/loss"].tolist() == [0.4]
 
 
-def test_runs_without_a_number_are_sorted_last_and_lists_are_compared_by_value(tmp_path) -> None:
-    for number, loss in enumerate([0.5, math.nan, 0.9, math.inf]):
-        folder = RunFolder(tmp_path / "some" / f"{number:012x}")
-        folder.create()
-        folder.config.write_text(f"evaluate:\n  monitor: valid/loss\n  mode: min\nrecipe:\n  values: [{number}, 0.1]\n")
-        journal = Journal(folder.metrics, resume_step=None)
-        journal.log({"valid/loss": loss}, 1)
-        journal.close()
-    found = sorted(list_runs(tmp_path), key=lambda one: one.run)
-    assert [one.run[-1] for one in sort_runs(found, "valid/loss")] == ["3", "2", "0", "1"]
-    assert [one.run[-1] for one in matching(found, ["valid/loss=null"])] == ["1"]
-    assert [one.run[-1] for one in matching(found, ["recipe.values=[2,0.1]"])] == ["2"]
-    assert len(matching(found, ["recipe.values!=[2, 0.1]"])) == 3
-
-
 def test_the_reason_for_a_failure_is_the_one_that_train_printed(tmp_path, monkeypatch, capsys) -> None:
     def fail(run, batch):
         raise RuntimeError("DataLoader worker (pid(s) 1234) exited unexpectedly")
@@ -122,16 +104,6 @@ def test_runs_are_filtered_and_sorted_by_columns_settings_and_metrics(runs) -> N
     assert len(runs("--where", f"valid/loss<={losses[0]!r}", "--where", "state!=failed")) == 1
 
 
-def test_the_table_shows_what_it_is_sorted_by(root, samewise) -> None:
-    """A metric that is not monitored, and a setting; what has a column already gets no other."""
-    for key in ("valid/loss", "optimizer.lr", "state", "valid/accuracy"):
-        header, *rows = samewise("runs", f"--sort={key}", "--run-root", root).stdout.splitlines()
-        assert header.split().count(key) == 1
-        assert len(rows) >= 3
-    rows = samewise("runs", "--sort=optimizer.lr", "--run-root", root).stdout.splitlines()[1:]
-    assert [float(next(word for word in row.split() if word in ("1e+30", "0.03", "0.1"))) for row in rows[:2]] == [1e30, 0.1]
-
-
 def test_differences_between_configs_are_listed(runs) -> None:
     found = {run["state"] + str(run["differs"]["seed"]): run["differs"] for run in runs("--diff")}
     assert found["finished1"] == {"seed": 1, "max_steps": 2, "optimizer.lr": 0.03}
@@ -155,27 +127,6 @@ def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path,
         find("fsdd", run_root=Path("runs"))
 
 
-def test_a_name_is_not_taken_for_the_start_of_a_fingerprint(tmp_path) -> None:
-    """A name of hexadecimal digits means the run that is called so, if there is one; several are listed, whatever fingerprints start with it."""
-    for run in ("b/76ade4bfdb66", "other/b3ab0594784d", "dc/1111", "dc/2222", "odd/dc05"):
-        (tmp_path / run).mkdir(parents=True)
-        (tmp_path / run / "config.yaml").write_text("")
-    found = {name: find(name, run_root=tmp_path).path for name in ("b", "b3", "76", "76ade4bfdb66", "dc0", "dc/1111")}
-    runs = ("b/76ade4bfdb66", "other/b3ab0594784d", "b/76ade4bfdb66", "b/76ade4bfdb66", "odd/dc05", "dc/1111")
-    assert list(found.values()) == [tmp_path / run for run in runs]
-    with pytest.raises(ConfigError, match=r"2 runs match; hint: give more characters: dc/(1111, dc/2222|2222, dc/1111)\n"):
-        find("dc", run_root=tmp_path)
-
-
-def test_a_table_of_differences_limits_its_columns_and_counts_the_rest(root, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("samewise.runner.commands.runs._MOST_SETTINGS", 2)
-    assert main(["runs", "--diff", "--run-root", str(root)]) == 0
-    shown, told = capsys.readouterr()
-    assert {"seed", "max_steps"} < set(shown.splitlines()[0].split())
-    assert "optimizer.lr" not in shown
-    assert told.startswith("further settings that differ, left out here: 1;")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -197,11 +148,6 @@ def test_an_impossible_listing_is_refused(samewise, root, arguments, words) -> N
     done = samewise("runs", "--run-root", root, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
-
-
-def test_a_missing_folder_of_runs_is_an_error(samewise, tmp_path) -> None:
-    assert "no sweeps in" in samewise("sweep", "--status", "--run-root", tmp_path).stdout
-    assert samewise("sweep", "--status", "--run-root", tmp_path / "nowhere").returncode == 2
 
 
 def test_gc_leaves_finished_runs_out(samewise, runs, root) -> None:
@@ -253,25 +199,6 @@ def test_a_run_that_is_being_sent_is_not_deleted(samewise, tmp_path) -> None:
     assert done.returncode == 2
     assert f"is being sent by process {os.getpid()}" in done.stderr
     assert all(folder.config.exists() for folder in folders)
-
-
-def test_a_run_that_is_named_twice_is_deleted_once(samewise, tmp_path) -> None:
-    folder = make_run(tmp_path, "some/0123456789ab")
-    done = samewise("runs", "rm", "some", "0123", folder.path, "--yes", "--run-root", tmp_path)
-    assert (done.returncode, done.stdout.count("deleted:")) == (0, 1)
-    assert not folder.path.parent.exists()
-
-
-def test_more_runs_are_deleted_than_files_may_be_open(samewise, tmp_path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for number in range(80):
-        make_run(tmp_path, f"some/{number}")
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
-        assert samewise("runs", "gc", "--where", "name=some", "--yes", "--run-root", tmp_path).returncode == 0
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert not list(tmp_path.iterdir())
 
 
 def test_runs_behind_a_link_are_not_deleted_unless_it_is_the_run_root(samewise, tmp_path, monkeypatch) -> None:
@@ -354,29 +281,6 @@ def test_a_run_whose_config_is_damaged_hides_no_other(samewise, tmp_path, damage
     assert line.startswith(f"warning: {spoilt}: is damaged: ")
 
 
-def test_a_run_whose_config_is_damaged_is_not_compared(samewise, root) -> None:
-    spoilt = sorted(path.parent for path in root.glob("*/*/config.yaml") if "seed: 1\n" in path.read_text())[0]
-    (spoilt / "config.yaml").write_text('# choices: {"sched')
-    done = samewise("runs", "--diff", "--json", "--run-root", root)
-    assert f"warning: {spoilt}/config.yaml: " in done.stderr
-    assert [sorted(run["differs"].items()) for run in json.loads(done.stdout) if run["folder"] == str(spoilt)] == [[("max_steps", "-"), ("optimizer.lr", "-")]]
-
-
-def test_a_label_has_only_what_decides_the_result() -> None:
-    given = [
-        "experiment=x",
-        "optimizer.lr=0.1",
-        "+model.depth=3",
-        "loader.num_workers=4",
-        "tracking.uri=http://me:secret@host",
-        "seed=2",
-        "dataset.root=/data",
-        "~clip_norm",
-    ]
-    assert label_of(given) == "lr=0.1 depth=3 clip_norm= seed=2"
-    assert label_of(["experiment=x", "run_root=/tmp"]) == ""
-
-
 def test_the_table_has_every_monitored_metric_and_cuts_long_values(root, capsys) -> None:
     several = [
         "evaluate.monitor=[valid/accuracy,valid/loss]",
@@ -394,12 +298,3 @@ def test_the_table_has_every_monitored_metric_and_cuts_long_values(root, capsys)
     (one,) = json.loads(capsys.readouterr().out)
     assert one["also"] == {"valid/loss": one["metrics"]["valid/loss"]}
     assert "momentum: 0.5" in one["label"]
-
-
-@pytest.mark.slow
-def test_the_suggested_command_names_one_run_if_two_share_a_fingerprint(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("one", "two"):
-        assert main(["train", *TINY, "max_steps=1", f"name={name}"]) == 0
-    (command,) = (line.split("samewise ")[1].split() for line in capsys.readouterr().out.splitlines() if "samewise eval two/" in line)
-    assert main(command) == 0

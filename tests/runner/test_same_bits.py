@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 import samewise_runner_promise as promise
 
-from samewise.runner.processes.this_process import on_signals
 from samewise.runner.tracking.link import SHARED
 
 SMALL = ["experiment=resnet18_digits", "model.width=8", "max_epochs=2", "checkpoint.every_steps=3", "callbacks=none", "transforms=cifar", "transforms.size=8"]
@@ -110,14 +109,6 @@ def test_a_run_whose_terminal_is_closed_saves(tmp_path):
         assert process.wait(60) == 3
     stopped = promise.trace_lines(tmp_path) - 1
     assert [int(path.name.removeprefix("step-")) for path in tmp_path.glob("*/*/checkpoints/step-*")] == [stopped]
-
-
-def test_under_nohup_a_hangup_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with on_signals((signal.SIGHUP, signal.SIGUSR1), lambda number, frame: None):
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
-    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_finished_run_answers_without_training(samewise, reference):

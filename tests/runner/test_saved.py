@@ -66,28 +66,6 @@ def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
             config_in(saved(tmp_path), [override])
 
 
-def test_a_value_that_was_overridden_by_itself_does_not_follow(tmp_path: Path) -> None:
-    whole = config_in(saved(tmp_path, "dataset.valid.root=elsewhere"), ["dataset.root=there"]).whole
-    assert (at(whole, "dataset.train.root"), at(whole, "dataset.valid.root")) == ("there", "elsewhere")
-
-
-def test_an_edit_of_the_file_stays(tmp_path: Path) -> None:
-    file = saved(tmp_path)
-    file.write_text(file.read_text().replace("    root: here", "    root: edited", 1))
-    whole = config_in(file).whole
-    assert [at(whole, path) for path in ("dataset.root", "dataset.train.root", "dataset.valid.root")] == ["here", "edited", "here"]
-
-
-def test_a_config_without_references_gives_a_warning_for_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = saved(tmp_path)
-    file.write_text("\n".join(line for line in file.read_text().splitlines() if not line.startswith("# references:")))
-    whole = config_in(file, ["dataset.root=there", "seed=3"]).whole
-    assert at(whole, "dataset.train.root") == "here"
-    (warning,) = capsys.readouterr().err.split("warning: ")[1:]
-    assert warning.startswith("dataset.root: ")
-    assert "set dataset.train.root, dataset.valid.root" in warning
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -133,9 +111,3 @@ def test_references_that_grow_beyond_any_memory_are_refused(tmp_path: Path) -> N
     doubling = {f"dataset.a{number}": f"${{dataset.a{number + 1}}}${{dataset.a{number + 1}}}" for number in range(39)}
     with pytest.raises(ConfigError, match="repeats other values so often"):
         config_in(with_references(file, doubling))
-
-
-@pytest.mark.parametrize("references", [[], {"seed": 1}, "x", {"seed": ["${seed}"]}])
-def test_a_line_of_another_form_is_an_error(references: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a run's config"):
-        config_in(with_references(saved(tmp_path), references))

@@ -256,14 +256,6 @@ def test_one_highest_rate_for_groups_with_different_ones_is_warned_about(max_lr,
     assert [problem.path for problem in schedule.cautions()] == ["scheduler.max_lr"] * warned
 
 
-@pytest.mark.parametrize(("eta_min", "warned"), [(0.02, True), (0.01, False), (0.0, False)])
-def test_a_lowest_rate_above_that_of_a_group_is_warned_about(eta_min, warned) -> None:
-    made = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in (0.5, 0.01)])
-    schedule = Sequential(schedules=[Constant(), Cosine(eta_min=eta_min)], milestones=[1])
-    schedule.begin({"train": made}, steps_per_epoch=10, total_steps=50)
-    assert [problem.path for problem in schedule.cautions()] == ["scheduler.schedules.1.eta_min"] * warned
-
-
 CHOICES = sorted((Path(__file__).parents[2] / "configs" / "scheduler").glob("*.yaml"))
 
 
@@ -281,15 +273,6 @@ def test_every_choice_can_be_run(name: str) -> None:
     schedule.after_evaluation({"valid/loss": 1.0})
     stays = ("constant", "plateau", "step", "multi_step")  # the first milestones of the last two are at 30 epochs, where this run ends
     assert (len({values[0] for values in seen}) == 1) == (name in stays)
-
-
-def test_warm_up_choices_can_be_overridden_by_name() -> None:
-    warm, cosine = p(reference.LinearLR, start_factor=0.01, total_iters=8), p(reference.CosineAnnealingLR, T_max=TOTAL - 8)
-    mine = choice("warmup_cosine", "scheduler.schedules.warmup.duration=8", "scheduler.unit=step")
-    assert_same(ours(mine), theirs(sequential(warm, cosine, milestones=[8]), every=1))
-    with pytest.raises(ConfigError) as caught:
-        choice("warmup_multi_step", "scheduler.schedules.decay.milestones=[5,3]")
-    assert [problem.path for problem in caught.value.problems] == ["scheduler.schedules.decay.milestones"]
 
 
 @pytest.mark.parametrize(

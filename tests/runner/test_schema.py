@@ -21,7 +21,6 @@ from samewise.runner.commands.init import make
 from samewise.runner.config import json_schema, json_types, project
 from samewise.runner.config.instantiate import locate
 
-Run = Callable[..., Any]
 NAMED = ("callbacks", "param_groups")
 """Groups whose keys are names of the user's choice."""
 SERVER = "yaml-language-server@1.19.2"
@@ -158,16 +157,6 @@ def test_a_file_that_is_not_yaml_is_named_and_the_schemas_know_the_others(tmp_pa
     schemas, problems = json_schema.project_schemas(project.Project(tmp_path, configs=(tmp_path,)))
     assert [problem.path.rpartition("optimizer/")[2] for problem in problems] == ["half.yaml:3", "made.yaml:2", "odd.yaml"]
     assert set(texts) <= set(schemas["definitions"]["definitions"]["choice-of-optimizer"]["anyOf"][0]["enum"])
-
-
-@pytest.mark.slow
-def test_a_file_that_is_not_a_schema_is_not_overwritten(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.json").write_text("{}")
-    done = samewise("schema", "--out", ".")
-    assert done.returncode == 2
-    assert "model.json" in done.stderr
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("model.json", "{}")]
 
 
 class Editor:

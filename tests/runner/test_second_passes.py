@@ -57,10 +57,6 @@ def test_other_calls_of_a_unit_are_not_refused(calls: tuple[bool | None, ...]) -
         model(VALUE.clone().requires_grad_()).sum().backward()
 
 
-def test_reentrant_checkpoints_within_a_unit_are_not_refused() -> None:
-    wrap(nn.Sequential(Repeats(True, True)), ["0"])(VALUE.clone().requires_grad_()).sum().backward()
-
-
 @pytest.mark.parametrize("shard", [[], ["0"]], ids=["the model", "a unit"])
 def test_a_gradient_of_a_gradient_through_a_unit_is_refused(shard: list[str]) -> None:
     value = VALUE.clone().requires_grad_()
@@ -68,21 +64,3 @@ def test_a_gradient_of_a_gradient_through_a_unit_is_refused(shard: list[str]) ->
     with pytest.raises(ConfigError, match="differentiates a gradient") as caught:
         torch.autograd.grad(total, value, create_graph=True)
     assert "'Sequential'" in str(caught.value), "the first that it passes through"
-
-
-class Energy(nn.Module):
-    """Returns the gradient of its layer's output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-
-    def forward(self, value: Tensor) -> Tensor:
-        value = value.clone().requires_grad_()
-        return torch.autograd.grad(self.layer(value).sum(), value, create_graph=True)[0]
-
-
-def test_a_gradient_of_a_gradient_within_a_unit_is_not_refused() -> None:
-    model = wrap(Energy(), [])
-    model(VALUE).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -61,10 +61,6 @@ def test_hooks_of_parameters_are_refused(method: str):
     assert "stem.weight" in str(caught.value)
 
 
-def test_parametrised_weights_are_not_taken_for_parameters_with_hooks():
-    require_no_parameter_hooks(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.utils.spectral_norm(nn.Linear(3, 3))))
-
-
 def test_the_digest_of_shards_is_that_of_chunks_as_torch_cuts_them():
     state = {"weight": torch.randn(5, 3), "running": torch.randn(4)}
     cut = [*state["weight"].chunk(4), torch.empty(0, 3)]

@@ -89,19 +89,6 @@ def test_only_modules_that_the_experiment_imports_are_warned_about(lab, tmp_path
 
 
 @pytest.mark.slow
-def test_the_most_similar_of_several_earlier_versions_is_named(train, lab):
-    assert train().returncode == 0
-    (first,) = runs(lab)
-    text = edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
-    assert train().returncode == 0
-    write(lab / "lab_of_code" / "parts" / "layers.py", text)
-    edit(lab / "lab_of_code" / "data.py", *EDITS["data set"][1:3])
-    done = train()
-    assert f"data.py has changed: Marks.__getitem__\n    before: {first}" in done.stderr
-    assert "layers.py" not in done.stderr
-
-
-@pytest.mark.slow
 def test_an_unfinished_run_is_left_alone_if_the_code_has_changed(train, lab):
     assert train().returncode == 0
     (first,) = runs(lab)
@@ -155,19 +142,6 @@ def test_a_restarted_rank_does_not_continue_with_changed_code(lab, tmp_path, mon
     edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
     with pytest.raises(ConfigError, match=re.escape("lab_of_code/parts/layers.py has changed: head")):
         _adopt_config(dataclasses.replace(experiment), said)
-
-
-def test_versions_of_libraries_that_the_code_imports_are_compared(lab):
-    from samewise.runner.config import compose, project
-    from samewise.runner.records import environment
-
-    edit(lab / "lab_of_code" / "net.py", "import torch\n", "import torch\nimport yaml\nimport json\n")
-    libraries = compose.compose(EXPERIMENT, project=project.find(lab)).code.libraries
-    assert libraries == ("torch", "yaml")
-    found = environment._libraries(libraries)
-    assert list(found) == ["PyYAML"]
-    told = environment.differences({"libraries": found}, {"libraries": {"PyYAML": "0"}})
-    assert told == [f"version of PyYAML was {found['PyYAML']!r} and is '0'"]
 
 
 @pytest.mark.slow

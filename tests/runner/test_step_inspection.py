@@ -131,32 +131,12 @@ def test_a_changed_setting_is_named_where_it_first_shows(samewise, run, override
     assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["said"]
 
 
-def test_initial_weights_that_differ_are_not_looked_for_in_a_step(samewise, run) -> None:
-    found = verify(samewise, run, "seed=1")
-    assert (found["parts"]["step"], found["parts"]["stage"], found["parts"]["layer"]) == (0, "initial", "first.weight")
-    assert found["first"] is None
-
-
-@pytest.mark.slow
-def test_both_values_of_a_setting_are_reported_unless_verify_is_coarse(samewise, run) -> None:
-    done = samewise("verify", run, "scheduler.drops_at=3")
-    assert done.stderr.startswith("the same bits are expected: the environments agree")
-    assert "examined closely, step 3 differs first in the optimizer's momentum: 0.9 there, 0.5 here" in done.stdout
-    assert "examined closely" not in samewise("verify", run, "scheduler.drops_at=3", "--coarse").stdout
-
-
 @pytest.mark.slow
 def test_the_first_differing_step_between_traced_ones_is_found(samewise, lab) -> None:
     found = verify(samewise, train(lab, "trace.every_steps=4", "checkpoint.every_steps=6"), "scheduler.drops_at=3")
     assert found["parts"]["step"] == 4
     assert found["first"] == {"kind": "option", "name": "momentum"}
     assert any("step 3 differs first in the optimizer's momentum" in line for line in found["said"]), found["said"]
-
-
-def test_a_model_with_another_buffer_is_not_called_a_difference_of_computation(samewise, run) -> None:
-    said = verify(samewise, run, "model.noisy=unused")["said"]
-    assert "diverges at step 1: the models have other parameters or buffers: unused only here" in said
-    assert any("step 1 differs first in what the model has: there " in line for line in said), said
 
 
 @contextmanager
@@ -170,15 +150,6 @@ def altered_pixel(lab: Path) -> Iterator[None]:
         yield
     finally:
         shutil.move(lab / "kept.npy", lab / "pixels.npy")
-
-
-@pytest.mark.slow
-def test_the_samples_of_all_steps_between_traced_ones_are_named(samewise, lab) -> None:
-    run = train(lab, "trace.every_steps=4", "name=sparse", "batch_size=4", "loader.shuffle=false")
-    with altered_pixel(lab):
-        found = verify(samewise, run)
-    assert "diverges at step 4, or in steps 1 to 3, which the trace omits: the forward pass: the same input gave a different loss" in found["said"]
-    assert f"steps 1 to 2 load the samples {', '.join(map(str, range(8)))} of dataset.train, one of which may have changed" in found["said"], found["said"]
 
 
 def test_whether_bits_can_agree_is_predicted_from_the_two_environments() -> None:

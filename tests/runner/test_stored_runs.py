@@ -78,26 +78,6 @@ def test_stored_runs_are_listed_with_overrides_differences_and_best_value(samewi
     assert in_python.runs(uri=store, diff=True).sort_values("seed")["valid/accuracy"].tolist() == [0.9, 0.8]
 
 
-def test_a_monitored_metric_with_a_character_that_mlflow_refuses_has_its_best_value(
-    samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = RunFolder(tmp_path / "runs" / "tried" / "0123456789ab")
-    folder.create()
-    settings = OmegaConf.to_container(OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", experiment="tried")))
-    config = {"evaluate": {"monitor": "valid/mAP@50", "mode": "max", "also": {"valid/mAP@75": "max"}}, "tracking": settings}
-    folder.config.write_text(header.write({}, "") + OmegaConf.to_yaml(config))
-    folder.environment.write_text(json.dumps({"fingerprint": "0123456789ab" * 5, "total_steps": 30}))
-    tracker = open_tracker(folder, OmegaConf.structured(Tracking(enabled=False)), resume_step=None)
-    tracker.start()
-    for step, value in enumerate((0.5, 0.75, 0.25), start=1):
-        tracker.log({"valid/mAP@50": value, "valid/mAP@75": value / 2}, 10 * step)
-    tracker.finish("FINISHED")
-    assert "refuse" not in (done := samewise("sync")).stderr + done.stdout
-    (listed,) = json.loads(samewise("runs", "--uri", "sqlite:///runs/mlflow.db", "--json").stdout)
-    assert (listed["monitor"], listed["value"], listed["also"]) == ("valid/mAP_50", 0.75, {"valid/mAP_75": 0.375})
-
-
 def test_an_address_that_is_not_a_store_is_refused_and_nothing_is_created(
     samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,6 @@ import pytest
 import torch
 from samewise_runner_jobs import run
 from samewise_tiny import DIGITS
-from torch import nn
-
-from samewise.runner.errors import ConfigError
-from samewise.runner.strategies.sync_batch_norm import require_batch_norm, require_none
 
 TINY = [*DIGITS, "model.width=8", "replicas=2", "batch_size=16"]
 
@@ -24,24 +20,10 @@ def test_strategies_that_promise_bits_on_any_number_of_ranks_refuse_it(samewise,
     assert "strategy=ddp strategy.sync_batch_norm=true" in done.stderr
 
 
-def test_elastic_refuses_a_model_with_its_own_sync_batch_norm():
-    model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "norms": nn.ModuleList([nn.BatchNorm2d(4), nn.SyncBatchNorm(4)])})
-    with pytest.raises(ConfigError) as refused:
-        require_none(model, "strategy=elastic")
-    assert [problem.path for problem in refused.value.problems] == ["model.norms.1"]
-    require_none(nn.BatchNorm2d(4), "strategy=elastic")
-
-
 def test_check_refuses_it_without_cuda(samewise):
     done = samewise("check", *TINY, "strategy=ddp", "strategy.sync_batch_norm=true", "device=cpu")
     assert done.returncode == 2
     assert "strategy.sync_batch_norm: torch's SyncBatchNorm computes on CUDA devices only" in done.stderr
-
-
-def test_a_model_without_batch_norm_is_refused():
-    with pytest.raises(ConfigError, match="no batch norm"):
-        require_batch_norm(nn.GroupNorm(1, 4), torch.device("cuda"))
-    require_batch_norm(nn.Sequential(nn.BatchNorm1d(4)), torch.device("cuda"))
 
 
 @pytest.mark.gpu

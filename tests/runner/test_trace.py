@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import resource
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +21,6 @@ from samewise.runner.verify.divergence import (
     explain,
     first_altered_tensor,
     first_divergence,
-    misstated_losses,
-    other_layers,
     other_start,
     same_start,
 )
@@ -91,14 +88,6 @@ def test_a_run_may_be_resumed_with_a_sparser_trace_or_none(tmp_path):
         trace_reader.read_trace_of(folder)
 
 
-def test_lines_in_quick_succession_are_written_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace, "_EVERY_S", 3600.0)
-    known = []
-    record(tmp_path / "trace", 5, change=lambda step, _: known.append(len(trace_reader.read_trace(tmp_path / "trace")[1])))
-    assert known == [0, 0, 1, 1, 1, 1], "before the first step and in each"
-    assert list(trace_reader.read_trace(tmp_path / "trace")[1]) == [1, 2, 3, 4, 5]
-
-
 def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     record(tmp_path / "whole", 6)
@@ -131,13 +120,6 @@ def test_a_damaged_line_costs_no_other_line(tmp_path, capsys):
     assert "line 3 cannot be read" in capsys.readouterr().err
     with pytest.raises(DamagedFile, match="line 3"):
         trace_reader.read_trace(tmp_path / "spoilt")
-
-
-def test_an_unreadable_trace_is_set_aside(tmp_path):
-    (tmp_path / "trace").write_bytes(b"\0" * 100)
-    record(tmp_path / "trace", 6, start=4)
-    assert (tmp_path / "damaged-trace").read_bytes() == b"\0" * 100
-    assert list(trace_reader.read_trace(tmp_path / "trace")[1]) == [5, 6]
 
 
 def divergence(tmp_path, change):
@@ -223,15 +205,6 @@ def test_state_that_a_model_makes_itself_is_digested_as_it_is_after_the_step(tmp
     assert trace.describe_stage("weights", "net/mean", head).startswith("the forward pass")
 
 
-def test_the_first_computed_of_several_changed_gradients_is_named(tmp_path):
-    def change(step, net):
-        if step == 1:
-            net[0].weight.grad += 1
-            net[2].bias.grad += 1
-
-    assert divergence(tmp_path, change) == (1, "gradients", "2.bias")
-
-
 def test_one_bit_changes_a_digest():
     tensor = torch.zeros(1000)
     before = digests([tensor])
@@ -310,22 +283,3 @@ def test_a_later_phase_of_a_step_is_not_blamed_for_what_an_earlier_one_did():
     assert explained(line_of(3.0, [1, 2], [3, 9]), logged)[:2] == ("weights", "g.weight")
     without = {**updated, "layers": {}}
     assert explained(without, logged)[2] == words
-
-
-def test_digests_of_layers_that_contradict_that_of_all_are_told():
-    head, one = {name: ["a", "b"] for name in ("gradients", "weights")}, line_of(3.0, [1, 2], [3, 4])
-    for gradients, weights, place in (([1, 2], [3, 4], None), ([9, 2], [3, 4], ("gradients", "a")), ([1, 2], [3, 9], ("weights", "b"))):
-        two = {**one, "layers": line_of(3.0, gradients, weights)["layers"]}
-        assert first_divergence(head, one, two) is None
-        assert other_layers(head, one, two) == place
-    assert other_layers(head, one, {**one, "layers": {}}) is None
-
-
-def test_losses_that_only_a_trace_has_otherwise_are_told():
-    lines, rounded = [{"loss": (3.0).hex()}, {"loss": (1.5).hex()}], [{"loss": (0.1 + 0.2 + 0.3).hex()}, {"loss": (0.3 + 0.3).hex()}]
-    assert misstated_losses(lines, {"loss": (3.0, 3.0), "gradient_norm": (1.0, 1.0)}) == [3.0, 1.5]
-    assert misstated_losses(lines, {"loss": (math.nan, math.nan)}) == [3.0, 1.5]
-    for unknown in ({}, {"gradient_norm": (1.0, 1.0)}, {"loss": (3.0, 1.5)}):
-        assert misstated_losses(lines, unknown) is None
-    assert misstated_losses(rounded, {"d/loss": (0.3, 0.3), "g/loss": (0.3, 0.3)}) == []
-    assert misstated_losses(rounded, {"loss": (0.6, 0.6)}) == [0.1 + 0.2 + 0.3, 0.3 + 0.3]

@@ -25,7 +25,6 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import Journal
 from samewise.runner.tracking.tracker import open_tracker
 
-TRAINER = Path(__file__).with_name("tracking_trainer.py")
 Points = dict[str, list[tuple[int, float]]]
 
 
@@ -110,21 +109,6 @@ def test_tensorboard_shows_each_value_once_however_often_it_is_sent(
     assert sum(1 for path in (folder.path / "tensorboard").iterdir() if path.stat().st_size) == 1
 
 
-def test_an_open_tensorboard_shows_no_value_twice(tmp_path: Path) -> None:
-    """The reader stays open, like the server, while a second sender writes the files again."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from samewise.runner.tracking.tensorboard import TensorBoard
-
-    folder = make_run(tmp_path)
-    TensorBoard(folder).synchronise(alive=True)
-    reader = EventAccumulator(str(folder.path / "tensorboard")).Reload()
-    time.sleep(1.1)  # the names of event files contain seconds
-    log(folder, range(6, 9), resume=6)
-    TensorBoard(folder).synchronise(alive=False)
-    assert [one.step for one in reader.Reload().Scalars("train/loss")] == list(range(1, 9))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "read"), [("tensorboard", by_tensorboard), ("wandb", by_wandb)])
 def test_a_killed_sender_loses_nothing(tmp_path: Path, backend: str, read: Callable[[RunFolder], tuple[Points, Any]]) -> None:
@@ -189,13 +173,6 @@ def test_a_missing_key_of_wandb_is_told_at_once_and_not_waited_for(tmp_path: Pat
     assert during == f"nothing is sent to Weights & Biases: {why}; training continues"
     assert at_end == f"not everything has reached Weights & Biases yet: {why}; run `samewise sync {folder.path}` to send the rest"
     assert by_tensorboard(folder)[0]["train/loss"] == [(1, 0.5)]
-
-
-def test_a_tag_that_is_too_long_for_wandb_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = Tracking(uri="sqlite:///runs/mlflow.db", report_to=["wandb"], tags={"short": "x" * 58, "long": "x" * 60})
-    open_tracker(RunFolder(tmp_path), OmegaConf.structured(settings), resume_step=None)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "samewise.tracking"]
-    assert said.startswith("tracking.tags: long is cut, with its value, to 64 of 65 characters, the most that Weights & Biases accepts")
 
 
 @pytest.mark.parametrize(("backend", "link"), [("tensorboard", "tensorboard"), ("tensorboard", "tensorboard/events.out.tfevents.1"), ("wandb", "wandb")])

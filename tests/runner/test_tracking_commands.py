@@ -115,13 +115,6 @@ def test_the_model_of_an_unfinished_run_is_not_logged(unsent: RunFolder, capsys:
     assert "models:/" not in said.out
 
 
-def test_sync_reports_what_it_could_not_send(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
-        assert main(["sync", "--uri", f"http://127.0.0.1:{nobody.getsockname()[1]}"]) == 1
-    assert "could not be sent" in capsys.readouterr().out
-
-
 def test_a_run_whose_folder_disappears_keeps_its_status(unsent: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from samewise.runner.tracking.sending import Sending
 

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-from samewise.runner.records import tested
-from samewise.runner.tracking import front_page
 from samewise.runner.tracking.best import Best
 from samewise.runner.tracking.views import StoredRun, note, parts, view
 
@@ -69,27 +66,6 @@ def test_a_view_and_its_charts_begin_with_the_best_by_the_monitored_metric(which
     assert {one["metricSectionId"] for one in made["compareRunCharts"]} == {one["uuid"] for one in made["compareRunSections"]}
 
 
-def test_older_runs_without_a_best_value_are_sorted_by_the_last_value() -> None:
-    old = [run(number, 0.5 * number) for number in (1, 2)]
-    for one in old:
-        del one.metrics["best/valid/accuracy"]
-    (part,) = parts(old)
-    assert part.sort_metric == "valid/accuracy"
-    assert view(part)["orderByKey"] == "metrics.`valid/accuracy`"
-    assert [one.id for one in part.best_first()] == ["id2", "id1"]
-
-
-def test_a_metric_is_found_by_its_name_in_mlflow() -> None:
-    (part,) = parts([run(number, 0.5 * number, monitor="valid/mAP_50", **{"evaluate.monitor": "valid/mAP@50"}) for number in (1, 2)])
-    assert (part.sort_metric, part.monitor, part.is_lower_better) == ("best/valid/mAP_50", "valid/mAP_50", False)
-
-
-def test_a_view_of_runs_that_logged_nothing_is_not_sorted() -> None:
-    made = view(parts([run(1, None)])[0])
-    assert "orderByKey" not in made
-    json.dumps(made, allow_nan=False)
-
-
 def test_the_description_begins_with_the_best_run_and_what_sets_it_apart() -> None:
     told = note("7", parts(RUNS))
     first, read, *others = told.split("\n\n")
@@ -102,34 +78,11 @@ def test_the_description_begins_with_the_best_run_and_what_sets_it_apart() -> No
     assert 'compare-runs?runs=["id2","id3","id1"]&experiments=["7"]' in unquote(lines[0])
 
 
-def test_runs_that_monitor_another_metric_are_not_compared_with_the_best() -> None:
-    least = [run(number, 2.0 + number, monitor="valid/loss", mode="min", seed=str(number)) for number in (1, 2)]
-    told = note("7", parts([*least, run(3, 0.9, **{"optimizer.lr": "0.3"}), run(4, None, monitor="valid/loss", mode="min")]))
-    assert "best of 2 is [run 1](#/experiments/7/runs/id1), `valid/loss` **3**, with seed **1** (not 2); not compared: 2 runs with" in told
-    assert "optimizer.lr" not in told
-
-
-def test_the_description_of_very_many_experiments_fits_into_a_tag() -> None:
-    many = [run(number, 0.5, experiment=f"experiment{number // 2}", **{"optimizer.lr": str(number)}) for number in range(200)]
-    assert len(note("1", parts(many))) <= 5000
-
-
-def test_the_description_counts_the_runs_that_equal_the_best() -> None:
-    same = [run(number, 0.5, **{"optimizer.lr": str(number)}) for number in range(3)]
-    assert "`valid/accuracy` **0.5** (equally good: 2 others), with optimizer.lr **0** (not 1, 2)" in note("1", parts(same))
-
-
 def test_names_are_escaped_in_the_description() -> None:
     odd = [run(number, number, **{"model.act": name}) for number, name in enumerate(["relu", "<img src=x> [a](javascript:b) `c`"])]
     told = note("1", parts(odd))
     assert "<img" not in told.replace("\\<", "")
     assert "[a]" not in told.replace("\\[", "")
-
-
-def test_nothing_is_asked_of_an_mlflow_that_is_newer_than_tested(monkeypatch) -> None:
-    monkeypatch.setitem(tested.NEWEST, "mlflow", "3.16")
-    monkeypatch.setattr(front_page, "_ask", lambda *_: pytest.fail("the server was asked"))
-    assert front_page.prepare("http://127.0.0.1:9") == "http://127.0.0.1:9/#/experiments"
 
 
 def test_the_best_so_far_is_unknown_at_first_and_nan_is_worse_than_any_number() -> None:

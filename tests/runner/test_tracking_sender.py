@@ -92,9 +92,3 @@ def test_without_the_shared_process_a_run_starts_its_own_sender(folder: RunFolde
     assert not Path(shared.address).parent.exists()
     run = finish(start(folder, store.uri, 10))
     assert store.points(run) == (20, expected(10))
-
-
-@pytest.mark.slow
-def test_a_run_reports_how_it_ended(folder: RunFolder, store: Store) -> None:
-    run = finish(start(folder, store.uri, 5, status="FAILED"))
-    assert store.status(run) == "FAILED"

@@ -80,16 +80,6 @@ def test_a_crash_before_the_new_run_is_noted_leaves_no_second_run(written: RunFo
     assert store.points(noted["run_id"]) == (20, expected(10))
 
 
-def test_a_damaged_record_of_what_was_sent_is_kept_beside_the_new_one(written: RunFolder, store: Store) -> None:
-    sending(written, store).synchronise(alive=True)
-    spoilt = written.tracking.read_bytes()[:-10] + b"\xff" * 10
-    written.tracking.write_bytes(spoilt)
-    after = sending(written, store)
-    after.synchronise(alive=False)
-    assert store.points(after.progress.run_id) == (20, expected(10))
-    assert written.tracking.with_name("damaged-tracking.json").read_bytes() == spoilt
-
-
 def test_sending_everything_again_changes_nothing(written: RunFolder, store: Store) -> None:
     first = sending(written, store)
     first.synchronise(alive=False)
@@ -98,14 +88,6 @@ def test_sending_everything_again_changes_nothing(written: RunFolder, store: Sto
     again.progress.sent.clear()
     assert again.synchronise(alive=False).metrics == 20
     assert store.points(first.progress.run_id) == (20, expected(10))
-
-
-def test_a_status_that_arrives_late_is_corrected(written: RunFolder, store: Store) -> None:
-    first = sending(written, store)
-    first.synchronise(alive=False)
-    first.client.update_run(first.progress.run_id, status="RUNNING")  # from a sender that was killed while a slow server handled its request
-    sending(written, store).synchronise(alive=False)
-    assert store.rows("select status from runs where run_uuid = ?", first.progress.run_id) == [("FINISHED",)]
 
 
 def test_a_status_that_arrives_after_the_end_is_corrected_by_the_last_sender(written: RunFolder, store: Store) -> None:
@@ -127,13 +109,6 @@ def test_a_status_that_arrives_after_the_end_is_corrected_by_the_last_sender(wri
     assert store.rows("select status from runs where run_uuid = ?", killed.progress.run_id) == [("FINISHED",)]
 
 
-def test_a_new_run_is_set_running_without_a_separate_request(written: RunFolder, store: Store) -> None:
-    one = sending(written, store)
-    one.client.update_run = None  # nothing calls it
-    one.synchronise(alive=True)
-    assert store.rows("select status from runs where run_uuid = ?", one.progress.run_id) == [("RUNNING",)]
-
-
 def test_a_run_with_only_its_end_unsent_is_behind_until_it_is_sent(written: RunFolder, store: Store) -> None:
     one = sending(written, store)
     ends = one.client.set_terminated
@@ -150,14 +125,6 @@ def test_a_run_with_only_its_end_unsent_is_behind_until_it_is_sent(written: RunF
     one.client.set_terminated = ends
     one.synchronise(alive=False)
     assert not is_behind(written)
-
-
-def test_tags_added_at_the_end_of_a_run_are_sent(written: RunFolder, store: Store) -> None:
-    sending(written, store).synchronise(alive=True)
-    write_json(written.tags, {"sweep.pruned": "at evaluation 2"})
-    after = sending(written, store)
-    after.synchronise(alive=False)
-    assert ("at evaluation 2",) in store.rows("select value from tags where run_uuid = ? and key = 'sweep.pruned'", after.progress.run_id)
 
 
 def test_an_empty_tag_is_sent_and_a_long_one_is_cut_with_a_warning(written: RunFolder, store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -276,16 +243,6 @@ def test_a_path_with_both_kinds_of_quotes_has_a_store(folder: RunFolder, tmp_pat
     assert store.rows("select status from runs") == [("FINISHED",)]
     assert (home / "mlartifacts" / str(one.progress.run_id) / "artifacts" / "a.txt").read_text() == "a"
     assert set(store.rows("select artifact_location from experiments")) == {(f"{home}/mlartifacts",), (f"{home}/mlartifacts/0",)}
-
-
-@pytest.mark.slow
-def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path: Path, store: Store) -> None:
-    from samewise.runner.tracking.store import open_client
-
-    torn = store.path.read_bytes()[:5000]
-    (tmp_path / ".mlflow.db.new").write_bytes(torn)
-    open_client(f"sqlite:///{tmp_path}/mlflow.db").search_experiments()
-    assert not (tmp_path / ".mlflow.db.new").exists()
 
 
 @pytest.mark.slow

@@ -119,14 +119,6 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
     assert not (here / "runs").exists()
 
 
-def test_the_range_test_goes_on_where_losses_are_negative(here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("tune", "lr", *SMALL, "+model.bottom=-100", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert 2 / 8 < found["rises"] <= found["diverges"]
-    assert 2 / 8 / 100 < found["lr"] < 2 / 8 / 2
-
-
 @pytest.mark.parametrize("rule", ["lr_factor: 10", "lr_factor: 0.1"])
 def test_the_range_test_gives_the_optimizers_own_rate_with_parameter_groups(here: Path, samewise: Callable[..., Any], rule: str) -> None:
     """The bowl's only weight trains at a multiple of it, so the edge of stability is at a fraction of what it is without groups."""
@@ -215,19 +207,6 @@ def test_a_fall_smaller_than_the_scatter_suggests_nothing() -> None:
         learning_rate.suggest([(10 ** (-6 + 7 * step / 99), 1 + chance.gauss(0, 0.3)) for step in range(100)])
 
 
-@pytest.mark.slow
-def test_the_largest_batch_that_fits_is_found(here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("tune", "batch_size", *HUNGRY, "+model.refuses_from=47", "--steps", 1, "--largest", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["is_largest"]
-    assert 40 <= found["largest"] <= 46, "to an eighth"
-    assert all((one["ms"] is not None) == (one["batch_size"] < 47) for one in found["tried"])
-    assert found["settings"]["batch_size"] <= found["largest"]
-    assert "asks for 4.5e+06 GB of memory at once" in found["reason"]
-    assert not (here / "runs").exists()
-
-
 def test_only_full_batches_are_measured(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen, steps = set[tuple[int, int]](), batch_size.RepeatedRun.steps
 
@@ -239,16 +218,6 @@ def test_only_full_batches_are_measured(here: Path, samewise: Callable[..., Any]
     monkeypatch.setattr(batch_size.RepeatedRun, "steps", noting)
     assert samewise("tune", "batch_size", *HUNGRY, "loader.drop_last=false", "--steps", 2, "--largest", "--json").returncode == 0
     assert seen == {(size, size) for size in (8, 16, 32, 64)}, "of 96 samples, the second step of 64 would have 32"
-
-
-def test_a_batch_that_would_exceed_the_bound_is_not_tried() -> None:
-    tried = {size: batch_size.Size(size, 1.0, 1000 + 10 * size) for size in (8, 16)}
-    refuse = batch_size._skip_too_large
-    assert refuse(32, tried, 1320) is None
-    refused = refuse(32, tried, 1319)
-    assert refused is not None
-    assert (refused.fits, refused.bytes) == (False, 1320)
-    assert refuse(32, tried, None) is None
 
 
 def test_the_smallest_of_equally_fast_batch_sizes_is_suggested() -> None:

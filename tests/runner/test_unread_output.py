@@ -13,7 +13,6 @@ import pytest
 from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
-from samewise.runner.secrets import filter_output, unfiltered_stream
 
 
 def pipe() -> TextIO:
@@ -60,16 +59,6 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert "Broken pipe" in capfd.readouterr().err
 
 
-@UNREAD
-def test_prints_beside_samewise_are_silent_with_unread_output(make: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
-    out, _ = leave_unread(make, monkeypatch)
-    with filter_output():
-        print("a line")
-        unfiltered_stream(sys.stderr).write("a coloured line\n")
-    print("another")
-    assert sys.stdout is out
-
-
 def test_a_command_with_unread_output_ends_without_a_message() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -85,13 +74,3 @@ def test_a_full_disk_behind_standard_output_is_an_error_that_names_it(monkeypatc
             monkeypatch.setattr(sys, "stdout", full)
             assert main(["--help"]) == 1
             assert capfd.readouterr().err.startswith("error: the disk is full at /dev/full; hint: free some space")
-
-
-@pytest.mark.slow
-def test_the_interpreter_says_no_more_of_a_full_disk_behind_standard_output() -> None:
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "samewise", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=buffered, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: the disk is full at standard output; hint: ")
-    assert done.stderr.count("\n") == 1

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, log_loss, recorded_in, rewrite_head
-from samewise_runner_promise import Promise
 from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
@@ -20,7 +16,6 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.verify.preconditions import require_one_process
-from samewise.runner.verify.record_comparison import describe_foreign
 
 
 @pytest.fixture(scope="module")
@@ -40,31 +35,6 @@ def test_verify_reports_the_same_bits(samewise, run):
     assert "the same bits: 12 of 12 steps compared, weights" in done.stdout
 
 
-def test_a_run_without_a_record_of_its_environment_is_compared_and_that_is_said(samewise, run):
-    (run / "environment.json").unlink()
-    done = samewise("verify", run)
-    assert done.returncode == 0, done.stdout
-    assert "environment.json: is missing: whether another environment explains a difference cannot be known" in done.stdout
-    forge(run, 1, batch="0" * 16)
-    done = samewise("verify", run)
-    assert done.returncode == 1
-    assert "diverges at step 1: the data" in done.stdout
-
-
-@pytest.mark.parametrize("altered", [False, True])
-def test_samples_are_named_only_if_the_config_says_which_were_loaded(samewise, run, altered):
-    if altered:
-        text = (run / "config.yaml").read_text()
-        assert "\nseed: 0\n" in text
-        (run / "config.yaml").write_text(text.replace("\nseed: 0\n", "\nseed: 1\n"))
-    else:
-        forge(run, 1, batch="0" * 16)
-    said = samewise("verify", run, "--trust").stdout
-    assert ("diverges at step 0: the initial weights" if altered else "diverges at step 1: the data") in said, said
-    assert ("config.yaml is that of another experiment" in said) == altered
-    assert ("it loads the samples " in said) != altered
-
-
 def test_overrides_that_only_shorten_training_are_refused(samewise, run):
     done = samewise("verify", run, "max_steps=4")
     assert done.returncode == 2
@@ -80,21 +50,6 @@ def test_a_sparse_trace_is_compared_at_its_lines_and_weights_at_the_end(samewise
     few = samewise("verify", folder, "--steps", "7").stdout
     assert "the same bits: 1 of 1 steps compared" in few
     assert "step 10" not in few
-
-
-def test_a_trace_without_lines_leaves_the_weights_and_results_to_compare(samewise, tmp_path):
-    assert samewise("train", *TINY, "max_steps=2", "trace.every_steps=5", f"run_root={tmp_path}").returncode == 0
-    (folder,) = tmp_path.glob("*/*/")
-    done = samewise("verify", folder)
-    assert (done.returncode, done.stdout.splitlines()[-1].partition("weights")[0]) == (0, "the same bits: ")
-    assert done.stdout.endswith(" in both; no step has a line in the trace (trace.every_steps=5, 2 steps)\n")
-    other = samewise("verify", folder, "optimizer.lr=0.3")
-    assert other.returncode == 1
-    assert "no step was compared; no step has a line in the trace" in other.stdout
-    assert "diverges at step 0: the initial weights" in samewise("verify", folder, "seed=1").stdout
-    few = samewise("verify", folder, "--steps", "1")
-    assert few.returncode == 2
-    assert "--steps: no step has a line in the trace: trace.every_steps=5; hint: without --steps, the weights and the results are compared" in few.stderr
 
 
 def test_a_run_without_steps_is_verified_by_its_evaluation(samewise, tmp_path):
@@ -180,15 +135,6 @@ def test_an_altered_loss_is_found_though_no_chain_covers_it(samewise, run):
 
 
 @pytest.mark.slow
-def test_a_run_with_an_older_summary_without_digests_is_verified(samewise, run):
-    summary = json.loads((run / "summary.json").read_text())
-    assert sorted(summary.pop("checkpoints_sha256")) == ["12", "4", "8"]
-    assert summary.pop("trace_sha256") == hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
-    (run / "summary.json").write_text(json.dumps(summary))
-    assert samewise("verify", run, "--steps", "1").returncode == 0
-
-
-@pytest.mark.slow
 def test_a_run_from_another_environment_is_not_compared(samewise, run):
     environment = json.loads((run / "environment.json").read_text())
     environment["decides"]["versions.torch"] = environment["versions"]["torch"] = "1.4.0"
@@ -198,13 +144,6 @@ def test_a_run_from_another_environment_is_not_compared(samewise, run):
     assert "not comparable" in done.stdout
     assert "1.4.0" in done.stdout
     assert samewise("verify", run, "--anyway").returncode == 0
-
-
-def test_the_digest_of_a_run_is_the_one_in_its_summary(samewise, run):
-    expected = json.loads((run / "summary.json").read_text())["weights_sha256"]
-    assert samewise("digest", run).stdout.split()[0] == expected
-    assert samewise("digest", run / "checkpoints/step-00000012/state.pt").stdout.split()[0] == expected
-    assert samewise("digest", run / "checkpoints/step-00000004").stdout.split()[0] != expected
 
 
 def test_a_digest_is_of_the_newest_checkpoint_or_it_says_so(run, capsys):
@@ -238,38 +177,3 @@ def test_a_run_that_one_process_cannot_repeat_is_refused(strategy):
     said = rf"strategy: `verify` trains again in one process, and strategy={strategy} needs several.*samewise train --fresh"
     with nullcontext() if strategy == "elastic" else pytest.raises(ConfigError, match=said):
         require_one_process(composed, project)
-
-
-def test_overrides_that_change_the_data_are_not_called_changed_files():
-    foreign, again = ["data.train.fingerprint: a there, b here", "device: cpu there, cuda here"], SimpleNamespace(splits={})
-    said = describe_foreign(foreign, again, ["seed", "dataset.train.flip"])  # pyright: ignore[reportArgumentType]
-    words = "the environments differ in what can change bits: device: cpu there, cuda here; the data differ (the overrides change dataset.train.flip): "
-    assert said == f"{words}data.train.fingerprint: a there, b here"
-    assert "files have changed, or the data set does not repeat" in describe_foreign(foreign, again, ["seed"])  # pyright: ignore[reportArgumentType]
-
-
-def test_a_missing_run_is_reported(samewise, run):
-    done = samewise("verify", "0000", "--run-root", run.parents[1])
-    assert done.returncode == 2
-    assert "no such run" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_run_resumed_with_another_monitored_metric_and_without_a_callback_is_verified(samewise, tmp_path):
-    given = [*TINY, "evaluate.every_steps=2", "optimizer.maximize=true", "max_steps=40", "max_epochs=99"]
-    made = Promise(given)
-    assert made.kill_within(tmp_path, random.Random(0), "callbacks=default", fewest=12, most=14)
-    run = made.run(tmp_path, "callbacks=none", "evaluate.also={valid/loss: min}")
-    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = {entry["step"]: entry["metrics"]["valid/loss"] for entry in logged if "valid/loss" in entry.get("metrics", {})}
-    best = json.loads((run / "summary.json").read_text())["metrics"]["also"]["valid/loss"]
-    assert (best["valid/loss"], best["step"]) == (min(losses.values()), min(losses, key=losses.__getitem__))
-    assert best["step"] <= 12, "before the run was resumed"
-    for audit in ([], ["--audit", "all"]):
-        done = samewise("verify", run, *audit)
-        assert done.returncode == 0, done.stdout
-        assert "cannot be verified: train/lr, which training again does not log, nor did the run once it had been resumed" in done.stdout
-
-    lines = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(lines.replace('"valid/accuracy": ', '"valid/f1": 0.99, "valid/accuracy": '))
-    assert "valid/f1 was logged as 0.99, and training again logs no valid/f1 at this step" in samewise("verify", run).stdout

@@ -94,24 +94,6 @@ def test_a_callback_that_logs_one_of_the_runs_own_metrics_is_refused_by_its_name
     assert run.step == step
 
 
-class Late(Callback):
-    averaged: torch.nn.Module | None = None
-
-    def on_start(self, run: RunView) -> None:
-        self.averaged = run.copy_model()
-
-    def models(self) -> dict[str, torch.nn.Module]:
-        return {"late": self.averaged} if self.averaged else {}
-
-
-def test_a_model_that_a_callback_makes_only_when_training_starts_gives_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = build_run(tmp_path)
-    run.callbacks["mine"] = Late()
-    fit(run)
-    assert "warning: callbacks.mine: models() has late only after on_start" in capsys.readouterr().err
-    assert "late/valid/accuracy" in run.folder.summary.read_text()
-
-
 def test_copies_in_the_view_share_no_memory_with_the_model(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     trained = {tensor.untyped_storage().data_ptr() for tensor in run.model.state_dict().values() if tensor.numel()}
@@ -126,16 +108,3 @@ def test_the_parts_of_training_are_hidden_and_the_error_names_what_is_visible(na
     view = build_run(tmp_path).recorder.view
     with pytest.raises(AttributeError, match=rf"a callback cannot access '{name}' of a run.*weights"):
         getattr(view, name)
-
-
-def test_the_view_cannot_be_set(tmp_path: Path) -> None:
-    view: Any = build_run(tmp_path).recorder.view
-    for name in ("step", "best", "model", "anything"):
-        with pytest.raises(AttributeError):
-            setattr(view, name, 3)
-
-
-def test_the_parts_of_a_run_cannot_be_replaced(tmp_path: Path) -> None:
-    run: Any = build_run(tmp_path)
-    with pytest.raises(AttributeError):
-        run.model = torch.nn.Identity()

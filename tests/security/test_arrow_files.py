@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,16 +42,6 @@ def test_repeated_text_counts_towards_the_limit_each_time(tmp_path: Path, form: 
         arrow_rows.tables(str(file), {"label": "label"})
 
 
-def test_fewer_rows_are_unpacked_at_once_if_rows_may_be_large() -> None:
-    def rows(*sizes: int) -> int:
-        groups = [SimpleNamespace(num_columns=1, column=lambda place, size=size: SimpleNamespace(total_uncompressed_size=size)) for size in sizes]
-        return arrow_rows._rows_at_once(SimpleNamespace(num_row_groups=len(groups), row_group=groups.__getitem__))
-
-    assert rows() == rows(1000, 1 << 20) == 64
-    assert rows(1000, 1 << 30) == 4
-    assert rows(1 << 40) == 1
-
-
 def test_offsets_outside_the_file_are_reported_as_damage(tmp_path: Path) -> None:
     file = write(tmp_path, pa.record_batch([pa.array(["ab", "cd", "ef"])], names=["label"]))
     sound, wrong = (b"".join(number.to_bytes(4, "little") for number in (0, 2, 4, last)) for last in (6, 1 << 30))
@@ -62,10 +50,3 @@ def test_offsets_outside_the_file_are_reported_as_damage(tmp_path: Path) -> None
     file.write_bytes(file.read_bytes().replace(sound, wrong))
     with pytest.raises(DataError, match=r"data\.arrow.*is damaged"):
         arrow_rows.tables(str(file), {"label": "label"})
-
-
-@pytest.mark.parametrize("files", [[], ["a.arrow", "a.arrow"], ["a\0.arrow"]])
-def test_a_state_file_that_save_to_disk_never_writes_is_damaged(tmp_path: Path, files: list[str]) -> None:
-    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in files]}))
-    with pytest.raises(DataError, match=r"state\.json.*is damaged"):
-        arrow_rows.tables(str(tmp_path), {"label": "label"})

@@ -14,7 +14,6 @@ from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose, dump, load, parse
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import find
-from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError
 
 SECRET = "s3cret-of-mine"
@@ -53,23 +52,10 @@ def test_a_config_file_from_others_reads_no_environment_variable(value: str, sam
     assert "x.yaml" in done.stderr
 
 
-def test_yaml_escapes_do_not_hide_a_resolver(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
-    done = samewise("show", "experiment=x", "--config-dir", theirs('name: "\\x24{oc.env:MINE}"'))
-    assert done.returncode == 2
-    assert SECRET not in done.stdout + done.stderr
-
-
 def test_a_config_file_from_others_may_refer_to_values_of_the_config(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     done = samewise("show", "experiment=x", "--config-dir", theirs("batch_size: 32\nname: 'a${oc.select:batch_size,${seed}}:b${seed}'"))
     assert done.returncode == 0, done.stderr
     assert "name: a32:b0" in done.stdout
-
-
-def test_the_users_own_config_may_read_environment_variables(samewise: Callable[..., Any], theirs: Callable[[str], Path], tmp_path: Path) -> None:
-    theirs("name: ${oc.env:MINE}")
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "theirs"\n')
-    assert f"name: {SECRET}" in samewise("show", "experiment=x").stdout
-    assert f"name: {SECRET}" in samewise("show", "experiment=resnet18_digits", "name=${oc.env:MINE}").stdout
 
 
 def test_a_saved_config_reads_no_environment_variable(theirs: Callable[[str], Path], tmp_path: Path) -> None:
@@ -175,38 +161,6 @@ def test_values_that_grow_exponentially_by_reference_are_refused(kind: str, comm
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
 
 
-@pytest.mark.parametrize("text", ["".join(f"  a{one + 1}: ${{param_groups.a{one}}}\n" for one in range(2000)), "  a0: ${${param_groups.a0}.x}\n"])
-def test_references_in_too_long_a_chain_are_refused(text: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
-    done = samewise("show", "experiment=x", "--config-dir", theirs(f"param_groups:\n{text}"))
-    assert done.returncode == 2
-    assert "refer to each other in too long a chain" in done.stderr
-
-
-def test_a_saved_config_that_grows_exponentially_is_refused() -> None:
-    """2 ** 60 letters, by interpolation."""
-    text = "name: " + "x" * 10 + "\n" + "".join(f"a{number}: ${{a{number - 1}}}${{a{number - 1}}}\n" for number in range(1, 40))
-    with pytest.raises(ConfigError, match="refers to others"):
-        parse(text, "config.yaml")
-
-
-@pytest.mark.slow
-def test_too_many_values_are_refused_whether_written_or_repeated(samewise, theirs) -> None:
-    """24,000 numbers in a list took `check` twenty seconds."""
-    done = samewise("check", "experiment=x", "--config-dir", theirs(f"recipe:\n  metrics: {[1] * 10_000}\n"))
-    assert done.returncode == 2
-    assert "x.yaml: has too many values for a config; hint: put a long list into a separate file" in done.stderr
-    assert samewise("show", "experiment=x", "--config-dir", theirs(f"recipe:\n  metrics: {[1] * 2_000}\n")).returncode == 0
-    repeated = "".join(f"  a{number}: ${{param_groups.a}}\n" for number in range(200))  # ten times as much took minutes
-    done = samewise("check", "experiment=x", "--config-dir", theirs(f"param_groups:\n  a: {[1] * 200}\n{repeated}"))
-    assert done.returncode == 2
-    assert "the config: has too many values for a config" in done.stderr
-
-
-def test_every_config_of_samewise_is_far_within_the_limits(repository: Path) -> None:
-    for file in (repository / "configs").rglob("*.yaml"):
-        require_modest(file.read_text() * 20, str(file), interpolations="own")
-
-
 @pytest.mark.parametrize(
     "setting",
     [
@@ -222,12 +176,6 @@ def test_a_tracking_address_in_a_config_from_others_is_a_problem(setting: str, t
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "theirs"\n')
     mine = find()
     assert "your tokens" not in str(problems(compose(["experiment=x"], project=mine), mine))
-
-
-def test_a_tracking_address_on_the_command_line_is_accepted(theirs: Callable[[str], Path]) -> None:
-    theirs("tracking: {uri: 'http://theirs.example:5000'}")
-    project = find(configs=["theirs"])
-    assert "your tokens" not in str(problems(compose(["experiment=x", "tracking.uri=http://mine.example:5000"], project=project), project))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from samewise_tiny import DIGITS
 
 from samewise.runner.bundles import rebuilding
@@ -57,13 +56,6 @@ def test_ranks_import_nothing_from_the_current_folder(strange: Path, is_project:
     marks = {path.read_text() for path in strange.glob("mark")}
     assert marks <= set(ABSENT) if is_project else not marks  # a project's own folder comes last on the path; its marks show that the test could fail
     assert marks or not is_project
-
-
-@pytest.mark.slow
-def test_a_sweep_with_workers_imports_nothing_from_the_current_folder(strange: Path) -> None:
-    done = run("sweep", *TINY, "seed=1,2", "loader.num_workers=1", f"run_root={strange / 'runs'}", folder=strange)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert not [*strange.glob("mark"), *strange.glob("*/mark")]
 
 
 @pytest.mark.slow
@@ -128,15 +120,6 @@ def test_a_config_file_that_sets_hydra_options_is_refused(settings: str, tmp_pat
         compose(["experiment=strange"], project=Project(tmp_path, configs=(tmp_path,)))
 
 
-def test_a_file_in_the_current_folder_does_not_set_the_size_of_pictures(tmp_path: Path) -> None:
-    """At a resolution of 7000 `eval` took 17 GB."""
-    (tmp_path / "matplotlibrc").write_text("savefig.dpi: 300\nfigure.dpi: 300\n")
-    code = "from matplotlib.figure import Figure; from samewise.recipes.parts.figures import save_figure; save_figure(Figure(figsize=(1, 1)), 'made.png')"
-    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True, capture_output=True)
-    with Image.open(tmp_path / "made.png") as made:
-        assert made.size == (100, 100)
-
-
 def git(folder: Path, *arguments: str) -> None:
     quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "file"}
     subprocess.run(["git", "-c", "user.email=a@b", "-c", "user.name=a", *arguments], cwd=folder, env={**os.environ, **quiet}, check=True, capture_output=True)
@@ -178,20 +161,6 @@ def test_recording_the_state_of_a_received_checkout_runs_nothing(kind: str, tmp_
     for control in (("diff", "HEAD"), ("status",)):
         subprocess.run(["git", *control], cwd=here, capture_output=True, check=False)
     assert mark.exists()  # otherwise the test could not fail
-
-
-def test_a_checkout_with_its_work_tree_elsewhere_is_ignored(tmp_path: Path) -> None:
-    here, mine = tmp_path / "checkout", tmp_path / "mine"
-    here.mkdir()
-    mine.mkdir()
-    git(here, "init", "-q")
-    (here / "notes").write_text("theirs\n")
-    git(here, "add", ".")
-    git(here, "commit", "-q", "-m", "x")
-    (mine / "notes").write_text("mine\n")
-    assert git_state(here)["commit"]
-    git(here, "config", "core.worktree", str(mine))
-    assert git_state(here) == {}
 
 
 @pytest.mark.parametrize("line", ["samewise train experiment=", "samewise train +experiment=x"])

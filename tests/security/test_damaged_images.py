@@ -28,33 +28,12 @@ def draw_png(mode: str, **options: object) -> bytes:
     return held.getvalue()
 
 
-def interlaced(rows: list[bytes]) -> bytes:
-    """A grey image of 1 x 1 in Adam7: its first pass alone."""
-    chunks = ((b"IHDR", struct.pack("!IIBBBBB", 1, 1, 8, 0, 0, 0, 1)), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack("!I", len(data)) + kind + data + struct.pack("!I", zlib.crc32(kind + data)) for kind, data in chunks)
-
-
 @pytest.mark.parametrize("level", [0, 6])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_an_intact_png_has_the_pixels_that_pillow_reads(tmp_path: Path, mode: str, level: int) -> None:
     (tmp_path / "a.png").write_bytes(raw := draw_png(mode, compress_level=level))
     expected = np.asarray(Image.open(io.BytesIO(raw)).convert("RGB"))
     assert torch.equal(read_image(tmp_path / "a.png"), torch.from_numpy(expected.copy()).permute(2, 0, 1))
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 2), ("P", 3), ("RGB", 3), ("RGBA", 4), ("I;16", 1)])
-def test_the_stored_channels_of_a_png_are_those_that_pillow_reads(tmp_path: Path, mode: str, channels: int) -> None:
-    (tmp_path / "a.png").write_bytes(raw := draw_png(mode))
-    image = Image.open(io.BytesIO(raw))
-    stored = np.asarray(image.convert({"1": "L", "P": "RGB"}.get(mode, mode)))
-    expected = torch.from_numpy(stored.astype(np.int64)).reshape(13, 18, channels).permute(2, 0, 1)
-    found = read_channels(tmp_path / "a.png", channels)
-    assert torch.equal(found.to(torch.int64) if not found.is_floating_point() else (found * 65535).round().to(torch.int64), expected)
-
-
-def test_an_interlaced_png_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(interlaced([b"\0\x07"]))
-    assert read_image(tmp_path / "a.png").tolist() == [[[7]]] * 3
 
 
 @pytest.mark.parametrize("place", [3, 90, 400])
@@ -89,11 +68,3 @@ def test_an_array_with_a_false_header_raises_an_error_that_names_it(tmp_path: Pa
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header + b"\n" + bytes(64))
     with pytest.raises(DataError, match=r"a\.npy"):
         read_channels(tmp_path / "a.npy", 5)
-
-
-def test_pages_are_counted_only_up_to_the_limit(tmp_path: Path) -> None:
-    pages = [Image.new("L", (2, 2), number) for number in range(40)]
-    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
-    with pytest.raises(DataError, match="has more than 5 pages"):
-        read_channels(tmp_path / "a.tif", 5)
-    assert read_channels(tmp_path / "a.tif", 40).shape == (40, 2, 2)

@@ -89,27 +89,6 @@ def test_a_logged_model_holds_only_its_checkpoint_files_and_no_links(run, beside
     assert not (tmp_path / "another").exists()
 
 
-def test_a_checkpoint_elsewhere_is_logged_only_from_the_users_own_run(run, tmp_path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move((run / "checkpoints" / "best").resolve(), elsewhere)
-    for link in ("best", "latest"):
-        (run / "checkpoints" / link).unlink()
-        (run / "checkpoints" / link).symlink_to(elsewhere)
-    assert len(_logged(run, tmp_path / "copy")) == 2
-    (run / ".signature").unlink()
-    with pytest.raises(ConfigError, match="is a link to a folder elsewhere, from which nothing is sent"):
-        _logged(run, tmp_path / "another")
-
-
-@pytest.mark.slow
-def test_sync_logs_a_model_without_the_links_beside_its_checkpoint(samewise, run, beside, tmp_path) -> None:
-    done = samewise("sync", run, "--to", "mlflow", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--log-model")
-    assert done.returncode == 0, done.stderr
-    held = [path for path in (tmp_path / "mlartifacts").rglob("*") if path.is_file()]
-    assert [path for path in held if path.name == "state.pt"]
-    assert not [path for path in held if b"SECRET" in path.read_bytes()]
-
-
 def test_pictures_and_reports_are_written_through_no_link(samewise, run, sweep, tmp_path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     mine.write_text("mine")

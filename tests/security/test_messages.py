@@ -12,9 +12,8 @@ import pytest
 from samewise_tiny import DIGITS
 from torch import nn
 
-from samewise.recipes.classification import ClassificationScores
 from samewise.runner.config.instantiate import locate
-from samewise.runner.errors import ConfigError, Problem, describe
+from samewise.runner.errors import ConfigError, describe
 from samewise.runner.optim.weights import load_weights
 from samewise.runner.records import tested
 
@@ -59,49 +58,11 @@ def test_a_forbidden_target_is_reported_with_what_to_do_instead(target: str) -> 
     assert f"'{target}'?" not in str(problem)
 
 
-INTERPOLATIONS = {
-    "${oc.env:NOPE}": "refers to an environment variable that is not set: NOPE; hint: set it (export NOPE=VALUE), or give a default: ${oc.env:NOPE,DEFAULT}",
-    "${oc.evn:HOME}": "uses the resolver 'oc.evn', which does not exist; hint: did you mean 'oc.env'?",
-    "${hydra:job.name}": "which does not exist; hint: write the value itself",
-    "${now:%Y}": "which does not exist; hint: write the value itself",
-    '${oc.decode:"["}': "is not a valid ${...}; hint: check its brackets and quotes",
-    "${sed}": "refers to a value that does not exist; hint: did you mean 'seed'?",
-}
-
-
-@pytest.mark.parametrize("value", INTERPOLATIONS)
-def test_an_unresolvable_value_is_reported_with_what_to_do(value: str, samewise: Callable[..., Any]) -> None:
-    done = samewise("check", "experiment=resnet18_digits", "--static", f"name={value}")
-    assert done.returncode == 2
-    assert f"error: name: {INTERPOLATIONS[value]}" in done.stderr or f"error: name: uses the resolver '{value[2:].partition(':')[0]}'" in done.stderr
-    assert INTERPOLATIONS[value] in done.stderr
-
-
-def test_a_file_is_named_only_once() -> None:
-    told = str(Problem("/data/a.wav", "cannot be read: [Errno 2] No such file or directory: '/data/a.wav'"))
-    assert told == "/data/a.wav: cannot be read: No such file or directory"
-    assert str(Problem("dataset", "failed: [Errno 13] Permission denied: '/data/a'", "/data/a")).count("/data/a") == 1
-
-
-def test_a_sweep_of_one_point_is_counted_in_the_singular(samewise: Callable[..., Any]) -> None:
-    assert "1 point, no problems found" in samewise("sweep", *TINY, "seed=0,0", "--list").stderr
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE, errno.ENAMETOOLONG])
 def test_a_disk_error_is_reported_with_its_file(number: int) -> None:
     code, said = describe(OSError(number, os.strerror(number), "runs/one/metrics.jsonl"))
     assert code == 1
     assert said.startswith(f"error: runs/one/metrics.jsonl: {os.strerror(number)}; hint: check the storage and the permissions")
-
-
-def test_an_exceeded_disk_quota_is_reported_as_a_full_disk() -> None:
-    assert "the disk is full at x; hint: free some space" in describe(OSError(errno.EDQUOT, "Disk quota exceeded", "x"))[1]
-
-
-def test_a_run_root_that_is_too_long_is_reported(samewise: Callable[..., Any]) -> None:
-    done = samewise("train", *TINY, f"run_root={'x/' * 3000}")
-    assert done.returncode == 1
-    assert "File name too long; hint: " in done.stderr
 
 
 def test_a_text_file_is_refused_as_weights() -> None:
@@ -125,33 +86,7 @@ def test_doctor_names_a_package_that_is_newer_than_tested(samewise: Callable[...
     assert "torch" not in newer
 
 
-def test_a_metric_that_is_text_is_named(samewise: Callable[..., Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClassificationScores, "compute", lambda self: {"loss": 0.1, "accuracy": "high"})
-    done = samewise("train", *TINY, f"run_root={tmp_path}")
-    assert done.returncode == 2
-    assert "valid/accuracy: this metric is not a number" in done.stderr
-    assert "'high'" in done.stderr
-
-
-def test_the_hint_for_a_folder_of_runs_names_its_run_root(samewise: Callable[..., Any], tmp_path: Any) -> None:
-    for fingerprint in ("0123", "4567"):
-        run = tmp_path / "elsewhere" / "one" / fingerprint
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text("")
-    for given in (run.parent, run.parent.parent):
-        done = samewise("eval", given)
-        assert done.returncode == 2
-        assert f"samewise runs --run-root {run.parent.parent}`" in done.stderr
-
-
 def test_a_pipe_in_place_of_weights_is_reported_and_does_not_block(tmp_path: Any) -> None:
     os.mkfifo(tmp_path / "weights.safetensors")
     with pytest.raises(ConfigError, match="is a pipe or a device, not a file of weights"):
         load_weights(nn.Linear(1, 1), str(tmp_path / "weights.safetensors"), strict=True)
-
-
-def test_mlflow_artifacts_are_not_mistaken_for_a_run_folder(samewise, tmp_path) -> None:
-    (tmp_path / "mlartifacts" / "f9dbbd29").mkdir(parents=True)
-    done = samewise("bundle", "f9dbbd29", "--run-root", tmp_path, "--out", tmp_path / "a.bundle")
-    assert done.returncode == 2
-    assert "no such run in" in done.stderr

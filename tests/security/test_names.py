@@ -126,10 +126,6 @@ def test_newlines_tabs_letters_and_progress_bars_are_kept() -> None:
     assert out.getvalue() == "\r 50%\na\\rb\n"
 
 
-def test_a_name_that_is_not_utf8_can_be_shown() -> None:
-    assert printable("a\udcff").isascii()
-
-
 def test_output_streams_are_restored() -> None:
     before = sys.stdout, sys.stderr
     with filter_output(), filter_output():

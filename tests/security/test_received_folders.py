@@ -146,24 +146,6 @@ def test_a_received_config_trains_below_runs_not_in_its_old_run_root(samewise, r
     assert len(list(home.glob("runs/one/*"))) == 2
 
 
-def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep) -> None:
-    config = run / "config.yaml"
-    lines = config.read_text().splitlines()
-    config.write_text("\n".join([*lines[:4], "a: [", *lines[4:]]))
-    told = samewise("eval", run, "--trust").stderr
-    assert f"{config}: is not a run's config: line " in told
-    config.unlink()
-    for name in (run, f"one/{run.name}"):
-        assert f"{run.name}: the folder exists, but has no config.yaml" in samewise("eval", name).stderr
-    (sweep / "points.jsonl").write_text("")
-    for given in (("sweep", sweep, "--status"), ("report", sweep)):
-        done = samewise(*given)
-        assert done.returncode == 2
-        assert "points.jsonl: the line of point 0 is damaged or missing" in done.stderr
-    (sweep / "sweep.json").unlink()
-    assert "has no sweep.json" in samewise("sweep", sweep, "--status").stderr
-
-
 def test_train_continues_an_unsigned_run_without_trust_and_signs_it(samewise, run) -> None:
     """`train` composes what it runs from the user's own command line."""
     (run / ".signature").unlink()
@@ -192,24 +174,6 @@ def test_concurrent_processes_create_one_key_that_only_the_user_can_read(tmp_pat
     key = tmp_path / "home" / "samewise" / "key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert [one.name for one in key.parent.iterdir()] == ["key"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spoilt", ["no folder can be made", "a key that is none"])
-def test_an_unwritable_home_leaves_folders_unsigned_without_an_error(samewise, home, tmp_path, monkeypatch, spoilt) -> None:
-    config = tmp_path / "config"
-    if spoilt == "no folder can be made":
-        config.write_text("a file, in the place of the folder")
-    else:
-        (config / "samewise").mkdir(parents=True)
-        (config / "samewise" / "key").write_text("")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
-    assert samewise("train", *TINY, "name=other").returncode == 0
-    run = next(home.glob("runs/other/*"))
-    assert not (run / ".signature").exists()
-    assert samewise("eval", run).returncode == 2
-    assert samewise("eval", run, "--trust").returncode == 0
-    assert samewise("eval", run).returncode == 2
 
 
 def test_a_user_without_a_home_folder_causes_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

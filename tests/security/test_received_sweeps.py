@@ -49,19 +49,6 @@ def test_a_received_sweep_is_shown_but_its_launcher_runs_only_if_trusted(samewis
     assert cluster.exists()
 
 
-def test_a_sweep_folder_cannot_allow_packages_for_its_launcher(samewise, sweep, tmp_path, monkeypatch) -> None:
-    mark = tmp_path / "mark"
-    (tmp_path / "strange_lab.py").write_text(
-        f"open({str(mark)!r}, 'w').close()\nfrom samewise.runner.launchers.local import Local\nclass Mine(Local):\n    detached = True\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    put_on_a_cluster(sweep, launcher={"_target_": "strange_lab.Mine"}, packages=["strange_lab"], root=str(tmp_path))
-    done = samewise("sweep", sweep, "--status", "--trust")
-    assert done.returncode == 2, done.stdout
-    assert "outside the packages" in done.stderr
-    assert not mark.exists()
-
-
 def test_a_copy_of_a_sweep_cannot_be_continued(samewise, home, sweep) -> None:
     shutil.copytree(sweep, home / "copy")
     mine = {file: file.stat().st_mtime_ns for file in sweep.rglob("*")}

@@ -237,16 +237,6 @@ def test_sync_sends_no_token_to_an_address_that_a_received_run_names(
     assert any(SECRET in line for line in heard)
 
 
-@pytest.mark.slow
-def test_the_reason_why_nothing_could_be_sent_is_logged(
-    theirs: tuple[str, list[str]], samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    done = samewise("train", *TINY, f"run_root={tmp_path}", f"tracking.uri={theirs[0]}", "tracking.flush_timeout_s=20", "tracking.log_system=false")
-    assert done.returncode == 0
-    assert "401" in caplog.text
-    assert "MLFLOW_TRACKING_TOKEN" in caplog.text
-
-
 @pytest.mark.parametrize("uri", [f"me:{SECRET}@host:5000", f"file://me:{SECRET}@host/x", f"http://me:{SECRET}@[::bad", f"http://me:x/{SECRET}@host:1"])
 def test_an_invalid_address_is_reported_without_its_password(samewise, uri) -> None:
     done = samewise("ui", "--uri", uri)
@@ -286,13 +276,6 @@ def test_the_recorded_diff_holds_no_secret(checkout: Path) -> None:
         assert state["dirty"]
         assert "+width = 8" in state["diff"]
         assert SECRET not in state["diff"]
-
-
-def test_the_diff_can_be_left_out(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAMEWISE_GIT_DIFF", "0")
-    state = git_state(checkout)
-    assert state["dirty"]
-    assert "diff" not in state
 
 
 def test_a_diff_runs_no_program_of_the_checkout(checkout: Path) -> None:

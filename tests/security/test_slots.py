@@ -104,18 +104,6 @@ def test_a_users_function_is_called_only_if_annotated_to_return_the_kind(lab: st
         locate(f"{lab}.perhaps", "model", (lab,))
 
 
-@pytest.mark.parametrize("name", ["data", "data_of_pairs"])
-def test_torchs_dataset_is_enough_as_the_annotation_of_a_users_function(name: str, lab: str) -> None:
-    assert instantiate({"_target_": f"{lab}.{name}"}, "dataset.train", allowed=(lab,)) == [1, 2]
-    with pytest.raises(ConfigError, match=r"is not a torch\.nn\.Module"):
-        locate(f"{lab}.{name}", "model", (lab,))
-
-
-def test_a_class_is_no_data_set_just_because_it_inherits_from_torchs(lab: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not a data set.*must be map-style"):
-        locate(f"{lab}.Stream", "dataset.train", (lab,))
-
-
 def test_a_users_class_of_any_kind_can_be_an_argument_of_another(lab: str) -> None:
     node = {"_target_": f"{lab}.Net", "settings": {"_target_": f"{lab}.Settings", "path": "a"}, "path": 1, "made": 2}
     settings, *rest = instantiate(node, "model", allowed=(lab,)).given

@@ -126,29 +126,6 @@ def test_a_trace_shorter_than_its_finished_run_is_damaged(samewise, run, kept, w
         assert f"trace.jsonl: is damaged: {words}" in done.stderr
 
 
-@pytest.mark.slow
-def test_altered_steps_in_a_summary_are_not_called_a_damaged_trace(samewise, run) -> None:
-    summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps({**summary, "steps": 500}))
-    done = samewise("verify", run)
-    assert done.returncode == 2
-    assert "summary.json: `steps` was altered: it is 500, and the trace, which is the one that the summary was written with, ends at step 6" in done.stderr
-    (run / "summary.json").write_text(json.dumps({**summary, "steps": 4}))
-    assert "step 6: summary.json: steps is recorded as 4, and is 6 when computed again" in samewise("verify", run).stdout
-
-
-@pytest.mark.slow
-def test_a_missing_trace_is_reported_with_the_command_to_make_another(samewise, run) -> None:
-    (run / "trace.jsonl").unlink()
-    done = samewise("verify", run)
-    assert done.returncode == 2
-    assert "trace.jsonl: is missing, though the run was trained with one" in done.stderr
-    assert f"`samewise train --config {run}/config.yaml --fresh` trains it again" in done.stderr
-    again = samewise("train", "--config", run / "config.yaml", "--fresh", "--trust", f"run_root={run.parents[1]}")
-    assert again.returncode == 0, again.stderr
-    assert "the same bits: 6 of 6" in samewise("verify", run.with_name(f"{run.name}-2")).stdout
-
-
 def test_a_trace_deleted_before_a_run_resumes_is_noticed(samewise, original, tmp_path) -> None:
     run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
     for one in ("summary.json", "trace.jsonl", "checkpoints/latest", "checkpoints/best"):
@@ -237,14 +214,6 @@ def test_a_trace_deleted_while_it_is_written_is_noticed(tmp_path, capfd) -> None
     assert "trace.jsonl: was deleted or replaced during training" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("steps", [-5, 0])
-def test_verify_refuses_fewer_steps_than_one(samewise, run, steps) -> None:
-    done = samewise("verify", run, f"--steps={steps}")
-    assert done.returncode == 2
-    assert "--steps: is too small" in done.stderr
-    assert "the same bits" not in done.stdout
-
-
 def test_final_weights_that_differ_from_the_summary_are_reported(samewise, run) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "weights_sha256": "0" * 64}))
@@ -274,56 +243,11 @@ def test_checkpoints_without_a_manifest_stop_training_and_are_kept(samewise, run
     assert (run / "trace.jsonl").read_bytes() == trace
 
 
-def test_an_unreadable_folder_of_checkpoints_does_not_count_as_empty(samewise, run) -> None:
-    (run / "summary.json").unlink()
-    shutil.move(run / "checkpoints", run / "elsewhere")
-    (run / "checkpoints").symlink_to("checkpoints")  # too many levels of links: unreadable also to root
-    done = train_again(samewise, run)
-    assert done.returncode == 2, done.stdout
-    assert "checkpoints" in done.stderr
-
-
-def test_a_run_that_restarts_for_lack_of_checkpoints_says_so(samewise, run) -> None:
-    (run / "summary.json").unlink()
-    shutil.rmtree(run / "checkpoints")
-    done = train_again(samewise, run)
-    assert done.returncode == 0
-    assert "has no checkpoint; it starts again from step 0" in done.stderr
-
-
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "lab_of_damage.py").write_text(LAB)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
-
-
-def test_a_run_whose_folder_is_emptied_does_not_end_as_finished(samewise, lab) -> None:
-    done = samewise("train", "--package", "lab_of_damage", *TINY, "name=one", f"run_root={lab}/runs", "+callbacks.empties={_target_:lab_of_damage.Empties}")
-    assert done.returncode == 1, done.stdout
-    assert "the run's folder is gone" in done.stderr
-    assert "finished" not in done.stdout
-    assert not list(lab.glob("runs/*/*/summary.json"))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_run_whose_data_set_exits_does_not_end_as_finished(samewise, lab, workers) -> None:
-    data = ["dataset.train._target_=lab_of_damage.Leaves", "+dataset.train.after=5", f"loader.num_workers={workers}"]
-    done = samewise("train", "--package", "lab_of_damage", *TINY, "name=one", f"run_root={lab}/runs", *data)
-    assert done.returncode not in (0, 3), done.stdout
-    assert "Leaves ends the process: sys.exit(0)" in done.stderr
-    assert "lab_of_damage.py:" in done.stderr
-    assert not list(lab.glob("runs/*/*/summary.json"))
-
-
-@pytest.mark.parametrize(("command", "more"), [("train", ""), ("check", ",at_once:true")])
-def test_a_component_that_ends_the_process_at_once_is_named(samewise, lab, command, more) -> None:
-    given = [*TINY, "name=one", f"run_root={lab}/runs", f"+callbacks.x={{_target_:lab_of_damage.Vanishes{more}}}"]
-    done = samewise(command, "--package", "lab_of_damage", *given)
-    assert done.returncode not in (0, 3), done.stdout
-    assert "ends the process: os._exit(0)" in done.stderr
-    assert "lab_of_damage.py:" in done.stderr
-    assert os._exit.__module__ == "posix"  # as it was
 
 
 @pytest.mark.slow

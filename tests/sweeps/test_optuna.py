@@ -133,24 +133,6 @@ def test_the_configs_state_all_arguments_as_optuna_5_0_has_them(choice: str) -> 
         assert options == {one.name: one.default for one in known if one.name not in UNSTATED}
 
 
-@pytest.mark.parametrize("objectives", [{"a": "min"}, {"a": "min", "b": "max"}])
-def test_tpe_tries_the_same_settings_with_its_arguments_stated(tmp_path: Path, objectives: dict[str, str]) -> None:
-    def settings(name: str, **options: Any) -> list[Setting]:
-        given = {"objectives": objectives, "trials": 16, **options}
-        sweeper = open_sweeper(tmp_path / name, *SPACE, *MIXED, **given)
-        found = list[Setting]()
-        while (setting := sweeper.ask()) is not None:
-            found.append(setting)
-            metrics = {"a": bowl(dict(setting.values)), "b": float(setting.values["batch_size"])}
-            sweeper.tell(setting, Result("finished", metrics))
-        return found
-
-    stated = sweeper_config("tpe")["sampler_options"]
-    without_null = stated | {"multivariate": len(objectives) == 1}
-    tried = settings("stated", sampler_options=stated)
-    assert tried == settings("defaults") == settings("no null", sampler_options=without_null)
-
-
 def test_new_trials_are_suggested_while_others_are_running(tmp_path: Path) -> None:
     sweeper = open_sweeper(tmp_path, trials=12)
     running = [sweeper.ask() for _ in range(3)]
@@ -238,12 +220,6 @@ def test_a_result_is_stored_once_and_a_retried_failure_counts(tmp_path: Path) ->
     assert later.ask() is None
 
 
-def test_a_nan_value_is_a_failure(tmp_path: Path) -> None:
-    sweeper = open_sweeper(tmp_path, trials=1)
-    sweeper.tell(sweeper.ask(), Result("finished", {"valid/loss": math.nan}))
-    assert trials(tmp_path)[0].state is FAIL
-
-
 PRUNERS = [
     ("median", {"n_startup_trials": 3}, lambda: optuna.pruners.MedianPruner(n_startup_trials=3)),
     ("successive_halving", {"reduction_factor": 2}, lambda: optuna.pruners.SuccessiveHalvingPruner(reduction_factor=2)),
@@ -320,19 +296,6 @@ def test_impossible_settings_are_refused_before_anything_starts(arguments: dict[
     (problem,) = caught.value.problems
     assert problem.path == path
     assert said in str(problem)
-
-
-def test_a_space_that_optuna_cannot_search_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="only the seed varies"):
-        open_sweeper(tmp_path, "seed=range(3)")
-    with pytest.raises(ConfigError, match="two intervals"):
-        open_sweeper(tmp_path, "optimizer.lr=interval(0.1,1.0)", "optimizer.momentum=0.0,0.9", sampler="cmaes")
-
-
-def test_an_objective_that_the_runs_do_not_have_is_named(tmp_path: Path) -> None:
-    sweeper = open_sweeper(tmp_path, objectives={"valid/los": "min"})
-    with pytest.raises(ConfigError, match="did you mean 'valid/loss'"):
-        sweeper.tell(sweeper.ask(), Result("finished", {"valid/loss": 1.0}))
 
 
 def test_only_the_first_seed_reports_and_only_if_trials_are_pruned(tmp_path: Path) -> None:

@@ -185,16 +185,6 @@ def test_a_sweep_over_runs_that_exist_has_the_trials_of_one_that_trains_them(swe
     assert [one["state"] for one in said["points"]] == [{COMPLETE: "finished", PRUNED: "pruned"}[state] for state, *_ in first]
 
 
-@pytest.mark.slow
-def test_a_failed_trial_is_run_again_without_being_pruned(sweep: Sweep, project: Path) -> None:
-    (project / "broken").touch()
-    sweep(*PRUNING, "sweeper.trials=1", code=1)
-    (project / "broken").unlink()
-    (point,) = sweep(*PRUNING, "sweeper.trials=1", "--retry-failed")["points"]
-    assert point["state"] == "finished"
-    assert [(one.state, len(one.intermediate_values)) for one in trials(only_sweep(project).path)] == [(FAIL, 0), (COMPLETE, 8)]
-
-
 @pytest.mark.slow  # 24 trainings, and three processes that run them
 @pytest.mark.timeout(900)
 def test_many_trials_survive_two_kills_of_the_controller(sweep: Sweep, project: Path) -> None:

@@ -17,7 +17,6 @@ from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
-from samewise.runner.records import sweep_folder, trust
 from samewise.runner.records.sweep_folder import SweepFolder, label
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.space import read_space
@@ -78,11 +77,6 @@ def test_a_value_may_belong_to_a_choice_that_varies(tmp_path: Path) -> None:
     assert one != other
     with pytest.raises(ConfigError, match=r"strategy\.nprok: no such key"):
         identity(read_space((*given[:3], "strategy.nprok=2"), project=BARE), Composer(BARE))
-
-
-def test_a_setting_that_every_experiment_has_is_removed_from_no_point() -> None:
-    made = Composer(BARE).compose(["experiment=resnet18_digits", "~loader"])
-    assert [problem.path for problem in made.problems] == ["loader"]
 
 
 def test_all_problems_of_all_points_are_reported_before_any_starts(tmp_path: Path) -> None:
@@ -153,19 +147,6 @@ def _count_calls(counts: Counter[str], name: str, function: Callable[..., Any]) 
         return function(*given, **more)
 
     return counted
-
-
-def test_a_sweep_that_is_stopped_while_it_begins_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_and_interrupt(path: Path, text: str) -> None:
-        path.write_text(text)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweep_folder, "write_atomically", write_and_interrupt)
-    folder = SweepFolder(tmp_path / "digits-1")
-    with pytest.raises(KeyboardInterrupt):
-        folder.write_facts({"overrides": ["seed=1,2"]})
-    assert folder.made_by.exists()
-    assert trust.is_signed(folder.made_by)
 
 
 def shared(found):

@@ -18,8 +18,8 @@ from samewise.runner.sweeps.engine import _together  # pyright: ignore[reportPri
 from samewise.runner.sweeps.report import tables
 from samewise.runner.sweeps.report.comparison import pages
 from samewise.runner.sweeps.report.effects import effects, left_out, pareto
-from samewise.runner.sweeps.report.rows import cost, cost_in_words, level_names, point_rows, setting_rows
-from samewise.runner.sweeps.report.tables import as_plain_values, print_effects, print_points, print_settings, setting_values
+from samewise.runner.sweeps.report.rows import cost, cost_in_words, setting_rows
+from samewise.runner.sweeps.report.tables import print_effects, print_settings, setting_values
 from samewise.runner.sweeps.results import PointResult, State, point_results
 from samewise.runner.sweeps.settings import Spread, rank_settings
 from samewise.runner.tracking.journal import Journal
@@ -43,12 +43,6 @@ def test_intervals_of_accuracies_are_clipped_and_those_of_two_seeds_marked() -> 
     assert "few" not in setting_rows(seeds)[0]["95 % interval"]
 
 
-def test_settings_without_a_result_are_counted() -> None:
-    found = [outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.1, a="3", state=State.pruned)]
-    assert left_out(found) == "The effects are those of 2 of 3 settings: those without a final result, such as pruned ones, or with a failed seed are left out."
-    assert left_out(found[:2]) == ""
-
-
 def test_in_a_full_grid_the_shares_of_independent_settings_add_up_to_one() -> None:
     found = [outcome(number, 3 * a + b, a=str(a), b=str(b)) for number, (a, b) in enumerate((a, b) for a in range(2) for b in range(2))]
     first, second = effects(found)
@@ -67,14 +61,6 @@ def test_the_best_value_follows_the_mode_of_the_experiment() -> None:
 def test_constants_have_no_effect() -> None:
     (one,) = effects([outcome(0, 1.0, a="adam", b="1"), outcome(1, 2.0, a="sgd", b="1")])
     assert one.key == "a"
-
-
-def test_a_share_needs_a_repeated_value_and_long_numbers_have_four_digits() -> None:
-    found = [outcome(0, 1.0, a="0.0023050789540185563", b="x"), outcome(1, 2.0, a="0.1", b="y"), outcome(2, 4.0, a="0.2", b="y")]
-    b, a = effects(found)
-    assert b.share == pytest.approx(4 / 7)
-    assert math.isnan(a.share)
-    assert "0.002305" in [row["a"] for row in setting_rows(found)]
 
 
 def test_many_values_are_grouped_into_ranges() -> None:
@@ -102,18 +88,6 @@ def test_ranges_of_close_values_have_different_names_and_lose_no_setting(values:
     assert [level.name for level in one.levels].count(one.best) == 1
 
 
-def test_the_shares_of_ranges_are_of_all_settings() -> None:
-    found = [outcome(number, value, a=repr(0.999 + 0.0001 * number)) for number, value in enumerate([1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0, 9.0])]
-    groups = ([1.0, 3.0, 5.0], [7.0, 2.0, 4.0], [6.0, 8.0, 9.0])
-    between = sum(3 * (sum(group) / 3 - 5) ** 2 for group in groups)
-    assert effects(found)[0].share == pytest.approx(between / 60)
-
-
-def test_values_that_look_alike_with_four_digits_are_written_whole() -> None:
-    found = effects([outcome(0, 1.0, a="0.99971234567", b="0.1"), outcome(1, 2.0, a="0.99973456789", b="0.29999999999")])
-    assert [name for one in found for name in level_names(one)] == ["0.99971234567", "0.99973456789", "0.1", "0.3"]
-
-
 def test_settings_that_are_the_same_run_count_once() -> None:
     draws = [("1", 1.0), ("2", 4.0), ("1", 1.0), ("3", 2.0), ("2", 4.0), ("1", 1.0)]
     found = [outcome(number, value, a=drawn, b=str(number % 2)) for number, (drawn, value) in enumerate(draws)]
@@ -125,16 +99,6 @@ def test_settings_that_are_the_same_run_count_once() -> None:
     assert left_out(found) == ""
 
 
-def test_a_setting_that_was_drawn_twice_is_listed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, again = outcome(0, 0.5, a="1"), outcome(1, 0.7, a="2"), outcome(2, 0.7, a="2")
-    again = dataclasses.replace(again, point=dataclasses.replace(again.point, folder=second.point.folder))
-    assert [setting[0].point.number for setting in rank_settings([first, second, again])] == [1, 0]
-    print_settings(SweepFolder(tmp_path / "some-1"), [first, second, again])
-    assert "best     a=2\n" in capsys.readouterr().out
-    workers = dataclasses.replace(again, point=dataclasses.replace(again.point, values={"loader.num_workers": "2"}))
-    assert len(rank_settings([first, second, workers])) == 3, "settings of one run that are written differently are both listed"
-
-
 def test_seeds_that_are_the_same_run_count_once() -> None:
     first, second, other = seeds_of(0, 0.5, 0.5, 0.7)
     found = [dataclasses.replace(first, seconds=60.0), dataclasses.replace(second, point=dataclasses.replace(second.point, folder=first.point.folder)), other]
@@ -142,12 +106,6 @@ def test_seeds_that_are_the_same_run_count_once() -> None:
     assert (row["valid/score"], row["seeds"], row["state"], row["time"]) == ("0.6", 2, "2 finished", "1:00")
     assert setting_rows(found[:2])[0]["95 % interval"] == "", "one run has no spread"
     assert _together(found).metrics["valid/score"] == pytest.approx(0.6)
-
-
-def test_points_without_a_result_are_ignored() -> None:
-    found = [outcome(0, 1.0, a="1"), outcome(1, 2.0, a="2"), outcome(2, 99.0, state=State.failed, a="2"), outcome(3, math.nan, a="3")]
-    (one,) = effects(found)
-    assert [(level.name, level.spread.mean) for level in one.levels] == [("1", 1.0), ("2", 2.0)]
 
 
 def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) -> None:
@@ -168,17 +126,6 @@ def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) 
     assert spent.span_s == pytest.approx(now + 5 - 1000)
     assert spent.training_s == pytest.approx(30 + 5 + 20)
     assert cost_in_words(dataclasses.replace(spent, steps=1, tries=1)).startswith("0:55 of training, 1 step, 1 job started, ")
-
-
-def test_the_time_of_a_failed_setting_is_that_of_its_jobs(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path / "some-1")
-    folder.write_facts({})
-    folder.add_points([dataclasses.replace(outcome(0, 0.5).point, folder=str(tmp_path / "0"))])
-    folder.note(0, began=1000.0, ended=1030.0, exit_code=1, said="the loss is not finite", tries=2, spent_s=5.0)
-    found = point_results(folder)
-    assert setting_rows(found, exact=True)[0]["training s"] == point_rows(found)[0]["training s"] == "35.0"
-    spent = cost(folder, found)
-    assert (spent.training_s, spent.lost_s) == (0.0, 35.0)
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", 0.9), ("min", 0.1)])
@@ -210,21 +157,6 @@ def test_a_point_that_is_the_same_run_as_one_that_failed_has_failed_with_it(tmp_
     assert found[1].reason == "the same run as point 1, which failed: the loss is not finite"
 
 
-def test_the_status_relates_its_numbers_to_those_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, found = SweepFolder(tmp_path / "some-1"), [outcome(number, 0.5, a=str(number)) for number in (0, 1)]
-    print_points(folder, found, held=None)
-    told = capsys.readouterr().out
-    assert re.search(r"^2 +a=1 ", told, re.M)
-    assert f"{folder.path}/logs/0000.log is point 1's" in told
-    assert [(values["point"], values["number"]) for values in map(as_plain_values, found)] == [(1, 0), (2, 1)]
-
-
-def test_a_tie_for_the_best_result_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for values, said in (((0.5, 0.7, 0.7), "best     a=1   (the first of 2 settings with this result)\n"), ((0.5, 0.7, 0.6), "best     a=1\n")):
-        print_settings(SweepFolder(tmp_path / "some-1"), [outcome(number, value, a=str(number)) for number, value in enumerate(values)])
-        assert said in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
     found = [outcome(0, math.nan, mode, a="1"), outcome(1, 9.0, mode, a="2"), outcome(2, 5.0, mode, a="3"), outcome(3, math.nan, mode, a="4")]
@@ -242,27 +174,6 @@ def seeds_of(setting: int, *ends: float | State, mode: str = "max") -> list[Poin
         one = outcome(10 * setting + seed, value, mode, state, a=str(setting))
         made.append(dataclasses.replace(one, point=dataclasses.replace(one.point, setting=setting, seed=str(seed))))
     return made
-
-
-def test_an_infinite_metric_leaves_the_tables_and_the_effects_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (Spread.of([math.inf, 1.0]).mean, Spread.of([-math.inf, math.inf]).count) == (math.inf, 2)
-    found = [*seeds_of(0, math.inf, 2.0, mode="min"), *seeds_of(1, 3.0, 5.0, mode="min"), *seeds_of(2, 6.0, -math.inf, mode="min")]
-    assert [setting[0].point.setting for setting in rank_settings(found[:4])] == [1, 0]
-    (effect,) = effects(found[:4])
-    assert (effect.best, [level.spread.mean for level in effect.levels]) == ("1", [math.inf, 4.0])
-    print_settings(SweepFolder(tmp_path / "some-1"), found)
-    print_effects(effects(found), "")
-    assert "inf" in capsys.readouterr().out
-
-
-def test_settings_with_different_objectives_are_not_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [outcome(0, 0.8, "min", a="1"), outcome(1, 0.9, "max", a="2"), outcome(2, 0.1, "min", a="3")]
-    assert [setting[0].point.setting for setting in rank_settings(found)] == [0, 1, 2]
-    assert effects(found) == []
-    print_settings(SweepFolder(tmp_path / "some-1"), found)
-    said = capsys.readouterr().out
-    assert "none is the best: their objectives differ, valid/score (min) and valid/score (max)" in " ".join(said.split())
-    assert "best     " not in said
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -14,7 +14,7 @@ from samewise.runner.sweepers.base import Setting
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.optuna_study import optuna
 from samewise.runner.sweepers.random import Random, Sobol
-from samewise.runner.sweepers.space import Interval, Space, read_space
+from samewise.runner.sweepers.space import Space, read_space
 
 BARE = Project(Path(__file__).parent)
 
@@ -54,18 +54,6 @@ def test_a_grid_has_every_combination_with_the_last_key_fastest(tmp_path: Path) 
     assert over.at({**grid[1].values, "seed": "2"}) == ("experiment=resnet18_digits", "optimizer.lr=1", "batch_size=16", "seed=2")
 
 
-def test_seeds_alone_repeat_one_setting(tmp_path: Path) -> None:
-    over = space("seed=5,7")
-    assert [one.values for one in settings(Grid(), over, tmp_path)] == [{}]
-    assert over.seeds == ("5", "7")
-
-
-def test_shuffled_values_come_in_the_same_order_each_time() -> None:
-    given = "max_epochs=shuffle(range(1,30))"
-    assert space(given) == space(given)
-    assert space(given).dimensions[0].values != tuple(map(str, range(1, 30)))
-
-
 def test_more_random_trials_start_with_the_same_ones(tmp_path: Path) -> None:
     over = space("optimizer.lr=tag(log,interval(1e-4,1))", "max_epochs=int(interval(2,9))", "model=resnet18,resnet34")
     few, many = settings(Random(trials=5), over, tmp_path), settings(Random(trials=50), over, tmp_path)
@@ -97,13 +85,6 @@ def test_whole_numbers_on_a_logarithmic_scale_are_as_likely_as_in_optuna(low: in
         likely = math.log((value + 0.5) / (value - 0.5)) / whole
         assert drawn[value] / len(found) == pytest.approx(likely, abs=0.02)
         assert theirs[value] / 1000 == pytest.approx(likely, abs=0.04)
-
-
-def test_the_ends_of_an_interval_of_whole_numbers_may_have_any_form() -> None:
-    assert [space(f"batch_size={given}").dimensions[0].interval for given in ("int(interval(1.0,8e0))", "int(tag(log, interval(start=1,end=8)))")] == [
-        Interval(1, 8, whole=True),
-        Interval(1, 8, log=True, whole=True),
-    ]
 
 
 AGAIN = "varies, and is set once more"
@@ -145,12 +126,6 @@ def test_a_key_that_varies_is_set_once(given: list[str], path: str, words: str) 
 def test_a_value_that_several_replace_or_leave_as_they_are_is_accepted(given: list[str]) -> None:
     over = space(*given)
     assert [one.key for one in over.dimensions] == [text.partition("=")[0] for text in given if "," in text]
-
-
-def test_a_prefix_makes_seeds_no_dimension(tmp_path: Path) -> None:
-    over = space("optimizer.lr=interval(0.0,1.0)", "++seed=range(3)")
-    assert over.seeds == ("0", "1", "2")
-    assert all(list(one.values) == ["optimizer.lr"] for one in settings(Random(trials=3), over, tmp_path))
 
 
 @pytest.mark.parametrize(

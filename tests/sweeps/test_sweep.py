@@ -81,15 +81,6 @@ def test_a_point_has_the_same_weights_as_its_run_alone(swept, points, samewise: 
 
 
 @pytest.mark.slow
-def test_the_table_has_the_interval_over_seeds(swept) -> None:
-    _, done, _ = swept
-    head = next(line for line in done.stdout.splitlines() if "95 % interval" in line)
-    assert "optimizer.lr" in head
-    assert "valid/accuracy" in head
-    assert "2 finished" in done.stdout
-
-
-@pytest.mark.slow
 def test_a_sweep_in_python_repeats_nothing_and_a_retry_runs_what_failed(swept, points, capfd, monkeypatch) -> None:
     folder, _, name = swept
     monkeypatch.chdir(folder)
