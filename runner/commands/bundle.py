@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
-from samewise.runner.bundles import archive, signing
+from samewise.runner.bundles import archive
 from samewise.runner.commands import add_project, project_from
 from samewise.runner.records.files import require_writable
 from samewise.runner.records.json_text import to_json
@@ -16,8 +15,6 @@ from samewise.runner.records.json_text import to_json
 EXAMPLES = """examples:
   samewise bundle 3f2a --out result.bundle                     config, code, versions, digests of the data, trace, result
   samewise bundle 3f2a --out result.bundle --with-weights      also the best and the last checkpoint
-  samewise bundle 3f2a --out result.bundle --sign key.pem      also write result.bundle.sig, with OpenSSF's model-signing
-  openssl ecparam -name prime256v1 -genkey -noout -out key.pem; openssl ec -in key.pem -pubout -out key.pub
 
 The file is a tar archive; the same run always gives the same bytes. The command prints its identity, the SHA-256 of its manifest.json, which lists the SHA-256
 of every other part. The data, passwords and tokens, and files that look like secrets are left out. All other files of your packages are included: look through
@@ -50,12 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="list the data's files by name and size, without reading them",
     )
     parser.add_argument(
-        "--sign",
-        type=Path,
-        metavar="KEY",
-        help="sign it with this private key (elliptic curve, PEM); needs samewise[sign]",
-    )
-    parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
     )
     add_project(parser)
@@ -65,12 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
-    for file in (args.out, *([signing.signature_of(args.out)] if args.sign else [])):
-        if file.exists():
-            raise archive.already_exists(file)
+    if args.out.exists():
+        raise archive.already_exists(args.out)
     require_writable("--out", args.out, file=True)
-    if args.sign:
-        signing.require_signer(args.sign)
     project = project_from(args)
     folder = saved.find(args.run, run_root=args.run_root)
     from samewise.runner.bundles.contents import gather, outside_weights
@@ -85,27 +73,10 @@ def run(args: argparse.Namespace) -> int:
         folder, project, with_weights=args.with_weights, hash_data=not args.no_data_hashes
     )
     identity = archive.write(args.out, parts)
-    signature = None
-    if args.sign:
-        with tempfile.TemporaryDirectory(prefix="samewise-bundle-") as temporary:
-            archive.unpack(args.out, Path(temporary, "bundle"))
-            signature = signing.sign(Path(temporary, "bundle"), args.out, args.sign)
     if args.json:
-        print(
-            to_json(
-                {
-                    "file": str(args.out),
-                    "identity": identity,
-                    "parts": len(parts),
-                    "signature": signature and str(signature),
-                }
-            )
-        )
+        print(to_json({"file": str(args.out), "identity": identity, "parts": len(parts)}))
         return 0
-    print(
-        f"wrote {args.out}: {len(parts)} parts, {args.out.stat().st_size / 1e6:.1f} MB"
-        + (f"; {signature}" if signature else "")
-    )
+    print(f"wrote {args.out}: {len(parts)} parts, {args.out.stat().st_size / 1e6:.1f} MB")
     print(
         f"identity {identity}\nnext:\n  "
         f"{shlex.join(['samewise', 'reproduce', str(args.out), '--expect', identity])}"

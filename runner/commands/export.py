@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
-from samewise.runner.commands.sync import address
 from samewise.runner.config import project
-from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json, require_writable
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
-from samewise.runner.tracking import progress
-from samewise.runner.tracking.address import describe_failure, remove_password
-from samewise.runner.tracking.sender import prepare_environment
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -34,7 +30,6 @@ EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
   samewise export 3f2a --to onnx --out digits               weights.safetensors and model.onnx; needs samewise[export]
   samewise export 3f2a --to pt2,onnx --weights ema --out digits
-  samewise export 3f2a --to onnx --out digits --register digits   also register it as an MLflow model, for `mlflow models serve`
   samewise verify digits                                    run its test vectors in every installed runtime
 
 formats: safetensors  weights alone, by the model's names; written with every other format
@@ -86,14 +81,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "largest number (default: 1e-4)"
     )
     parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
-    help_ = "also log the export as an MLflow model, for `mlflow models serve`; needs --to onnx"
-    parser.add_argument("--log-model", action="store_true", help=help_)
-    parser.add_argument(
-        "--register",
-        metavar="NAME",
-        help="also register that model under this name, as its next version",
-    )
-    parser.add_argument("--uri", help="the MLflow store with the run (default: the run's own)")
     parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
     )
@@ -112,19 +99,9 @@ def run(args: argparse.Namespace) -> int:
                 "--tolerance", "is not a valid share", args.tolerance, "at least 0 and less than 1"
             )
         )
-    if args.uri and not (args.log_model or args.register):
-        raise ConfigError(
-            Problem(
-                "--uri",
-                "is where --log-model and --register log the model, and neither is given",
-                args.uri,
-                hint="add --log-model",
-            )
-        )
     require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
-    store = _store(args, folder, composed, to) if args.log_model or args.register else None
     prepare(composed.cfg.reproducibility)
     calls, about = _model(args, folder, composed)
     from samewise.runner.exports import folder as exports
@@ -139,22 +116,15 @@ def run(args: argparse.Namespace) -> int:
         for place in found:
             exports.discard(args.out / place)
         raise
-    logged = (
-        {place: _log_model(args, place, call.part, about, *store) for place, call in places.items()}
-        if store
-        else {}
-    )
     if args.json:
         said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
         formats = {"formats": said[""]} if "" in said else {"parts": said}
-        models = {"models": logged} if logged else {}
         print(
             to_json(
                 {
                     "folder": str(args.out),
                     **{name: about[name] for name in ("run", "step", "average")},
                     **formats,
-                    **models,
                 }
             )
         )
@@ -168,74 +138,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"{out}: {about['experiment']}, step {about['step']:,}{named}")
         for name, words in {"weights.safetensors": "by the model's own names", **held}.items():
             print(f"  {name:<22} {out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
-    for model in logged.values():
-        print(
-            f"logged as models:/{model['model']}"
-            + (
-                f", registered as models:/{model['registered']}/{model['version']}"
-                if args.register
-                else ""
-            )
-        )
     print(
         "next:",
         *(f"  samewise verify {shlex.quote(str(args.out / place))}" for place in places),
         sep="\n",
     )
     return 0
-
-
-def _store(
-    args: argparse.Namespace, folder: RunFolder, composed: Composed, to: list[str]
-) -> tuple[str, str]:
-    """The MLflow store that contains the run, and the run's id there."""
-    from samewise.runner.config.tree import plain
-
-    option = "--register" if args.register else "--log-model"
-    if "onnx" not in to:
-        raise ConfigError(
-            Problem(
-                option, "MLflow cannot serve any of these formats", args.to, "onnx", "--to onnx"
-            )
-        )
-    uri = address(folder, plain(composed.cfg.tracking), args.uri)
-    run_id = progress.load(folder).at(remove_password(uri)).run_id
-    if not run_id:
-        sync = f"samewise sync {shlex.quote(str(folder.path))} " + (
-            f"--uri {args.uri}" if args.uri else "--to mlflow"
-        )
-        raise ConfigError(
-            Problem(option, "the run is not in this MLflow store", remove_password(uri), hint=sync)
-        )
-    return uri, run_id
-
-
-def _log_model(
-    args: argparse.Namespace, place: str, part: str, about: dict[str, Any], uri: str, run_id: str
-) -> dict[str, str]:
-    from samewise.runner.exports.mlflow_model import log
-    from samewise.runner.tracking.store import open_client
-
-    name = about["experiment"] + (f"-{part}" if part else "")
-    registered = args.register and args.register + (f"-{place}" if place else "")
-    prepare_environment()
-    try:
-        return log(
-            open_client(uri),
-            args.out / place,
-            name,
-            step=about["step"],
-            run_id=run_id,
-            register=registered,
-        )
-    except Exception as error:  # any error of the store or the network
-        words = (
-            f"the export is in {args.out}, but MLflow refused it: "
-            f"{describe_failure(first_line(error))}"
-        )
-        raise ConfigError(
-            Problem("--register" if args.register else "--log-model", words, remove_password(uri))
-        ) from None
 
 
 def _kinds(given: str) -> list[str]:

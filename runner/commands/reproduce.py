@@ -27,7 +27,6 @@ from samewise.runner.records.folder import RunFolder
 EXAMPLES = """examples:
   samewise reproduce result.bundle                                  check all parts, describe the bundle, run nothing
   samewise reproduce result.bundle --expect 5d1e...a9 --trust       check it, install its packages into a new environment, train, compare
-  samewise reproduce result.bundle --key author.pub --trust         only if result.bundle.sig was made with the author's key
   samewise reproduce result.bundle --here --trust                   with the packages and the samewise installed here
   samewise reproduce result.bundle --trust dataset.root=/data/coco  your copy of the data is here
 
@@ -52,15 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the identity that the bundle must have, as its author gave it",
     )
     parser.add_argument(
-        "--key",
-        type=Path,
-        metavar="FILE",
-        help="the author's public key, with which the bundle must be signed; needs samewise[sign]",
-    )
-    parser.add_argument(
-        "--signature", type=Path, metavar="FILE", help="the signature (default: BUNDLE.sig)"
-    )
-    parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
@@ -83,34 +73,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.bundles import archive, data_files, rebuilding, signing
+    from samewise.runner.bundles import archive, data_files, rebuilding
     from samewise.runner.config import saved
 
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
-    if args.signature and not args.key:
-        raise ConfigError(
-            Problem(
-                "--signature",
-                "is compared with a public key, and none is given",
-                str(args.signature),
-                hint="--key FILE",
-            )
-        )
-    if args.key:
-        signing.require_signer(args.key)
     with _place(args.out) as folder:
         contents = archive.unpack(args.bundle, folder, expect=args.expect)
-        if args.key:
-            signing.require_signed(
-                folder, args.signature or signing.signature_of(args.bundle), args.key
-            )
         facts = _facts(folder, args.bundle, contents)
-        told = (
+        print(
             f"{args.bundle}: all {len(contents.parts)} parts match the manifest; identity "
-            f"{contents.identity}"
+            f"{contents.identity}",
+            file=sys.stderr,
         )
-        print(told + (f"; signed with {args.key}" if args.key else ""), file=sys.stderr)
         _require_trust(args, facts)
         run = RunFolder(folder / archive.RUN)
         files = data_files.require(

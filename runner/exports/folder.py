@@ -15,10 +15,10 @@ from typing import Any, Final
 from torch import Tensor
 
 from samewise.runner.errors import ConfigError, Problem, first_few, first_line
-from samewise.runner.exports import clients, formats
+from samewise.runner.exports import formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
-from samewise.runner.exports.runtimes import Runtime, Truth, try_client, try_runtime
+from samewise.runner.exports.runtimes import Runtime, Truth, try_runtime
 from samewise.runner.exports.unfinished import DESCRIPTION, UNFINISHED, WEIGHTS, is_unfinished
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
@@ -30,7 +30,6 @@ from samewise.runner.secrets import redact_values
 
 VECTORS: Final = "vectors.safetensors"
 CARD: Final = "README.md"
-OPERATORS: Final = "operators.safetensors"
 SHAPE: Final = {
     "average?": (str, None),
     "files": {str: SHA256},
@@ -103,16 +102,11 @@ def _write(
         "outputs": call.outputs,
         "classes": about.get("classes") or (),
     }
-    found, numbers = list[Runtime](), dict[str, Tensor]()
+    found, truth = list[Runtime](), Truth(call.inputs, call.outputs, weights)
     for name in to:
         form = formats.FORMATS[name]
-        numbers |= {
-            f"{name}/{one.name}": one.numbers
-            for one in formats.write(form, call, folder / form.file)
-        }
-        held = try_runtime(
-            form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance
-        )
+        formats.write(form, call, folder / form.file)
+        held = try_runtime(form, folder / form.file, truth, tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
             hint = "--tolerance accepts a larger error" if held.apart else ""
@@ -125,7 +119,6 @@ def _write(
         vectors,
         {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)},
     )
-    write_tensors(folder / OPERATORS, numbers)
     files = {name: folder / formats.FORMATS[name].file for name in to}
     kinds = {name: formats.FORMATS[name].kinds(file) for name, file in files.items()}
     sizes = {name: formats.sizes(formats.FORMATS[name], file, call) for name, file in files.items()}
@@ -167,9 +160,7 @@ def discard(folder: Path, *, is_made: bool = True) -> None:
         folder.rmdir()
 
 
-def run_test_vectors(
-    folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES
-) -> list[Runtime]:
+def run_test_vectors(folder: Path, *, trusted: bool) -> list[Runtime]:
     """Run an export's test vectors in every installed runtime.
 
     ConfigError if it is not this user's or trusted, or a file is missing, damaged or unreadable.
@@ -177,7 +168,6 @@ def run_test_vectors(
     Args:
         folder: With an export.json.
         trusted: Run an export that this user has not made, and files in it that were altered since.
-        examples: The folder of programs in other languages that run it, as docs/examples.
     """
     said = read_json(folder / DESCRIPTION, SHAPE)
     trust.require(folder / DESCRIPTION, trust=trusted, uses="runs the models in the folder")
@@ -210,29 +200,17 @@ def run_test_vectors(
                 "models with",
             ),
         ]
-    kept = (
-        {}
-        if not (folder / OPERATORS).exists() or _describe_change(folder / OPERATORS, said["files"])
-        else _read(folder / OPERATORS)
-    )
     truth = Truth(
         inputs,
         outputs,
         {name: tensor for name, tensor in weights.items() if name not in changed},
-        kept,
     )
     for form in formats.FORMATS.values():
         path = folder / form.file
         if form.file not in said["files"]:
             continue
         if not (altered := _describe_change(path, said["files"])):
-            held = try_runtime(form, path, truth, said["tolerance"])
-            found.append(held)
-            found += [
-                try_client(one, examples, folder, outputs, said["tolerance"])
-                for one in clients.CLIENTS
-                if one.format == form.name
-            ]
+            found.append(try_runtime(form, path, truth, said["tolerance"]))
         elif not trusted:  # the file is not the one that export.json describes
             found.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
         else:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from samewise.runner.exports.call import Call
-from samewise.runner.exports.operators import Operator
 
 Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 
@@ -45,24 +44,12 @@ class Format(ABC):
         return f"needs {' and '.join(missing)}: {self.install}" if missing else ""
 
     @abstractmethod
-    def write(self, call: Call, path: Path) -> fx.GraphModule | None:
-        """Write the model.
-
-        Return the program whose operators the file has, if `operators` can find them by name.
-        """
+    def write(self, call: Call, path: Path) -> None:
+        """Write the model."""
 
     @abstractmethod
     def load(self, path: Path) -> Run:
         """Load the file in its runtime: a function from inputs to outputs, in the model's order."""
-
-    def operators(
-        self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
-    ) -> list[Operator]:
-        """The runtime's results of single operators by these names, in their order.
-
-        Default: not available.
-        """
-        return []
 
     @abstractmethod
     def kinds(self, path: Path) -> list[str]:
@@ -141,13 +128,6 @@ def name_sizes(shapes: Mapping[str, Sequence[str]]) -> dict[str, list[int | str]
         )
 
     return {name: [plain(size) for size in shape] for name, shape in shapes.items()}
-
-
-def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """The program as a callable graph."""
-    graph = program.module()
-    assert isinstance(graph, fx.GraphModule)
-    return graph
 
 
 def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

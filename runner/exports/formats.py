@@ -7,19 +7,18 @@ import logging
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError, first_line
 from samewise.runner.exports.call import Call
-from samewise.runner.exports.format import Format, Run, graph_of, program_of, sizes_of, unwrap
+from samewise.runner.exports.format import Format, Run, program_of, sizes_of, unwrap
 from samewise.runner.exports.onnx_formats import Onnx
-from samewise.runner.exports.operators import Operator, run_operators
 from samewise.runner.records.files import write_atomically
 from samewise.runner.torch_private import (
     OpOverload,
@@ -38,20 +37,14 @@ class Pt2(Format):
 
     name, file, runtime = "pt2", "model.pt2", "torch.export"
 
-    def write(self, call: Call, path: Path) -> fx.GraphModule:
+    def write(self, call: Call, path: Path) -> None:
         # Torch's own file aborts Python if the disk is full
-        torch.export.save(program := program_of(call), written := io.BytesIO())
+        torch.export.save(program_of(call), written := io.BytesIO())
         write_atomically(path, written.getvalue())
-        return graph_of(program)
 
     def load(self, path: Path) -> Run:
         program = _load_program(path).module()
         return torch.no_grad()(lambda inputs: list(program(*inputs.values())))
-
-    def operators(
-        self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
-    ) -> list[Operator]:
-        return run_operators(graph_of(_load_program(path)), list(inputs.values()))
 
     def kinds(self, path: Path) -> list[str]:
         # Others are sums of sizes
@@ -86,7 +79,7 @@ class Aoti(Format):
             else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
         )
 
-    def write(self, call: Call, path: Path) -> fx.GraphModule | None:
+    def write(self, call: Call, path: Path) -> None:
         keep_headers_apart()
         with inductor_config.patch(compile_threads=1):  # otherwise a pool of processes remains
             aoti_compile_and_package(program_of(call), package_path=str(path))
@@ -161,17 +154,14 @@ def require(form: Format) -> None:
         raise ConfigError(Problem("--to", f"{message} to be written", form.name, hint=hint))
 
 
-def write(form: Format, call: Call, path: Path) -> list[Operator]:
-    """Write the model in a format.
-
-    Return each operator's result. ConfigError if a package is missing, or the exporter, in its own
+def write(form: Format, call: Call, path: Path) -> None:
+    """Write the model in a format; ConfigError if a package is missing, or the exporter, in its own
     words, refuses the model.
     """
     require(form)
     try:
         with _quiet():
-            program = form.write(call, path)
-            return run_operators(program, list(call.inputs.values())) if program else []
+            form.write(call, path)
     except (OSError, TrainingError):  # the disk, not the model
         raise
     except Exception as error:
@@ -210,17 +200,6 @@ def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """Run a file in its runtime; ValueError, in the runtime's words, if it fails."""
     with _explain_errors(form):
         return form.load(path)(inputs)
-
-
-def operators(
-    form: Format, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
-) -> list[Operator]:
-    """The results of single operators in a file's runtime.
-
-    ValueError, in the runtime's words, if it fails.
-    """
-    with _explain_errors(form):
-        return form.operators(path, inputs, names)
 
 
 def sizes(form: Format, path: Path, call: Call) -> dict[str, list[int | str]]:

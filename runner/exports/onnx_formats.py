@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.difference import Difference, difference
-from samewise.runner.exports.format import Format, Run, graph_of, name_sizes, program_of, unwrap
-from samewise.runner.exports.operators import Operator, own_name, sample_of
+from samewise.runner.exports.format import Format, Run, name_sizes, program_of, unwrap
 
 _ALIKE = 0.01
 """The share of the largest number by which a file's results may differ for other sizes of inputs:
@@ -30,7 +27,7 @@ class Onnx(Format):
     name, file, runtime = "onnx", "model.onnx", "onnxruntime"
     needs, runs_with = ("onnx", "onnxscript"), ("onnxruntime",)
 
-    def write(self, call: Call, path: Path) -> fx.GraphModule | None:
+    def write(self, call: Call, path: Path) -> None:
         # Not optimised here, which would fold batch norm into changed weights: runtimes do that
         # when they load the file.
         names = (
@@ -69,10 +66,9 @@ class Onnx(Format):
                 for name, axis in held:
                     shapes[name.replace(".", "_")][axis] = call.inputs[name].shape[axis]
         made.save(str(path), external_data=False)
-        return graph_of(made.exported_program) if made.exported_program else None
 
     def load(self, path: Path) -> Run:
-        call = self._session(str(path))
+        call = self._session(path)
         return lambda inputs: list(call(inputs).values())
 
     def _takes_another_size(
@@ -95,38 +91,6 @@ class Onnx(Format):
             except Exception:
                 return False
         return True
-
-    def operators(
-        self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]
-    ) -> list[Operator]:
-        import onnx  # pyright: ignore[reportMissingImports]
-
-        model = onnx.load(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        own = {one.name for one in model.graph.output}
-        asked = dict[str, Operator]()
-        for node in model.graph.node:
-            said = {one.key.rpartition(".")[2]: one.value for one in node.metadata_props}
-            scopes = ["", *ast.literal_eval(said.get("name_scopes", "[]"))]
-            for (
-                output
-            ) in node.output:  # an operator whose output is the model's has that output's name
-                name = (
-                    said.get("fx_node", "").partition(" ")[0].removeprefix("%")
-                    if output in own
-                    else output
-                )
-                if name in names:
-                    asked[output] = Operator(
-                        name,
-                        node.op_type,
-                        own_name(str(scopes[max(len(scopes) - 2, 0)])),
-                        torch.empty(0),
-                    )
-        model.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in asked if name not in own
-        )
-        found = self._session(model.SerializeToString())(inputs)
-        return [replace(one, numbers=sample_of(found[name])) for name, one in asked.items()]
 
     def kinds(self, path: Path) -> list[str]:
         import onnx  # pyright: ignore[reportMissingImports]
@@ -157,16 +121,16 @@ class Onnx(Format):
             }
         )
 
-    def _session(self, model: str | bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-        """A session for a file, or a model in memory: a function from inputs to all outputs by
-        name.
-        """
+    def _session(self, path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+        """A session for a file: a function from inputs to all outputs by name."""
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # failures raise exceptions, and are reported in words
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from torch import Tensor
 
 from samewise.runner.errors import first_few, first_line
-from samewise.runner.exports import clients, formats
+from samewise.runner.exports import formats
 from samewise.runner.exports.difference import Difference, difference
-from samewise.runner.exports.operators import first_difference
 
 
 @dataclass(frozen=True)
@@ -22,36 +21,30 @@ class Runtime:
     Args:
         format: pt2, aoti, onnx or safetensors; or vectors, if they were altered.
         words: For the user.
-        language: What the runtime was called from.
         same: Whether they are the same bits.
         sound: Whether they are within what was stated; None: it was not run, as something is not
             installed.
         apart: The largest difference; None if there is none, or nothing to compare.
-        first: The first operator whose difference exceeds the tolerance or, in a sound file, the
-            first with other bits; by its name in the exported program.
-        seconds: To load the file and call it once, in Python.
+        seconds: To load the file and call it once.
     """
 
     format: str
     words: str
-    language: str = "Python"
     same: bool = False
     sound: bool | None = False
     apart: Difference | None = None
-    first: str | None = None
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a runtime is compared with: inputs in the call's order, the model's outputs, its
-    weights, and samples of each operator's output.
+    """What a runtime is compared with: inputs in the call's order, the model's outputs, and
+    its weights.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
-    operators: Mapping[str, Tensor]
 
 
 def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> Runtime:
@@ -74,68 +67,12 @@ def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float
             )
         apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
     except ValueError as error:  # different boxes have different shapes
-        first, where = _first(form, path, truth, tolerance)
-        return Runtime(form.name, str(error) + where + why, first=first)
+        return Runtime(form.name, str(error) + why)
     if apart is None and not others:
         return Runtime(form.name, f"the same bits{unread}", same=True, sound=True, seconds=seconds)
     sound = not others and apart is not None and apart.relative <= tolerance
-    first, where = _first(form, path, truth, 0.0 if sound else tolerance)
-    words = (
-        str(apart or "the same bits on these inputs")
-        + (where if first or not others else "")
-        + (unread if sound else why)
-    )
-    return Runtime(
-        form.name, words, same=apart is None, sound=sound, apart=apart, first=first, seconds=seconds
-    )
-
-
-def try_client(
-    client: clients.Client,
-    examples: Path,
-    export: Path,
-    outputs: Mapping[str, Tensor],
-    tolerance: float,
-) -> Runtime:
-    """Run an export in another language."""
-    try:
-        found = clients.run(client, examples, export, list(outputs))
-    except ValueError as error:
-        return Runtime(client.format, str(error), client.language)
-    if isinstance(found, str):
-        return Runtime(client.format, found, client.language, sound=None)
-    if not found:
-        return Runtime(client.format, "the same bits", client.language, same=True, sound=True)
-    apart = max(found, key=lambda one: one.relative)
-    return Runtime(
-        client.format, str(apart), client.language, sound=apart.relative <= tolerance, apart=apart
-    )
-
-
-def _first(
-    form: formats.Format, path: Path, truth: Truth, tolerance: float
-) -> tuple[str | None, str]:
-    """The first operator that differs: its name, and a description."""
-    expected = {
-        name.partition("/")[2]: numbers
-        for name, numbers in truth.operators.items()
-        if name.startswith(f"{form.name}/")
-    }
-    if not expected:
-        return None, ""
-    try:
-        found = formats.operators(form, path, truth.inputs, expected)
-    except ValueError as error:
-        return None, f"; its operators cannot be inspected: {error}"
-    if first := first_difference(expected, found, tolerance=tolerance):
-        return first.name, f", first at {first}"
-    return (
-        None,
-        "; each operator by itself gives the expected result, so the difference comes from "
-        "operators that the runtime fuses"
-        if found
-        else "",
-    )
+    words = str(apart or "the same bits on these inputs") + (unread if sound else why)
+    return Runtime(form.name, words, same=apart is None, sound=sound, apart=apart, seconds=seconds)
 
 
 def _weights(

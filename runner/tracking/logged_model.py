@@ -1,4 +1,4 @@
-"""Logs a finished run's best checkpoint, or its export, as an MLflow model for `mlflow models
+"""Logs a finished run's best checkpoint as an MLflow model for `mlflow models
 serve`. Imports mlflow; torch to make an example.
 
 A checkpoint's folder holds what `samewise predict` needs of a run, as data: no pickled object, no
@@ -15,7 +15,7 @@ import shutil
 import struct
 import tempfile
 import wave
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,35 +67,6 @@ def log(
             _write(Path(place) / "model", folder, config, model_id=model.model_id, run_id=run_id)
             client.log_model_artifacts(model.model_id, str(Path(place) / "model"))
         client.finalize_logged_model(model.model_id, "READY")
-    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
-    return model.model_id
-
-
-def create(
-    client: MlflowClient, name: str, *, run_id: str, step: int, write: Callable[..., None]
-) -> str:
-    """Log another model of a run, such as an export.
-
-    Return its id. Raises whatever the client raises when the store cannot be reached.
-
-    Args:
-        client: Of the store that has the run.
-        name: The model's; characters that MLflow does not take become `_`.
-        run_id: The MLflow run's.
-        step: The optimizer steps that its weights have.
-        write: Writes the model's folder, given as `path`, with its `model_id`.
-    """
-    experiment = client.get_run(run_id).info.experiment_id
-    model = client.create_logged_model(experiment, name=_model_name(name), source_run_id=run_id)
-    try:
-        with tempfile.TemporaryDirectory(prefix="samewise-model-") as place:
-            write(path=Path(place) / "model", model_id=model.model_id)
-            client.log_model_artifacts(model.model_id, str(Path(place) / "model"))
-    except Exception:
-        with contextlib.suppress(Exception):  # the store may be what failed
-            client.finalize_logged_model(model.model_id, "FAILED")
-        raise
-    client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
     return model.model_id
 

@@ -41,12 +41,12 @@ FORMATS = ("pt2", "aoti", "onnx", "executorch")
 
 
 def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]) -> dict[str, Any]:
-    """One export, in this process: what verify says of it in each language, its size, milliseconds a sample beside eager's, and its operators."""
+    """One export, in this process: what verify says of it, its size, milliseconds a sample beside eager's, and its operators."""
     import torch
 
     from samewise.runner.commands import export
     from samewise.runner.config import saved
-    from samewise.runner.exports import clients, folder, formats
+    from samewise.runner.exports import folder, formats
     from samewise.runner.processes.variables import prepare
 
     parser = argparse.ArgumentParser()
@@ -67,8 +67,8 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
 
     built = _selective(out, sources) if form == "executorch" and sources else {}
     times = [_milliseconds(one) / samples for one in (eager, lambda: load(call.inputs))]
-    assert {one.language for one in clients.CLIENTS} >= {one.language for one in held} - {"Python"}
-    said = {one.language: "the same bits" if one.same else f"{one.apart.relative:.1e}" if one.apart else _refused(one) for one in held}
+    one = held[0]
+    said = {"Python": "the same bits" if one.same else f"{one.apart.relative:.1e}" if one.apart else f"refused: {one.words}"}
     if built:
         said["C++"] = built["said"]
     size = (out / formats.FORMATS[form].file).stat().st_size
@@ -114,11 +114,6 @@ def in_words(found: dict[str, Any]) -> str:
     operators = f", {found['operators']} operators" if found["operators"] else ""
     built = f", built alone {found['built'] / 1e6:.2f} MB" if found["built"] else ""
     return f"{said}{languages}; {found['size'] / 1e6:.2f} MB; {_short(found['here'])} ms, eager {_short(found['eager'])}{operators}{built}"
-
-
-def _refused(one: Any) -> str:
-    """Why one runtime does not run a file that another runs."""
-    return "refused: " + one.words.removeprefix(f"{one.language} cannot run it: ").rstrip(".")
 
 
 def _short(number: float) -> str:

@@ -230,7 +230,6 @@ def test_results_outside_the_tolerance_refuse_the_export(samewise: Callable[...,
         (["--module", "layer9"], "did you mean 'layer4'?"),
         (["--weights", "other"], "the run does not have these weights"),
         (["--log-model"], "--log-model: MLflow cannot serve any of these formats; hint: --to onnx"),
-        (["--to", "onnx", "--register", "digits"], "--register: the run is not in this MLflow store; hint: samewise sync "),
     ],
 )
 def test_impossible_exports_are_refused_with_the_reason(samewise: Callable[..., Any], run: Path, tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -38,7 +38,7 @@ def compare_with_model(tmp_path: Path, form: Format, *, tolerance: float = 1e-4)
     """Compare with a model that returns its inputs."""
     (tmp_path / "model.txt").touch()
     values = {"x": torch.arange(3.0)}
-    return try_runtime(form, tmp_path / "model.txt", Truth(values, values, {}, {}), tolerance)
+    return try_runtime(form, tmp_path / "model.txt", Truth(values, values, {}), tolerance)
 
 
 def test_unreadable_weights_are_reported_if_the_format_has_named_weights(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ def export(tmp_path: Path) -> Path:
     weight = torch.ones(3)
     write_tensors(folder / "weights.safetensors", {"weight": weight})
     write_tensors(folder / "vectors.safetensors", {"input/image": weight, "output/output": weight})
-    write_tensors(folder / "operators.safetensors", {"pt2/linear": weight})
     (folder / "model.pt2").write_bytes(b"a program")
     described = {
         "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()},
@@ -51,7 +50,7 @@ def _put_in_its_place(path: Path, kind: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "an endless device"])
-@pytest.mark.parametrize("name", ["model.pt2", "vectors.safetensors", "operators.safetensors", "weights.safetensors"])
+@pytest.mark.parametrize("name", ["model.pt2", "vectors.safetensors", "weights.safetensors"])
 def test_a_special_file_in_an_export_is_named_and_does_not_block(samewise, export, name, kind) -> None:
     _put_in_its_place(export / name, kind)
     done = samewise("verify", export)
