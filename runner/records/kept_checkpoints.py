@@ -5,7 +5,6 @@ Imports neither torch nor mlflow.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ from samewise.runner.errors import (
 )
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, read_text, require_shape
+from samewise.runner.records.ranking import rank
 
 FORMAT = 1
 
@@ -123,13 +123,12 @@ def _best_of(folder: Path, which: str, kept: Sequence[CheckpointFolder]) -> Chec
 
 def best_first(kept: Sequence[CheckpointFolder], metric: str, mode: str) -> list[CheckpointFolder]:
     """Those with the metric, the best first; of equal ones the earliest, and NaN at the end."""
-
-    def rank(one: CheckpointFolder) -> tuple[float, bool, int]:
-        value = (one.metrics or {})[metric]
-        worse = value if mode == "min" else -value
-        return math.inf if math.isnan(worse) else worse, math.isnan(worse), one.step
-
-    return sorted((one for one in kept if one.metrics and metric in one.metrics), key=rank)
+    measured = [
+        (rank(one.metrics[metric], mode), one.step, one)
+        for one in kept
+        if one.metrics and metric in one.metrics
+    ]
+    return [one for *_, one in sorted(measured, key=lambda x: x[:2])]
 
 
 def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from samewise.runner.records.files import read_lines
+from samewise.runner.records.ranking import best_of, rank
 from samewise.runner.tracking.describing import key
 from samewise.runner.tracking.journal import parse_line
 
@@ -41,16 +43,8 @@ class Best:
         value = metrics.get(self._monitor)
         if value is None:
             return False
-        if is_better(value, self.value, self._mode):
-            self.value = value
+        self.value = min(value, self.value, key=partial(rank, mode=self._mode))
         return True
-
-
-def is_better(value: float, best: float, mode: str) -> bool:
-    """Whether a value is better than the best before it; any number is better than NaN."""
-    return (math.isnan(best) and not math.isnan(value)) or (
-        value < best if mode == "min" else value > best
-    )
 
 
 def best_so_far(
@@ -65,7 +59,7 @@ def best_so_far(
             result.
         until: The last step that counts.
     """
-    found, marks = dict[str, dict[str, float]](), [json.dumps(name).encode() for name in modes]
+    found, marks = dict[str, Mapping[str, float]](), [json.dumps(name).encode() for name in modes]
     for _, line in read_lines(journal):
         if (
             any(mark in line for mark in marks)
@@ -73,8 +67,6 @@ def best_so_far(
             and entry.step <= until
         ):
             for name in modes.keys() & entry.metrics.keys():
-                if name not in found or is_better(
-                    entry.metrics[name], found[name][name], modes[name]
-                ):
-                    found[name] = {**entry.metrics, "step": entry.step}
-    return {name: found[name] for name in modes if name in found}
+                evaluation = {**entry.metrics, "step": entry.step}
+                found[name] = best_of(found.get(name, {}), evaluation, name, modes[name])
+    return {name: dict(found[name]) for name in modes if name in found}

@@ -23,7 +23,8 @@ from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_few, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
-from samewise.runner.tracking.best import best_so_far, is_better
+from samewise.runner.records.ranking import best_of
+from samewise.runner.tracking.best import best_so_far
 from samewise.runner.training.run import Run, Split
 
 
@@ -371,12 +372,11 @@ def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[
     Otherwise the best so far.
     """
     metrics = run.progress.metrics
-    value, best = metrics[monitor], known.get(monitor, math.nan)
-    if math.isnan(value):
+    if math.isnan(metrics[monitor]):
         tell(
             run,
             Problem(
                 monitor, "is not a number: this evaluation is not better than any other", "nan"
             ),
         )
-    return {**metrics, "step": run.step} if not known or is_better(value, best, mode) else known
+    return dict(best_of(known, {**metrics, "step": run.step}, monitor, mode))

@@ -1,4 +1,4 @@
-"""The whole loop. What it calls is a part of `Run`; only a strategy's `carry` calls `forward` back.
+"""The whole loop. What it calls is a part of `Run`; a strategy's `carry` runs `forward` and backward.
 
 One optimizer step: for each micro-batch that this process carries, enter its stream, transform on
 the device, forward, loss, backward; then add up over replicas in a fixed order, average, clip,
@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
 from samewise.runner.optim.gradients import separate_gradients
@@ -24,7 +23,7 @@ from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.evaluation import evaluate
 from samewise.runner.training.guards.first_steps import warn_of_hidden_state
-from samewise.runner.training.guards.step_errors import require_loss
+from samewise.runner.training.losses import loss_of
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.readings import Readings
 from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
@@ -81,11 +80,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
 
 def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> _Forward:
     """Compute a micro-batch's loss, its first gradient, and what to call after the backward pass."""
-    streams.enter(run.seed, "step", run.step, micro.number, phase.number)
-    batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
-    with run.precision.autocast():
-        loss = run.recipe.loss(run.network, batch, phase.spec)
-    require_loss(run.recipe, loss)
+    batch, loss = loss_of(run, phase, micro)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
     first = run.precision.first_gradient(loss.total, nominal)
 

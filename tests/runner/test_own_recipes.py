@@ -13,7 +13,7 @@ import torch
 from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Loss, Phase, Recipe
-from samewise.runner.training.guards.step_errors import require_loss
+from samewise.runner.training.losses import require_loss
 
 RECIPES = """
 import torch

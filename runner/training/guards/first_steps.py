@@ -25,12 +25,12 @@ from samewise.runner.training.guards.hidden_state import (
     find,
     find_in_schedule,
     is_own,
-    losses_of,
     may_look,
     same_values,
     state_of_optimizers,
     try_out,
 )
+from samewise.runner.training.losses import losses_of
 from samewise.runner.training.run import Run
 
 

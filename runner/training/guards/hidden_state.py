@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -25,6 +25,7 @@ from samewise.runner.records.digest import value_digest
 from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.components import LIBRARIES
 from samewise.runner.training.evaluation import evaluating
+from samewise.runner.training.losses import losses_of
 from samewise.runner.training.run import Run
 
 _WORDS = "and no checkpoint holds it: a resumed run would go on with other values"
@@ -118,22 +119,6 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
             hint=_HINT,
         )
     ]
-
-
-def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:
-    """A micro-batch's loss in each phase, as the step would compute it in the model's mode."""
-    for phase in run.phases:
-        streams.enter(run.seed, "step", run.step, micro.number, phase.number)
-        with phase.training(run.step), run.precision.autocast():
-            yield (
-                run.recipe.loss(
-                    run.model,
-                    run.transforms["train"](run.to_device(micro.copied().batch)),
-                    phase.spec,
-                )
-                .total.detach()
-                .clone()
-            )
 
 
 def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:

@@ -17,9 +17,11 @@ from torch.optim import Optimizer
 from samewise.runner.data import streams
 from samewise.runner.data.device import copied
 from samewise.runner.data.keyed import Key
+from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import Problem, requested_memory
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.tree import unchanged_buffers
+from samewise.runner.training.losses import loss_of
 from samewise.runner.training.run import Run
 
 PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
@@ -148,28 +150,17 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
     most, held = 0, 0
     with streams.preserve_generators(), unchanged_buffers(run.model):
         for phase in run.phases:
-            streams.enter(run.seed, "step", 0, 0, phase.number)
-            batch = run.transforms["train"](run.to_device(copied(loaded)))
-            others = {
-                one.untyped_storage().data_ptr()
-                for one in tensors_in([batch, *run.model.state_dict(keep_vars=True).values()])
-            }
             kept = dict[int, int]()
 
-            def keep(
-                tensor: Tensor, others: set[int] = others, kept: dict[int, int] = kept
-            ) -> Tensor:
+            def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
                 storage = tensor.untyped_storage()
-                if storage.data_ptr() not in others:
-                    kept[storage.data_ptr()] = storage.nbytes()
+                kept[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
-            with (
-                phase.training(run.step),
-                run.precision.autocast(),
-                saved_tensors_hooks(keep, lambda tensor: tensor),
-            ):
-                loss = run.recipe.loss(run.model, batch, phase.spec)
+            with phase.training(run.step), saved_tensors_hooks(keep, lambda tensor: tensor):
+                batch, loss = loss_of(run, phase, MicroBatch(0, copied(loaded)), model=run.model)
+            for tensor in tensors_in([batch, *run.model.state_dict(keep_vars=True).values()]):
+                kept.pop(tensor.untyped_storage().data_ptr(), None)
             most, held = max(most, sum(kept.values())), max(held, size_of([batch]))
             # Until here the graph has held the saved tensors, so that no address was reused
             del loss

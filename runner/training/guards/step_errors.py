@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import traceback
 from collections.abc import Generator, Iterator, Mapping
@@ -12,7 +11,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from samewise.runner.config.tree import at
@@ -20,7 +18,6 @@ from samewise.runner.data import streams
 from samewise.runner.data.dataset import failed_transform, sample_name
 from samewise.runner.data.keyed import Failure, Key, training_keys
 from samewise.runner.errors import (
-    ConfigError,
     Problem,
     describe_exit,
     first_few,
@@ -29,7 +26,6 @@ from samewise.runner.errors import (
     raised_at,
     summarise_error,
 )
-from samewise.runner.interfaces import Recipe, is_loss
 from samewise.runner.optim.gradients import sparse_gradient
 from samewise.runner.records import trace_reader
 from samewise.runner.records.digest import entries, tensors_in
@@ -50,8 +46,6 @@ OF_STEPS = (
     NameError,
 )
 """What a user's code, or a library that it calls, usually raises."""
-RESERVED = {"loss", "gradient_norm", "lr"}
-"""What is logged as `train/NAME` beside the parts of a loss."""
 _SHARE = re.compile(r"(drop|prob)[^.]*$|[._]p$")
 """The names of settings that are often 0, such as dropout."""
 NO_CLOSURE = (
@@ -121,68 +115,6 @@ def name_override(problem: Problem, composed: Composed | None) -> Problem:
                 expected="a positive number",
             )
     return problem
-
-
-def require_loss(recipe: Recipe, given_loss: object) -> None:
-    """Raise a ConfigError unless a recipe's loss is a `Loss` with the right parts."""
-    loss = is_loss(recipe, given_loss)
-    # Whatever a user's code has put there
-    given: dict[str, Any] = {
-        "total": loss.total,
-        **loss.parts,
-    }
-    if taken := RESERVED & loss.parts.keys():
-        message = (
-            f"{type(recipe).__name__}.loss returns a part called '{min(taken)}', which "
-            "samewise logs itself"
-        )
-        raise ConfigError(Problem("recipe", message, expected="parts with other names"))
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise _wrong_part(
-                recipe,
-                name,
-                type(value).__name__,
-                "a tensor without dimensions",
-                "torch.as_tensor(value)",
-            )
-        if value.dim():
-            raise _wrong_part(
-                recipe,
-                name,
-                f"a tensor of shape {list(value.shape)}",
-                "a tensor without dimensions",
-                "a sum: .sum()",
-            )
-    count: Any = loss.count
-    if not isinstance(count, int | float):
-        raise _wrong_part(
-            recipe, "count", type(count).__name__, "a number", "count=mask.sum().item()"
-        )
-    if not 0 <= count < math.inf:
-        raise _wrong_part(recipe, "count", count, "0 or more")
-    if not loss.total.requires_grad and torch.is_grad_enabled():
-        hint = (
-            "no .detach() or .item() on the way to it"
-            if count
-            else "0.0 * output.sum() where nothing is counted"
-        )
-        raise _wrong_part(
-            recipe, "total", "a tensor without a gradient", "what the model's outputs give", hint
-        )
-
-
-def _wrong_part(
-    recipe: Recipe, name: str, given: object, expected: str, hint: str = ""
-) -> ConfigError:
-    return ConfigError(
-        Problem(
-            "recipe",
-            f"{type(recipe).__name__}.loss returns a Loss whose {name} is {given}",
-            expected=expected,
-            hint=hint,
-        )
-    )
 
 
 def explain_step_error(

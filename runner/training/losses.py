@@ -1,0 +1,113 @@
+"""The loss of a micro-batch, as every step, rehearsal and guard computes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samewise.runner.data import streams
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Batch, Loss, Recipe, is_loss
+from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.run import Run
+
+_RESERVED = {"loss", "gradient_norm", "lr"}
+"""What is logged as `train/NAME` beside the parts of a loss."""
+
+
+def loss_of(
+    run: Run, phase: TrainingPhase, micro: MicroBatch, *, model: nn.Module | None = None
+) -> tuple[Batch, Loss]:
+    """Compute a phase's loss of a micro-batch in the model's current mode, within its stream.
+
+    Args:
+        run: The run; its step keys the random numbers.
+        phase: Whose loss; the caller enters `phase.training`.
+        micro: The samples as they were loaded. A transform or a recipe may change them in place.
+        model: What to call; None: the model as the strategy wraps it.
+
+    Returns:
+        The batch on the device, transformed, and its loss.
+    """
+    streams.enter(run.seed, "step", run.step, micro.number, phase.number)
+    batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
+    with run.precision.autocast():
+        loss = run.recipe.loss(run.network if model is None else model, batch, phase.spec)
+    require_loss(run.recipe, loss)
+    return batch, loss
+
+
+def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:
+    """Compute a micro-batch's loss in each phase, float[], without the strategy's wrapper; the
+    micro-batch stays as it is.
+    """
+    for phase in run.phases:
+        with phase.training(run.step):
+            yield loss_of(run, phase, micro.copied(), model=run.model)[1].total.detach().clone()
+
+
+def require_loss(recipe: Recipe, given_loss: object) -> None:
+    """Raise a ConfigError unless a recipe's loss is a `Loss` with the right parts."""
+    loss = is_loss(recipe, given_loss)
+    # Whatever a user's code has put there
+    given: dict[str, Any] = {
+        "total": loss.total,
+        **loss.parts,
+    }
+    if taken := _RESERVED & loss.parts.keys():
+        message = (
+            f"{type(recipe).__name__}.loss returns a part called '{min(taken)}', which "
+            "samewise logs itself"
+        )
+        raise ConfigError(Problem("recipe", message, expected="parts with other names"))
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise _wrong_part(
+                recipe,
+                name,
+                type(value).__name__,
+                "a tensor without dimensions",
+                "torch.as_tensor(value)",
+            )
+        if value.dim():
+            raise _wrong_part(
+                recipe,
+                name,
+                f"a tensor of shape {list(value.shape)}",
+                "a tensor without dimensions",
+                "a sum: .sum()",
+            )
+    count: Any = loss.count
+    if not isinstance(count, int | float):
+        raise _wrong_part(
+            recipe, "count", type(count).__name__, "a number", "count=mask.sum().item()"
+        )
+    if not 0 <= count < math.inf:
+        raise _wrong_part(recipe, "count", count, "0 or more")
+    if not loss.total.requires_grad and torch.is_grad_enabled():
+        hint = (
+            "no .detach() or .item() on the way to it"
+            if count
+            else "0.0 * output.sum() where nothing is counted"
+        )
+        raise _wrong_part(
+            recipe, "total", "a tensor without a gradient", "what the model's outputs give", hint
+        )
+
+
+def _wrong_part(
+    recipe: Recipe, name: str, given: object, expected: str, hint: str = ""
+) -> ConfigError:
+    return ConfigError(
+        Problem(
+            "recipe",
+            f"{type(recipe).__name__}.loss returns a Loss whose {name} is {given}",
+            expected=expected,
+            hint=hint,
+        )
+    )
