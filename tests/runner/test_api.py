@@ -217,6 +217,7 @@ samewise.train("experiment=resnet18_digits", "debug=tiny")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
 def test_a_product_before_samewise_is_imported_is_refused(tmp_path: Path) -> None:
     outside = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}

@@ -259,6 +259,7 @@ def test_a_full_disk_is_not_blamed_on_the_model(samewise: Callable[..., Any], ru
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_export_can_be_repeated(samewise: Callable[..., Any], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

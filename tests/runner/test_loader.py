@@ -21,7 +21,7 @@ from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import at, flat, plain
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENTS = sorted(file.stem for file in (ROOT / "configs" / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(file.stem for file in (ROOT / "configs" / "experiment").glob("*.yaml"))[::4]
 BARE = Project(ROOT)
 RULES: Any = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
@@ -58,7 +58,7 @@ def drawn(whole: Any, chance: random.Random) -> Iterator[str]:
         yield f"{mark}{path}={chance.choice(['1', '0.5', 'null', 'word', '[1,2]', '{a:1}', f'{{{last}:2}}', 'true', '${seed}'])}"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(15))
 def test_overrides_of_values_apply_as_in_hydra(seed: int) -> None:
     base = ["experiment=resnet18_digits", "callbacks=[default,ema]"]
     given = [*base, *drawn(plain(Loader(BARE).compose(base)), random.Random(seed))]

@@ -83,6 +83,7 @@ def test_any_number_of_threads_gives_the_same_bits_on_one_or_two_cores(threads: 
         assert one.read_bytes().count(b"\n") == 6
 
 
+@pytest.mark.slow
 def test_mkl_adds_in_a_fixed_order_unless_the_environment_decides() -> None:
     if not torch.backends.mkl.is_available():
         pytest.skip("torch was built without MKL")

@@ -52,6 +52,7 @@ def test_torchaudios_python_works_without_its_library(tmp_path):
         assert "file too short" in error or "invalid ELF header" in error
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
 @pytest.mark.parametrize(("minor", "works"), [("major + '.99'", True), ("'99.0'", False)])
 def test_torchaudio_computes_beside_another_minor_version_of_cuda_only(tmp_path, minor, works):
@@ -60,8 +61,8 @@ def test_torchaudio_computes_beside_another_minor_version_of_cuda_only(tmp_path,
     assert rest == ["computed"] * 2 if works else all("different CUDA versions" in error for error in rest)
 
 
-@pytest.mark.parametrize("overrides", [["experiment=resnet18_digits"], ["experiment=wav2letter_spoken_digits", "debug=tiny"]])
-def test_what_needs_no_torchaudio_does_not_import_it(tmp_path, overrides):
-    code = f"import sys; from samewise.runner.cli import main; code = main({['check', *overrides]!r}); sys.exit(code or 'torchaudio' in sys.modules)"
+def test_what_needs_no_torchaudio_does_not_import_it(tmp_path):
+    given = [["check", "experiment=resnet18_digits"], ["check", "experiment=wav2letter_spoken_digits", "debug=tiny"]]
+    code = f"import sys; from samewise.runner.cli import main; sys.exit(any(map(main, {given})) or 'torchaudio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

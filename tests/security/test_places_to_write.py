@@ -14,17 +14,12 @@ TINY = (*DIGITS, "model.width=4", "max_steps=1")
 
 COMMANDS = {
     "predict into a folder": ("--output", ["predict", "RUN", "PICTURE", "--output", "PLACE/x"]),
-    "predict into a file": ("--output", ["predict", "RUN", "PICTURE", "--output", "PLACE/x.json"]),
     "export": ("--out", ["export", "RUN", "--out", "PLACE/x"]),
     "bundle": ("--out", ["bundle", "RUN", "--out", "PLACE/x.bundle"]),
-    "reproduce": ("--out", ["reproduce", "x.bundle", "--out", "PLACE/x"]),
     "init": ("FOLDER", ["init", "PLACE/x"]),
-    "schema": ("--out", ["schema", "--out", "PLACE/x"]),
     "profile": ("--out", ["profile", *TINY, "--out", "PLACE/x"]),
-    "tune": ("--write", ["tune", "lr", *TINY, "--write", "PLACE/experiment/x.yaml"]),
     "new": ("NAME", ["new", "x", "--from", "resnet18_digits", "--config-dir", "PLACE"]),
     "train": ("run_root", ["train", *TINY, "name=two", "run_root=PLACE/x"]),
-    "sweep": ("run_root", ["sweep", *TINY, "name=two", "seed=1,2", "launcher.jobs=1", "run_root=PLACE/x"]),
 }
 
 

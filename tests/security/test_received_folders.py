@@ -69,7 +69,7 @@ def test_a_received_run_runs_nothing_until_trusted_and_trust_is_remembered(samew
     assert samewise(*given).returncode == 2
 
 
-@pytest.mark.parametrize("command", ["eval", "verify", "export"])
+@pytest.mark.parametrize("command", ["eval", "verify"])
 def test_a_package_may_be_declared_for_a_single_command(samewise, run, lab, tmp_path, monkeypatch, command) -> None:
     received(run, mark := tmp_path / "mark")
     monkeypatch.chdir(lab.parent)  # where no pyproject.toml declares it
